@@ -1,0 +1,71 @@
+"""Every error that lora_tune raises for its user.
+
+    LoraTuneError
+    +-- InputError          exit 2   the user's input: a study file, an option, an exported value
+    |   +-- StudyError               a study file, named with the key that is wrong
+    +-- SurroundingsError   exit 3   the machine: a tool, file, folder, database or cluster is missing
+    |   +-- SweepBusyError           another driver owns this sweep
+    |   +-- LauncherError            a job could not be submitted, read or cancelled
+    |   +-- StoreError               the database is unreadable, of another version, or away
+    +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
+
+A message is one line: what came, what is allowed, what to do. A programmer's mistake is an
+``assert`` or a built-in exception, never one of these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_INPUT = 2
+EXIT_SURROUNDINGS = 3
+EXIT_NOTHING_REACHED = 4
+EXIT_INTERRUPTED = 130
+
+
+class LoraTuneError(Exception):
+    """Base of the tree; ``exit_code`` is what a command returns for it."""
+
+    exit_code = 1
+
+
+class InputError(LoraTuneError):
+    """The user's input cannot be used."""
+
+    exit_code = EXIT_INPUT
+
+
+class StudyError(InputError):
+    """A study file cannot be used. The message reads ``file: key: problem; remedy``."""
+
+    def __init__(self, file: Path | str, key: str, problem: str) -> None:
+        where = f"{file}: {key}: " if key else f"{file}: "
+        super().__init__(where + problem)
+        self.file = file
+        self.key = key
+        self.problem = problem
+
+
+class SurroundingsError(LoraTuneError):
+    """Something that the command needs is not there: what, where, how to get it."""
+
+    exit_code = EXIT_SURROUNDINGS
+
+
+class SweepBusyError(SurroundingsError):
+    """Another driver owns this sweep."""
+
+
+class LauncherError(SurroundingsError):
+    """The launcher refused or could not answer."""
+
+
+class StoreError(SurroundingsError):
+    """The database cannot be read or written."""
+
+
+class NothingReachedError(LoraTuneError):
+    """The sweep is over and no trial reached the target."""
+
+    exit_code = EXIT_NOTHING_REACHED

@@ -1,0 +1,84 @@
+"""The port between a job and the machine that runs it.
+
+Three calls, and no memory: a launcher can be dropped and made again between any two of them,
+because identity is the job's name and folder, written down before submission.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lora_tune.workloads.base import Job
+
+
+class JobState(enum.StrEnum):
+    """What the cluster says of a job. ``ENDED`` says nothing about success: the log decides."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time limit"
+    NODE_FAILED = "node failed"
+    PREEMPTED = "preempted"
+    OUT_OF_MEMORY = "out of memory"
+    LOST = "lost"
+    """The launcher has no trace of it: it never started, or vanished without an exit record."""
+
+    @property
+    def alive(self) -> bool:
+        return self in (JobState.QUEUED, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What is written down of a submitted job and suffices to find it again after a restart.
+
+    submitted_at: epoch seconds at submission. job_id: the launcher's own id, "" while unknown.
+    """
+
+    name: str
+    folder: Path
+    job_id: str = ""
+    submitted_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """One job as the cluster sees it now. Times are epoch seconds, None while unknown."""
+
+    state: JobState
+    job_id: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Launcher(Protocol):
+    """Submits, polls and cancels jobs. Contract: ``tests/contracts/launcher.py``."""
+
+    def submit(self, job: Job) -> str:
+        """Start the job and return its id. Its folder and files are on disk already.
+
+        Submitting the same job (same name and folder) twice must not run it twice where the launcher can
+        prevent it. Raises LauncherError when the cluster refuses.
+        """
+        ...
+
+    def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """The status of every ticket by job name, in one question to the cluster whatever their number.
+
+        Also finds jobs whose id was never recorded, by name. Raises LauncherError when the cluster does not
+        answer: that says nothing about the jobs.
+        """
+        ...
+
+    def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
+        """Ask the job to end (``force``: kill it). Returns at once; ``poll`` tells when it is gone."""
+        ...

@@ -1,0 +1,90 @@
+"""The port between a proposal and something that can be launched.
+
+A workload turns resolved parameters into a :class:`Job`: files to write, a command, an environment.
+It is pure; it never starts anything. A trial knows nothing of Optuna or the database: it prints a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lora_tune.mllog import LogReader
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """One trial as the search proposed it, resolved to plain values.
+
+    parameters: every tuned, derived, fixed and layout value under the name that the trial reads
+    (``LR``, ``MAX_STEPS``, ``TP``, ``MINIBS``, ...).
+    seed: the seed of the first run; replicates (``replicates > 1``) count upwards from it.
+    probe: stop after one warm block and one eval; only throughput is wanted.
+    """
+
+    number: int
+    attempt: int
+    seed: int
+    parameters: Mapping[str, Value]
+    replicates: int = 1
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one job occupies. ``minutes`` is the time limit that the scheduler enforces (0: none)."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    minutes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything a launcher needs; built without side effects.
+
+    name: ``<study>-<trial>-<attempt>``, unique among all jobs of a study.
+    folder: the attempt's own folder; ``files`` are relative to it and written before submission.
+    argv: the command; with ``script=True`` it is an sbatch script and its arguments, submitted unchanged.
+    environment: variables added for this job (all strings).
+    log: the file in which the job's output appears.
+    """
+
+    name: str
+    folder: Path
+    files: Mapping[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    log: Path
+    resources: Resources = Resources()
+    script: bool = False
+    exclude_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """An exported configuration: file name -> text, and the line that a user types to run it."""
+
+    files: Mapping[str, str]
+    usage: str
+
+
+class Workload(Protocol):
+    """One kind of trial program. Constructed from a validated study; see ``workloads.load``."""
+
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """The files and the command of one attempt, to run in ``folder``. Pure."""
+        ...
+
+    def reader(self) -> LogReader:
+        """A fresh reader for this workload's log format."""
+        ...
+
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The proposal in the form that this workload's users run by hand; ``provenance`` lines become comments."""
+        ...
