@@ -15,5 +15,7 @@ def public_data() -> Path:
     """The folder of public MLPerf results (``logs/``, ``runs.jsonl.gz``, ``submissions.csv``, ...)."""
     folder = Path(os.environ.get("LORA_TUNE_MLPERF", REPOSITORY.parent / "shared" / "mlperf"))
     if not (folder / "runs.jsonl.gz").exists():
-        pytest.skip(f"public MLPerf results are not at {folder}; set LORA_TUNE_MLPERF to the folder that holds runs.jsonl.gz")
+        pytest.skip(
+            f"public MLPerf results are not at {folder}; set LORA_TUNE_MLPERF to the folder that holds runs.jsonl.gz"
+        )
     return folder

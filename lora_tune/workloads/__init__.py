@@ -1,0 +1,43 @@
+"""The kinds of trial program. ``load(study)`` gives the one that a study names."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pydantic import ValidationError
+
+from lora_tune.errors import StudyError
+from lora_tune.study import Study, first_problem
+from lora_tune.workloads.base import Workload
+
+KINDS = {
+    "peft": "lora_tune.workloads.recipe:PeftWorkload",
+    "nemo": "lora_tune.workloads.recipe:NemoWorkload",
+    "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
+    "command": "lora_tune.workloads.command:CommandWorkload",
+    "surface": "lora_tune.workloads.surface:SurfaceWorkload",
+}
+"""Workload kind -> module:class. A class has a pydantic model ``Settings`` and takes (study, settings)."""
+
+
+def workload_class(kind: str) -> Any:
+    """The class behind ``kind``; KeyError for an unknown one."""
+    module, _, name = KINDS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def load(study: Study) -> Workload:
+    """The study's workload, its own keys validated. Raises StudyError naming the key."""
+    table = study.workload
+    file = f"study {study.name}"
+    if table.kind not in KINDS:
+        raise StudyError(file, "workload.kind", f"{table.kind!r} is unknown; one of {', '.join(sorted(KINDS))}")
+    found = workload_class(table.kind)
+    try:
+        settings = found.Settings.model_validate(table.model_extra or {})
+    except ValidationError as error:
+        key, problem = first_problem(error, found.Settings)
+        raise StudyError(file, f"workload.{key}", problem) from error
+    workload: Workload = found(study, settings)
+    return workload

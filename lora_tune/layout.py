@@ -1,0 +1,157 @@
+"""Parallel layouts: the degrees into which a trial's GPUs divide, and the batch that follows.
+
+The arithmetic is that of NVIDIA's MLPerf implementation, v4.0 to v5.1:
+``DP = GPUs / (TP * PP * CP)`` and ``GBS = MINIBS * DP``. That code floors, so a layout that does not
+divide would silently change the batch: only layouts that divide are offered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LAYOUT_VALUES = ("TP", "PP", "VP", "CP", "SP", "MBS", "MINIBS")
+"""Variables that a layout sets, beside the derived GBS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Layout:
+    """One way to lay a model over the GPUs; degrees are plain counts.
+
+    minibs: samples per data-parallel rank and optimizer step. mbs: samples per forward pass.
+    vp: virtual pipeline stages per rank. sp: sequence parallel (0 or 1).
+    """
+
+    tp: int
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    sp: int = 0
+    mbs: int = 1
+    minibs: int = 1
+
+    def __str__(self) -> str:
+        text = f"tp{self.tp} pp{self.pp} cp{self.cp} minibs{self.minibs} mbs{self.mbs}"
+        return text + (f" sp{self.sp}" if self.sp else "") + (f" vp{self.vp}" if self.vp > 1 else "")
+
+    def dp(self, gpus: int) -> int:
+        """Data-parallel ranks on ``gpus`` GPUs."""
+        return gpus // (self.tp * self.pp * self.cp)
+
+    def gbs(self, gpus: int) -> int:
+        """Global batch size: samples per optimizer step."""
+        return self.minibs * self.dp(gpus)
+
+
+def parse_layout(text: str) -> Layout:
+    """The inverse of ``str(layout)``. Raises ValueError for any other text."""
+    pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs)(\d+)", text)
+    if not pairs or " ".join(f"{k}{v}" for k, v in pairs) != text:
+        raise ValueError(f"{text!r} is not a layout such as 'tp4 pp1 cp1 minibs4 mbs1'")
+    return Layout(**{key: int(value) for key, value in pairs})
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTable:
+    """The layouts that exist, and how many candidates each rule removed."""
+
+    layouts: tuple[Layout, ...]
+    removed: dict[str, int]
+
+    def why_empty(self) -> str:
+        """The rules that left nothing, as words."""
+        return "; ".join(f"{rule} (rules out {count})" for rule, count in self.removed.items()) or "an empty axis"
+
+
+class LayoutAxes(BaseModel):
+    """The axes over which layouts are enumerated. Give ``minibs`` to let GBS vary, or ``gbs`` to derive MINIBS."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tp: tuple[int, ...] = Field((1,), description="tensor-parallel degrees")
+    pp: tuple[int, ...] = Field((1,), description="pipeline-parallel degrees")
+    vp: tuple[int, ...] = Field((1,), description="virtual pipeline stages; 1 where PP is 1")
+    cp: tuple[int, ...] = Field((1,), description="context-parallel degrees")
+    sp: tuple[int, ...] = Field((0,), description="sequence parallel, 0 or 1; 1 needs TP >= 2")
+    mbs: tuple[int, ...] = Field((1,), description="samples per forward pass")
+    minibs: tuple[int, ...] = Field((), description="samples per data-parallel rank and step; leaves GBS free")
+    gbs: tuple[int, ...] = Field((), description="allowed global batch sizes; MINIBS is derived where not given")
+    kv_groups: int = Field(8, ge=1, description="key-value heads of the model: TP must divide them")
+    all_to_all: bool = Field(False, description="CP_COMM_TYPE=a2a: TP x CP must divide kv_groups")
+
+    @model_validator(mode="after")
+    def _usable(self) -> LayoutAxes:
+        if not self.minibs and not self.gbs:
+            raise ValueError("give minibs (GBS then varies) or gbs (MINIBS is then derived)")
+        for axis in ("tp", "pp", "vp", "cp", "mbs", "minibs", "gbs"):
+            if bad := [v for v in getattr(self, axis) if v < 1]:
+                raise ValueError(f"{axis} holds {bad[0]}; degrees start at 1")
+        if bad := [v for v in self.sp if v not in (0, 1)]:
+            raise ValueError(f"sp holds {bad[0]}; only 0 and 1 are allowed")
+        return self
+
+    def enumerate(self, gpus: int) -> LayoutTable:
+        """Every layout of these axes on ``gpus`` GPUs, sorted; and the count that each rule removed."""
+        found: set[Layout] = set()
+        removed: Counter[str] = Counter()
+        for tp, pp, vp, cp, sp, mbs in itertools.product(self.tp, self.pp, self.vp, self.cp, self.sp, self.mbs):
+            ranks = tp * pp * cp
+            if gpus % ranks:
+                removed[f"{gpus} GPUs % (TP*PP*CP) = 0"] += 1
+                continue
+            dp = gpus // ranks
+            minibs_choices = self.minibs or tuple({g // dp for g in self.gbs if g % dp == 0})
+            if not minibs_choices:
+                removed[f"GBS in {list(self.gbs)} divisible by DP"] += 1
+            for minibs in minibs_choices:
+                layout = Layout(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp, mbs=mbs, minibs=minibs)
+                if rule := self._broken_rule(layout, gpus):
+                    removed[rule] += 1
+                else:
+                    found.add(layout)
+        return LayoutTable(tuple(sorted(found)), dict(removed))
+
+    def _broken_rule(self, layout: Layout, gpus: int) -> str | None:
+        """The first rule that a dividing layout breaks, as words."""
+        if self.kv_groups % layout.tp:
+            return f"TP divides {self.kv_groups} (KV groups)"
+        if self.all_to_all and self.kv_groups % (layout.tp * layout.cp):
+            return f"TP*CP divides {self.kv_groups} (CP_COMM_TYPE=a2a)"
+        if layout.minibs % layout.mbs:
+            return "MINIBS % MBS = 0"
+        if layout.sp and layout.tp < 2:
+            return "SP=1 needs TP >= 2"
+        if layout.vp > 1 and layout.pp == 1:
+            return "VP > 1 needs PP > 1"
+        if self.gbs and layout.gbs(gpus) not in self.gbs:
+            return f"GBS in {list(self.gbs)}"
+        return None
+
+    def values(self, layout: Layout) -> dict[str, str | int | float | bool]:
+        """The layout as variables. SP and VP appear only where their axis varies or is not the default."""
+        values: dict[str, str | int | float | bool] = {
+            "TP": layout.tp,
+            "PP": layout.pp,
+            "CP": layout.cp,
+            "MINIBS": layout.minibs,
+            "MBS": layout.mbs,
+        }
+        if self.sp != (0,):
+            values["SP"] = layout.sp
+        if self.vp != (1,):
+            values["VP"] = layout.vp
+        return values
+
+
+def config_file_name(system: str, nodes: int, gpus: int, layout: Layout, suffix: str = "") -> str:
+    """The field's name of a config: ``config_<SYSTEM>_<NODES>x<GPUS>x<MINIBS>xtp<TP>pp<PP>cp<CP>[_suffix].sh``.
+
+    ``system`` and ``suffix`` are reduced to letters, digits and ``-``, since the name becomes DGXSYSTEM.
+    """
+    clean = re.sub(r"[^A-Za-z0-9-]+", "-", system).strip("-") or "SYSTEM"
+    tail = "_" + re.sub(r"[^A-Za-z0-9-]+", "-", suffix) if suffix else ""
+    return f"config_{clean}_{nodes}x{gpus}x{layout.minibs}xtp{layout.tp}pp{layout.pp}cp{layout.cp}{tail}.sh"

@@ -1,0 +1,43 @@
+"""Where trials run: what differs between clusters, and nothing of what is tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Site(BaseModel):
+    """A site profile: the launcher, the shape of a node, and what this cluster's ``sbatch`` and ``srun`` need.
+
+    A study holds it inline under ``[site]``, or names a profile file and overrides parts of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    profile: str | None = Field(None, description="TOML file with these keys, relative to the study file")
+    launcher: Literal["local", "slurm", "simulated"] = Field("local", description="who starts jobs")
+    system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9-]+$", description="system name in exported file names")
+    nodes: int = Field(1, ge=1, description="nodes of one trial")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs of one node; 0: CPU only")
+    partition: str | None = Field(None, description="sbatch --partition")
+    account: str | None = Field(None, description="sbatch --account")
+    reservation: str | None = Field(None, description="sbatch --reservation")
+    qos: str | None = Field(None, description="sbatch --qos")
+    nodelist: str | None = Field(None, description="sbatch --nodelist: only these nodes")
+    exclude: str | None = Field(None, description="sbatch --exclude: never these nodes")
+    gres: str | None = Field(None, description="GPU resources of each step (SLURM_GRES), e.g. gpu:8")
+    mpi: str | None = Field(None, description="MPI start-up of each step (SLURM_MPI_TYPE), e.g. pmi2, pmix")
+    cpu_bind: str | None = Field(None, description="CPU binding of each step (SLURM_CPU_BIND), e.g. none")
+    container: str | None = Field(None, description="container image (CONT): a .sqsh file or an image name")
+    container_mounts: tuple[str, ...] = Field((), description="further host:container mounts")
+    data: Path | None = Field(None, description="prepared data (DATADIR)")
+    model: Path | None = Field(None, description="model folder (MODEL)")
+    log_folder: Path | None = Field(None, description="where jobs may write logs; must be visible from the nodes")
+    python: str | None = Field(None, description="interpreter of the trials; this one when absent")
+    sbatch_args: tuple[str, ...] = Field((), description="further sbatch options, one string each")
+    environment: dict[str, str] = Field(default_factory=dict, description="further variables of every job")
+    queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
+    stall_minutes: float = Field(20, gt=0, description="longest silence of a running job's log")
+    kill_seconds: float = Field(60, gt=0, description="wait for a cancelled job before it is killed")

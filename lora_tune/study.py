@@ -1,0 +1,242 @@
+"""A study: one TOML file, validated whole, frozen and hashed."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lora_tune.errors import InputError, StudyError
+from lora_tune.site import Site
+from lora_tune.space import Parameter, Space, SpaceError, Value, as_parameter
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class WorkloadTable(BaseModel):
+    """What runs. ``kind`` names the workload; the other keys are that workload's own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    kind: str = Field(description="peft, nemo, mlperf, command or surface")
+
+
+class Objective(_Frozen):
+    """What is to be minimised."""
+
+    target: float = Field(0.925, description="eval loss to reach")
+    score: Literal["time_to_target", "mlperf_score", "throughput"] = Field(
+        "time_to_target",
+        description="seconds to the target; the same after RCP normalisation; or samples/s (maximised, no target)",
+    )
+    estimator: Literal["stop", "curve"] = Field(
+        "stop", description="time of the first eval at the target, or where the fitted curve crosses it"
+    )
+
+
+class Search(_Frozen):
+    """How trials are proposed."""
+
+    sampler: Literal["tpe", "random", "gp", "cmaes", "grey_box"] = Field("tpe", description="who proposes")
+    seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
+    startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
+    enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
+
+
+class Pruning(_Frozen):
+    """When a running trial is stopped."""
+
+    rule: Literal["stall", "none"] = Field("stall", description="stop stalled and diverging eval curves, or nothing")
+    false_prune_rate: float = Field(0.01, gt=0, lt=0.5, description="share of good runs that may be stopped by error")
+    no_verdict_before: float = Field(0, ge=0, description="samples before which nothing is stopped but NaN")
+    cap: bool = Field(True, description="stop a run that can no longer beat the best one")
+    cap_risk: float = Field(0.01, gt=0, lt=0.5, description="accepted chance that a capped run would have won")
+
+
+class Budget(_Frozen):
+    """Where the sweep ends. At least one of trials, node_hours and wall_hours is needed."""
+
+    trials: int | None = Field(None, ge=1, description="proposals, retries not counted")
+    node_hours: float | None = Field(None, gt=0, description="node-hours of all attempts together")
+    wall_hours: float | None = Field(None, gt=0, description="hours since the sweep began")
+    parallel: int = Field(1, ge=1, description="trials at one time")
+    trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")
+    attempts: int = Field(3, ge=1, description="attempts of one trial when the machine fails it")
+    price_per_node_hour: float | None = Field(None, ge=0, description="money shown beside node-hours")
+
+
+class Study(_Frozen):
+    """A whole study. Load it with :func:`load_study`; it never changes afterwards."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="folder under sweeps/ and job prefix")
+    description: str = Field("", description="a line for people")
+    division: Literal["open", "closed"] = Field("open", description="closed: MLPerf's rules are enforced")
+    workload: WorkloadTable
+    site: Site = Field(default_factory=lambda: Site.model_validate({}))
+    space: dict[str, Parameter]
+    objective: Objective = Field(default_factory=Objective)
+    search: Search = Field(default_factory=Search)
+    pruning: Pruning = Field(default_factory=Pruning)
+    budget: Budget
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _bare_values_are_fixed(cls, table: Any) -> Any:
+        return {k: as_parameter(v) for k, v in table.items()} if isinstance(table, dict) else table
+
+    @property
+    def search_space(self) -> Space:
+        """The space on this study's GPUs."""
+        return Space(self.space, self.site.nodes, self.site.gpus_per_node)
+
+    @property
+    def maximise(self) -> bool:
+        """True for throughput, where there is no target; every other score is seconds."""
+        return self.objective.score == "throughput"
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits of SHA-256 over the validated content; comments and order of tables do not count."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def trial_seed(self, number: int) -> int:
+        """The seed of trial ``number``."""
+        return self.search.seed * 1000 + number + 1
+
+    def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
+        """A copy with command-line options laid over sections, validated again.
+
+        ``options`` is ``{"budget": {"trials": 4}, ...}``; None values are left out. Raises InputError.
+        """
+        data = self.model_dump(mode="python")
+        for section, values in options.items():
+            data[section] = {**data[section], **{k: v for k, v in values.items() if v is not None}}
+        try:
+            return Study.model_validate(data)
+        except ValidationError as error:
+            key, problem = first_problem(error, Study)
+            raise InputError(f"option {key}: {problem}") from error
+
+
+def find_study(name: str, folder: Path = Path("studies")) -> Path:
+    """The file of ``--study NAME``: a path that ends in .toml, or ``studies/NAME.toml``. Raises StudyError."""
+    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = sorted(p.stem for p in folder.glob("*.toml"))
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known studies: {', '.join(known) or 'none here'}"
+    raise StudyError(path, "", f"there is no study {name!r}; {hint}")
+
+
+def load_study(path: Path) -> Study:
+    """Read, validate and freeze a study file. Raises StudyError naming the file, the key and the remedy."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StudyError(path, "", f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(path, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(path, "", f"is not valid TOML: {error}") from error
+    table.setdefault("name", path.stem)
+    if isinstance(table.get("site"), dict):
+        table["site"] = _with_profile(table["site"], path)
+    try:
+        study = Study.model_validate(table)
+    except ValidationError as error:
+        key, problem = first_problem(error, Study)
+        raise StudyError(path, key, problem) from error
+    _check_whole(study, path)
+    return study
+
+
+def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The site table laid over the profile file that it names, if any (a path relative to the study file)."""
+    profile = site.get("profile")
+    if profile is None:
+        return site
+    file = path.parent / str(profile)
+    try:
+        base = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = sorted(str(p.relative_to(path.parent)) for p in path.parent.glob("sites/*.toml"))
+        raise StudyError(path, "site.profile", f"{file} cannot be read; known profiles: {known}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(file, "", f"is not valid TOML: {error}") from error
+    return {**base, **site}
+
+
+def _check_whole(study: Study, path: Path) -> None:
+    """The checks that need more than one section."""
+    space = study.search_space
+    try:
+        space.check()
+    except SpaceError as error:
+        raise StudyError(path, f"space.{error.key}", str(error)) from error
+    budget = study.budget
+    if budget.trials is None and budget.node_hours is None and budget.wall_hours is None:
+        raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
+    tuned = space.distributions()
+    for index, point in enumerate(study.search.enqueue):
+        for key, value in point.items():
+            if key not in tuned:
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {sorted(tuned)}")
+            if not tuned[key]._contains(tuned[key].to_internal_repr(value)):
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} lies outside {tuned[key]}")
+
+
+def study_changes(before: Study, after: Study) -> list[str]:
+    """What differs, one line a key: ``space.LR.high: 0.01 -> 0.02``. Empty when nothing that counts differs."""
+    old, new = _flat("", before.model_dump(mode="json")), _flat("", after.model_dump(mode="json"))
+    return [
+        f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, "absent") != new.get(key, "absent")
+    ]
+
+
+def _flat(prefix: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            found |= _flat(f"{prefix}.{key}" if prefix else str(key), inner)
+        return found
+    return {prefix: value}
+
+
+def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The key path and a one-line problem with its remedy, of the first of pydantic's findings on ``model``."""
+    first = error.errors(include_url=False)[0]
+    parts = [str(p) for p in first["loc"] if p not in ("float", "int", "categorical", "layout", "derived", "fixed")]
+    key = ".".join(parts)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown key; see the study-file reference for the allowed ones"
+        if near := _allowed_near(parts, model):
+            message = f"unknown key; {near}"
+    elif first["type"] == "missing":
+        message = "is missing; add it"
+    elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        message = "needs type = one of float, int, categorical, layout, derived, fixed"
+    return key, message.replace("\n", " ")
+
+
+def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
+    """The allowed keys of the section in which an unknown key stands, the nearest first."""
+    for part in parts[:-1]:
+        inner = model.model_fields.get(part)
+        if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
+            return ""
+        model = inner.annotation
+    near = difflib.get_close_matches(parts[-1], model.model_fields, n=1)
+    return f"did you mean {near[0]}?" if near else f"allowed are {', '.join(model.model_fields)}"
