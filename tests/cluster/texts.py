@@ -1,0 +1,149 @@
+"""The test cluster's configuration files, as pure functions from (folder, shape, ports) to text."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.cluster.cluster import Shape
+
+CLUSTER_NAME = "testcluster"
+MARK = "LORA_TUNE_TEST_CLUSTER"
+"""The variable by which the daemons' processes are recognised as this cluster's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """TCP ports that were free a moment ago."""
+
+    controller: int
+    accounting: int
+    database: int
+    nodes: tuple[int, ...]
+
+    @classmethod
+    def free(cls, nodes: int) -> Ports:
+        with contextlib.ExitStack() as stack:
+            ports = []
+            for _ in range(nodes + 3):
+                s = stack.enter_context(socket.socket())
+                s.bind(("127.0.0.1", 0))
+                ports.append(int(s.getsockname()[1]))
+        return cls(controller=ports[0], accounting=ports[1], database=ports[2], nodes=tuple(ports[3:]))
+
+
+def node_names(ports: Ports) -> tuple[str, ...]:
+    """Names that no other cluster on this machine has: slurmd names its control groups after them."""
+    return tuple(f"c{ports.controller}n{i + 1}" for i in range(len(ports.nodes)))
+
+
+def configuration(folder: Path, shape: Shape, ports: Ports, *, cgroups: bool) -> Mapping[str, str]:
+    """File name -> text of everything that the daemons read in ``folder``."""
+    files = {
+        "slurm.conf": _slurm(folder, shape, ports, cgroups=cgroups),
+        "gres.conf": _gres(folder, shape, ports),
+        # The plugin is named even where it is not used: auto-detection may fail in a container.
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n",
+    }
+    if shape.accounting:
+        files["slurmdbd.conf"] = _slurmdbd(folder, ports)
+    return files
+
+
+def _slurm(folder: Path, shape: Shape, ports: Ports, *, cgroups: bool) -> str:
+    host = socket.gethostname().split(".", 1)[0]
+    accounting = (
+        "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+        f"AccountingStoragePort={ports.accounting}\nAccountingStoreFlags=job_comment"
+        if shape.accounting
+        else "AccountingStorageType=accounting_storage/none"
+    )
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=16000 "
+        f"Gres=gpu:h100:{shape.gpus} State=UNKNOWN"
+        for name, port in zip(node_names(ports), ports.nodes, strict=True)
+    )
+    # cred_expire: or a requeued job waits 120 s. sched_*: start jobs at once, look again every second.
+    return f"""ClusterName={CLUSTER_NAME}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports.controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+MailProg=/bin/true
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+ProctrackType=proctrack/{"cgroup" if cgroups else "pgid"}
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+{accounting}
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout={shape.slurmd_timeout}
+KillWait={shape.kill_wait}
+MinJobAge={shape.min_job_age}
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,sched_interval=1,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+GresTypes=gpu
+{nodes}
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=500 PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP DefMemPerCPU=500 PriorityTier=2
+"""
+
+
+def _gres(folder: Path, shape: Shape, ports: Ports) -> str:
+    files = f"{folder}/gpu[0-{shape.gpus - 1}]" if shape.gpus > 1 else f"{folder}/gpu0"
+    lines = [f"NodeName={name} Name=gpu Type=h100 File={files}" for name in node_names(ports)]
+    return "\n".join(["AutoDetect=off", *lines, ""])
+
+
+def _slurmdbd(folder: Path, ports: Ports) -> str:
+    return f"""AuthType=auth/none
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={ports.accounting}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={ports.database}
+StorageUser=root
+StoragePass=x
+StorageLoc=slurm_acct
+CommitDelay=1
+LogFile={folder}/log/slurmdbd.log
+PidFile={folder}/run/slurmdbd.pid
+"""
+
+
+def mariadb_command(folder: Path, ports: Ports) -> list[str]:
+    """A small, private MariaDB: no grants, no durability; its data is worth nothing after the test."""
+    return [
+        "mariadbd",
+        "--no-defaults",
+        "--user=root",
+        f"--datadir={folder}/mysql",
+        f"--socket={folder}/run/m.sock",
+        f"--pid-file={folder}/run/mysqld.pid",
+        "--bind-address=127.0.0.1",
+        f"--port={ports.database}",
+        "--skip-grant-tables",
+        "--innodb-buffer-pool-size=32M",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--performance-schema=OFF",
+    ]
