@@ -1,0 +1,27 @@
+"""Eval curves: where a run crosses the target, what it costs per sample, and when to give it up.
+
+Pure functions of evals; nothing here raises on bad data. See docs/statistics.md for the formulas and their calibration.
+"""
+
+from lora_tune.curve.crossing import Crossing, estimate
+from lora_tune.curve.family import Family, learn_family, log_linear
+from lora_tune.curve.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
+from lora_tune.curve.timing import Schedule, Timing, predicted_seconds, timing
+
+__all__ = [
+    "Crossing",
+    "Envelope",
+    "Family",
+    "Schedule",
+    "StallSettings",
+    "Timing",
+    "Verdict",
+    "envelope_from",
+    "estimate",
+    "learn_family",
+    "log_linear",
+    "predicted_seconds",
+    "stalled",
+    "timing",
+    "verdict",
+]

@@ -1,0 +1,127 @@
+"""Eval curves in, estimates and verdicts out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune import curve
+from lora_tune.mllog import Eval, Run
+
+TARGET = 0.925
+GBS_8 = curve.log_linear(0.92483, -0.02244, 3000, noise=0.0018, seed=0.001, drift=0.01, name="test")
+
+numbers = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([0.0, -1.0, 384.0, 384.0, 768.0, 0.925, 0.93, 1e308, 1e-308, math.nan, math.inf, -math.inf]),
+)
+anything = st.lists(st.builds(Eval, samples=numbers, loss=numbers, seconds=numbers), max_size=40)
+
+
+def run_of(*losses: float, first: float = 1536, step: float = 384) -> list[Eval]:
+    return [Eval(first + i * step, loss, (first + i * step) / 2) for i, loss in enumerate(losses)]
+
+
+@given(anything, st.one_of(st.none(), st.just(GBS_8)), st.floats(0.1, 10))
+def test_no_sequence_of_evals_breaks_an_estimate(evals: list[Eval], family: curve.Family | None, target: float) -> None:
+    found = curve.estimate(evals, target, family=family)
+    assert found.low <= found.samples <= found.high
+    assert found.censored == (not any(e.loss <= target for e in evals))
+
+
+@given(anything, st.lists(anything, max_size=5), st.one_of(st.none(), st.floats(1, 1e6)))
+def test_no_sequence_of_evals_breaks_a_verdict(
+    evals: list[Eval], references: list[list[Eval]], end: float | None
+) -> None:
+    found = curve.verdict(evals, TARGET, references, curve.StallSettings(max_samples=end))
+    assert found.stop == bool(found.sentence) == bool(found.reason)
+
+
+@given(anything, st.lists(numbers, max_size=5), st.lists(numbers, max_size=5))
+def test_no_run_breaks_a_timing(evals: list[Eval], speeds: list[float], lengths: list[float]) -> None:
+    curve.timing(Run(evals=tuple(evals), throughput=tuple(speeds), eval_seconds=tuple(lengths)))
+
+
+def good_run(last: float = 3072, offset: float = 0.0) -> list[Eval]:
+    samples = np.arange(1536, last + 1, 384)
+    return [Eval(s, v + offset, s / 2) for s, v in zip(samples, GBS_8.loss_at(samples), strict=True)]
+
+
+def test_a_run_on_the_family_curve_crosses_where_the_family_does() -> None:
+    found = curve.estimate(good_run(), TARGET, family=GBS_8)
+    assert found.samples == pytest.approx(GBS_8.samples_at(TARGET))
+    assert (found.stop_samples, found.stop_seconds, found.censored) == (3072, 1536, False)
+    assert found.low < found.samples < found.high
+
+
+def test_one_spike_moves_the_fixed_shape_estimate_by_less_than_three_percent() -> None:
+    evals = good_run()
+    spiked = [*evals[:2], Eval(2304, evals[2].loss + 0.6, 1152), *evals[3:]]
+    clean = curve.estimate(evals, TARGET, family=GBS_8).samples
+    assert curve.estimate(spiked, TARGET, family=GBS_8).samples == pytest.approx(clean, rel=0.03)
+
+
+def test_an_unfinished_run_gives_a_censored_forecast_that_widens_with_the_distance() -> None:
+    near, far = (curve.estimate(good_run(last), TARGET, family=GBS_8) for last in (2688, 1536))
+    assert near.censored
+    assert near.stop_samples is None
+    assert far.high / far.low > near.high / near.low
+
+
+def test_without_a_family_a_free_fit_extends_the_runs_own_curve() -> None:
+    found = curve.estimate(good_run(2688), TARGET)
+    assert found.samples == pytest.approx(GBS_8.samples_at(TARGET), rel=0.001)
+
+
+def test_a_flat_unfinished_curve_never_crosses() -> None:
+    found = curve.estimate(run_of(0.95, 0.95, 0.95, 0.95), TARGET)
+    assert (found.samples, found.low, found.high) == (math.inf, 2688, math.inf)
+
+
+def test_nothing_read_yet_means_anything_is_possible() -> None:
+    found = curve.estimate([], TARGET)
+    assert (found.samples, found.low, found.high, found.censored) == (math.inf, 0, math.inf, True)
+
+
+def test_timing_drops_the_cold_block() -> None:
+    found = curve.timing(Run(throughput=(1.9, 2.0, 2.02, 2.01), eval_seconds=(40.0, 38.0, 38.5, 38.2)))
+    assert found == curve.Timing(2.01, 38.2)
+
+
+def test_timing_falls_back_to_time_stamps() -> None:
+    evals = tuple(Eval(s, 1.0, s / 2 + 30 * (i + 1)) for i, s in enumerate((384, 768, 1152)))
+    assert curve.timing(Run(evals=evals, eval_seconds=(30.0, 30.0, 30.0))).samples_per_second == pytest.approx(2.0)
+
+
+def test_predicted_seconds_adds_training_and_evals() -> None:
+    schedule = curve.Schedule(1536, 384)
+    expected = (3000 + 192) / 2.0 + 30 * (1 + (3192 - 1536) / 384)
+    assert curve.predicted_seconds(3000, curve.Timing(2.0, 30.0), schedule) == pytest.approx(expected)
+
+
+def test_two_evals_that_are_not_numbers_are_divergence_even_before_the_first_verdict() -> None:
+    found = curve.verdict(run_of(0.94, math.nan, math.inf), TARGET, (), curve.StallSettings(no_verdict_before=9e9))
+    assert (found.stop, found.reason) == (True, "diverged")
+
+
+def test_one_spike_is_not_divergence() -> None:
+    assert not curve.verdict(run_of(0.94, 0.935, 1.5), TARGET).stop
+    assert curve.verdict(run_of(0.94, 0.935, 1.5, 1.4), TARGET).reason == "diverged"
+
+
+def test_a_flat_curve_without_reference_is_stopped_only_when_its_end_is_known() -> None:
+    flat = run_of(*(0.95 + 0.0005 * (-1) ** i for i in range(8)))
+    assert not curve.verdict(flat, TARGET).stop
+    assert curve.verdict(flat, TARGET, (), curve.StallSettings(max_samples=8192)).reason == "stalled"
+
+
+def test_finished_runs_become_the_reference() -> None:
+    references = [good_run(3456, offset) for offset in (-0.001, -0.0003, 0.0, 0.0004, 0.0011)]
+    slow = curve.verdict(good_run(2304, 0.02), TARGET, references)
+    assert slow.reason == "stalled"
+    assert "good runs look like this" in slow.sentence
+    assert not curve.verdict(good_run(2304, 0.001), TARGET, references).stop
