@@ -1,0 +1,95 @@
+"""The only place that knows a file name under ``sweeps/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPaths:
+    """The files of one attempt of one trial. ``claim``, ``started`` and ``ended`` are written by the job itself."""
+
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        """The job's output."""
+        return self.folder / "job.log"
+
+    @property
+    def job(self) -> Path:
+        """Command and environment, written before submission."""
+        return self.folder / "command.json"
+
+    @property
+    def claim(self) -> Path:
+        """Created exclusively by the one process that runs this attempt."""
+        return self.folder / "claim.json"
+
+    @property
+    def started(self) -> Path:
+        """Process id, host and time of the trial's first process."""
+        return self.folder / "started.json"
+
+    @property
+    def ended(self) -> Path:
+        """Exit code and time."""
+        return self.folder / "ended.json"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own folder: its pickles and the launcher process's output."""
+        return self.folder / "submitit"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPaths:
+    """The files of one sweep: ``sweeps/<study>/``."""
+
+    root: Path
+
+    @property
+    def study(self) -> Path:
+        """Verbatim copy of the study file that the sweep began with."""
+        return self.root / "study.toml"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "sweep.db"
+
+    @property
+    def driver_log(self) -> Path:
+        """One JSON object a line: what the driver did and why."""
+        return self.root / "driver.log"
+
+    @property
+    def lock(self) -> Path:
+        """Host and process id of the driver that owns this folder."""
+        return self.root / "driver.lock"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def best(self) -> Path:
+        """Folder of the exported best configuration."""
+        return self.root / "best"
+
+    @property
+    def artifacts(self) -> Path:
+        """Files that optuna-dashboard shows beside trials."""
+        return self.root / "artifacts"
+
+    @property
+    def trials(self) -> Path:
+        return self.root / "trials"
+
+    def attempt(self, trial: int, attempt: int) -> AttemptPaths:
+        """The folder of one attempt, e.g. ``trials/0007/attempt-0``."""
+        return AttemptPaths(self.trials / f"{trial:04d}" / f"attempt-{attempt}")
+
+    def confirm(self, trial: int) -> Path:
+        """Folder of the replicates of trial ``trial``: ``result_0.txt`` and so on."""
+        return self.root / "confirm" / f"{trial:04d}"

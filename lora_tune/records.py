@@ -1,0 +1,161 @@
+"""What is remembered of a sweep: trials, their attempts, their evals. Frozen; a change is a new record."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lora_tune.mllog import Eval
+
+Value = str | int | float | bool
+
+
+class TrialState(enum.StrEnum):
+    """Where a trial is on its way."""
+
+    WAITING = "waiting"
+    """Proposed; its next attempt is to be submitted."""
+    RUNNING = "running"
+    """An attempt is queued, running or being stopped."""
+    FINISHED = "finished"
+
+
+class Verdict(enum.StrEnum):
+    """How a finished trial ended."""
+
+    REACHED = "reached"
+    CENSORED = "censored"
+    """Ran to its end without reaching the target: its time-to-target is longer than what was seen."""
+    PRUNED = "pruned"
+    CAPPED = "capped"
+    """Could no longer beat the best one: censored, not bad."""
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+    """Its attempts failed for reasons that say nothing about its parameters."""
+    CANCELLED = "cancelled"
+
+
+class StopKind(enum.StrEnum):
+    """Why the driver asked a job to end."""
+
+    NONE = ""
+    PRUNED = "pruned"
+    CAPPED = "capped"
+    REACHED = "reached"
+    """The target is in the log and the job did not end by itself."""
+    TIME_LIMIT = "time limit"
+    SILENT = "silent"
+    """Its log stopped growing."""
+    QUEUE = "queue"
+    """It waited in the queue for too long."""
+    USER = "user"
+    PROBED = "probed"
+    """A throughput probe has seen what it was for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One job of one trial. Times are epoch seconds; None while unknown.
+
+    state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
+    failure, line, remedy: the diagnosis of a failed attempt, empty otherwise.
+    """
+
+    trial: int
+    number: int
+    job_name: str
+    folder: str
+    job_id: str = ""
+    state: str = "intended"
+    intended_at: float = 0.0
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    node_count: int = 1
+    nodes: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    exit_code: int | None = None
+    stop: StopKind = StopKind.NONE
+    stop_sentence: str = ""
+    stop_at: float | None = None
+    killed_at: float | None = None
+    failure: str = ""
+    line: str = ""
+    remedy: str = ""
+
+    def node_hours(self, now: float) -> float:
+        """Node-hours of this attempt up to ``now``, start-up included; 0 before it starts."""
+        if self.started_at is None:
+            return 0.0
+        end = self.ended_at if self.ended_at is not None else now
+        return max(0.0, end - self.started_at) * self.node_count / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One proposal and what came of it.
+
+    tuned: values as the search proposed them. parameters: all resolved values.
+    seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
+    reached. facts: further numbers and words by name (see ``lora_tune.facts``).
+    told: the search has been told the end.
+    """
+
+    number: int
+    seed: int
+    tuned: Mapping[str, Value]
+    parameters: Mapping[str, Value]
+    why: str = ""
+    state: TrialState = TrialState.WAITING
+    verdict: Verdict | None = None
+    sentence: str = ""
+    seconds: float | None = None
+    samples: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    proposed_at: float = 0.0
+    finished_at: float | None = None
+    told: bool = False
+
+    def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
+        """This trial with its end written down."""
+        return replace(self, state=TrialState.FINISHED, verdict=verdict, sentence=sentence, finished_at=now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """All records of one study: trials by number, attempts and evals by (trial, attempt)."""
+
+    name: str
+    digest: str
+    study_toml: str
+    began_at: float
+    trials: Mapping[int, Trial] = field(default_factory=dict)
+    attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
+    evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
+
+    def attempts_of(self, trial: int) -> list[Attempt]:
+        """The attempts of a trial, oldest first."""
+        found: list[Attempt] = []
+        while (attempt := self.attempts.get((trial, len(found)))) is not None:
+            found.append(attempt)
+        return found
+
+    def last_evals(self, trial: int) -> tuple[Eval, ...]:
+        """The evals of the trial's newest attempt that has any."""
+        for attempt in reversed(self.attempts_of(trial)):
+            if evals := self.evals.get((trial, attempt.number)):
+                return evals
+        return ()
+
+    def best(self, *, maximise: bool = False) -> Trial | None:
+        """The finished trial with the best objective (``facts['objective']``) among those that reached the target."""
+        done = [t for t in self.trials.values() if t.verdict is Verdict.REACHED and "objective" in t.facts]
+        if not done:
+            return None
+        return (max if maximise else min)(done, key=lambda t: t.facts["objective"])
+
+    def node_hours(self, now: float) -> float:
+        """Node-hours of all attempts up to ``now``."""
+        return sum(attempt.node_hours(now) for attempt in self.attempts.values())

@@ -1,0 +1,128 @@
+"""The sweep's Optuna study: ask, report, tell, and nothing that decides.
+
+How trials appear to Optuna: waiting and running are RUNNING; reached is COMPLETE; pruned, capped, censored are PRUNED
+(TPE ranks them behind the complete ones, by their last eval); infeasible is PRUNED with a violated constraint, since
+FAIL teaches TPE nothing; failed and cancelled are FAIL, which the samplers ignore.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune.errors import StoreError
+from lora_tune.mllog import Eval
+from lora_tune.records import Trial, Value, Verdict
+from lora_tune.study import Study
+
+INFEASIBLE = "feasible"
+"""Name of the Optuna constraint that an infeasible trial violates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none)."""
+
+    number: int
+    tuned: Mapping[str, Value]
+    why: str = ""
+
+
+def make_sampler(study: Study) -> BaseSampler:
+    """The sampler that a study names."""
+    search = study.search
+    if search.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=search.seed)
+    if search.sampler == "gp":
+        return optuna.samplers.GPSampler(seed=search.seed, n_startup_trials=search.startup_trials)
+    if search.sampler == "cmaes":
+        return optuna.samplers.CmaEsSampler(seed=search.seed, n_startup_trials=search.startup_trials)
+    # constant_liar keeps parallel proposals apart while their results are open.
+    return optuna.samplers.TPESampler(
+        seed=search.seed, n_startup_trials=search.startup_trials, multivariate=True, constant_liar=True
+    )
+
+
+class Session:
+    """One Optuna study in the sweep's database."""
+
+    def __init__(self, study: Study, url: str, tune: Callable[[Any], None], sampler: BaseSampler | None = None) -> None:
+        """Open or create it. tune: prepares the database engine (pragmas). Raises StoreError."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            storage = optuna.storages.RDBStorage(url)
+            tune(storage.engine)
+            storage.engine.dispose()
+            self._study = optuna.create_study(
+                study_name=study.name,
+                storage=storage,
+                sampler=sampler or make_sampler(study),
+                direction="maximize" if study.maximise else "minimize",
+                load_if_exists=True,
+            )
+        except Exception as error:  # Optuna, alembic and the database driver each have a tree of their own
+            raise StoreError(f"Optuna cannot use the database: {str(error).splitlines()[0]}") from error
+        self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()
+        if not self._study.get_trials(deepcopy=False):
+            for point in study.search.enqueue:
+                self._study.enqueue_trial(dict(point))
+
+    def ask(self) -> Asked:
+        """A new proposal; the trial is RUNNING in Optuna from here on."""
+        trial = self._study.ask(self._distributions)
+        return Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", ""))
+
+    def unknown(self, known: Sequence[int]) -> list[Asked]:
+        """Proposals that Optuna holds as running and nobody wrote down: the driver died in between.
+
+        Incomplete ones are told FAIL.
+        """
+        found = []
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.number in known:
+                continue
+            if trial.params.keys() == self._distributions.keys():
+                found.append(Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", "")))
+            else:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+        return found
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None:
+        """Evals as intermediate values, at the step of their samples."""
+        trial = self._open(number)
+        for point in evals:
+            if math.isfinite(point.samples):
+                trial.report(point.loss, int(point.samples))
+
+    def describe(self, number: int, attributes: Mapping[str, Any]) -> None:
+        """User attributes, shown by the dashboard and read by samplers."""
+        trial = self._open(number)
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+
+    def tell(self, record: Trial) -> None:
+        """The end of a trial. Telling twice changes nothing."""
+        frozen = self._frozen(record.number)
+        if frozen.state.is_finished():
+            return
+        if record.verdict is Verdict.REACHED:
+            self._study.tell(record.number, float(record.facts["objective"]), skip_if_finished=True)
+            return
+        if record.verdict is Verdict.INFEASIBLE:
+            self._open(record.number).set_constraint(INFEASIBLE, 1.0)
+        ignored = record.verdict in (Verdict.FAILED, Verdict.CANCELLED)
+        state = TrialState.FAIL if ignored else TrialState.PRUNED
+        self._study.tell(record.number, state=state, skip_if_finished=True)
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _open(self, number: int) -> optuna.Trial:
+        return optuna.Trial(self._study, self._frozen(number)._trial_id)

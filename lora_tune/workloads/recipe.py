@@ -1,0 +1,121 @@
+"""Our own trial programs as workloads: ``peft`` and ``nemo``.
+
+A trial is a config file of exports and the recipe's module. The file in the attempt's folder has the form of the
+exported one, so what was measured is what is handed over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_tune.layout import Layout, config_file_name
+from lora_tune.mllog import LogReader, MllogReader
+from lora_tune.paths import AttemptPaths
+from lora_tune.study import Study
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.config_file import render
+
+_RUN_UNDER_CONFIG = 'source "$0" && exec "$@"'
+
+
+class RecipeSettings(BaseModel):
+    """Keys of ``[workload]`` for our own recipes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threads: int = Field(1, ge=1, description="CPU threads of one process")
+
+
+class RecipeWorkload:
+    """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
+
+    module: ClassVar[str]
+    Settings = RecipeSettings
+
+    def __init__(self, study: Study, settings: RecipeSettings) -> None:
+        self._study = study
+        self._settings = settings
+        self._site = study.site
+
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """``bash`` sources the attempt's config file and becomes the recipe."""
+        name = self._file_name(proposal)
+        attempt = AttemptPaths(folder)
+        return Job(
+            name=f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}",
+            folder=folder,
+            files={name: render(self._values(proposal))},
+            argv=("bash", "-euc", _RUN_UNDER_CONFIG, str(folder / name), *self._command()),
+            environment=dict(self._site.environment),
+            log=attempt.log,
+            resources=Resources(
+                nodes=self._site.nodes,
+                gpus_per_node=self._site.gpus_per_node,
+                minutes=self._study.budget.trial_minutes,
+            ),
+        )
+
+    def reader(self) -> LogReader:
+        """The recipes print MLLOG."""
+        return MllogReader()
+
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The config file, and the line that runs it."""
+        name = self._file_name(proposal)
+        command = " ".join(self._command(python="python"))
+        text = render(self._values(proposal), comments=(*provenance, f"Run: source {name} && {command}"))
+        return Export(files={name: text}, usage=f"source {name} && {command}")
+
+    def _file_name(self, proposal: Proposal) -> str:
+        site = self._site
+        return config_file_name(site.system, site.nodes, max(1, site.gpus_per_node), layout_of(proposal.parameters))
+
+    def _command(self, python: str | None = None) -> tuple[str, ...]:
+        interpreter = python or self._site.python or sys.executable
+        processes = self._site.gpus_per_node
+        if processes <= 1:
+            return (interpreter, "-m", self.module)
+        launch = ("torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+        return (interpreter, "-m", *launch, "-m", self.module)
+
+    def _values(self, proposal: Proposal) -> dict[str, Value]:
+        site = self._site
+        values: dict[str, Value] = dict(proposal.parameters)
+        values |= {
+            "SEED": proposal.seed,
+            "TARGET": self._study.objective.target,
+            "THREADS": self._settings.threads,
+            "DGXSYSTEM": site.system,
+            "DGXNNODES": site.nodes,
+            "DGXNGPU": max(1, site.gpus_per_node),
+        }
+        if site.data is not None:
+            values["DATADIR"] = str(site.data)
+        if site.model is not None:
+            values["MODEL"] = str(site.model)
+        if proposal.probe:
+            values["PROBE"] = 1
+        return values
+
+
+class PeftWorkload(RecipeWorkload):
+    """transformers + peft + accelerate."""
+
+    module = "lora_tune.recipes.peft_lora"
+
+
+class NemoWorkload(RecipeWorkload):
+    """NVIDIA NeMo 2."""
+
+    module = "lora_tune.recipes.nemo_lora"
+
+
+def layout_of(parameters: Mapping[str, Value]) -> Layout:
+    """The layout within resolved parameters; degrees that are absent count as 1."""
+    degree = {k: int(parameters.get(k.upper(), 1)) for k in ("tp", "pp", "vp", "cp", "mbs", "minibs")}
+    return Layout(**degree, sp=int(parameters.get("SP", 0)))
