@@ -141,11 +141,18 @@ def find_study(name: str, folder: Path = Path("studies")) -> Path:
 def load_study(path: Path) -> Study:
     """Read, validate and freeze a study file. Raises StudyError naming the file, the key and the remedy."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise StudyError(path, "", f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise StudyError(path, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    return parse_study(text, path)
+
+
+def parse_study(text: str, path: Path) -> Study:
+    """The study in ``text``; ``path`` names it in errors, gives its default name and the place of site profiles."""
+    try:
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(path, "", f"is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)

@@ -1,0 +1,32 @@
+"""Where jobs run. ``make_launcher(study, paths)`` gives the one that a study's site names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lora_tune.paths import SweepPaths
+from lora_tune.study import Study
+
+if TYPE_CHECKING:
+    from lora_tune.launchers.base import Launcher
+    from lora_tune.workloads.base import Job
+
+
+def make_launcher(study: Study, paths: SweepPaths) -> Launcher:
+    """The launcher of the study's site. Raises SurroundingsError when this machine cannot do it."""
+    if study.site.launcher == "slurm":
+        from lora_tune.launchers.slurm import SlurmLauncher
+
+        return SlurmLauncher(study.site, paths.root)
+    from lora_tune.launchers.local import LocalLauncher
+
+    return LocalLauncher(range(study.site.gpus_per_node * study.budget.parallel))
+
+
+def preview(study: Study, job: Job) -> list[str]:
+    """The command line that starts ``job``, for people to read; nothing is started."""
+    if study.site.launcher == "slurm":
+        from lora_tune.launchers.slurm import preview as slurm_preview
+
+        return slurm_preview(study.site, job)
+    return list(job.argv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,10 +28,9 @@ def workload_class(kind: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def load(study: Study) -> Workload:
-    """The study's workload, its own keys validated. Raises StudyError naming the key."""
+def load(study: Study, file: Path | str) -> Workload:
+    """The study's workload, its own keys validated. Raises StudyError naming ``file`` and the key."""
     table = study.workload
-    file = f"study {study.name}"
     if table.kind not in KINDS:
         raise StudyError(file, "workload.kind", f"{table.kind!r} is unknown; one of {', '.join(sorted(KINDS))}")
     found = workload_class(table.kind)

@@ -1,0 +1,41 @@
+"""``lora-tune COMMAND``: the same commands as ``python -m lora_tune.COMMAND``, each imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "sweep": "tune a study, or go on with it",
+    "status": "where a sweep stands",
+    "export": "the best trial as a config that runs by hand",
+    "report": "write sweeps/STUDY/report.html",
+    "dashboard": "review in optuna-dashboard",
+}
+"""Command -> one line of help. Each is a module of this package with a click command ``main``."""
+
+
+class _Lazy(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"lora_tune.{name}").main
+        return found
+
+    def format_commands(self, context: click.Context, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Hyperparameter sweeps and convergence tuning of LoRA trials on Slurm."""
+
+
+if __name__ == "__main__":
+    main()

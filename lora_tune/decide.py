@@ -1,0 +1,249 @@
+"""What happens to a trial next: pure functions of (study, records, job status, log, now)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lora_tune import curve
+from lora_tune.diagnose import Diagnosis
+from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.mllog import Run
+from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.study import Study
+
+GRACE_SECONDS = 30.0
+"""How long a job whose log shows the target may take to end by itself."""
+
+RETRIED = ("flaky", "infrastructure", "preempted", "unknown")
+"""Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
+
+SAME_FAILURES = 3
+"""Trials in a row that fail for a reason of configuration before the whole sweep stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the job to end."""
+
+    kind: StopKind
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The job was asked and did not end: kill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The trial is over."""
+
+    verdict: Verdict
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A new attempt of the same trial."""
+
+    sentence: str
+    exclude_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth."""
+
+    attempt: Attempt
+    status: JobStatus
+    run: Run
+    grew_at: float
+
+
+def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
+    """For a job that is queued or running: leave it alone, stop it, or kill it. The eval curve is judged elsewhere."""
+    attempt, site = look.attempt, study.site
+    if attempt.stop is not StopKind.NONE:
+        overdue = attempt.stop_at is not None and now - (attempt.killed_at or attempt.stop_at) > site.kill_seconds
+        return Kill() if overdue else None
+    if look.status.state is JobState.QUEUED:
+        waited = now - (attempt.submitted_at or attempt.intended_at)
+        if waited > site.queue_minutes * 60:
+            return Stop(StopKind.QUEUE, f"waited {waited / 60:.0f} min in the queue; {look.status.reason}".rstrip("; "))
+        return None
+    started = attempt.started_at or now
+    if now - started > study.budget.trial_minutes * 60:
+        return Stop(StopKind.TIME_LIMIT, f"ran into the limit of {study.budget.trial_minutes:g} min")
+    silence = now - max(look.grew_at, started)
+    reached = not study.maximise and look.run.reached(study.objective.target) is not None
+    if reached and silence > GRACE_SECONDS:
+        return Stop(StopKind.REACHED, "reached the target and did not end by itself")
+    if silence > site.stall_minutes * 60:
+        return Stop(StopKind.SILENT, f"its log has been silent for {silence / 60:.0f} min")
+    return None
+
+
+def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
+    """Whether the eval curve says to stop: divergence, or a stall at the study's false-prune rate."""
+    if study.pruning.rule == "none" or study.maximise:
+        return None
+    if run.train and not math.isfinite(run.train[-1].loss) and not run.reached(study.objective.target):
+        return Stop(
+            StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
+        )
+    settings = curve.StallSettings(
+        false_prune_rate=study.pruning.false_prune_rate,
+        no_verdict_before=study.pruning.no_verdict_before,
+        max_samples=max_samples(trial),
+    )
+    verdict = curve.verdict(run.evals, study.objective.target, references(sweep, trial), settings)
+    return Stop(StopKind.PRUNED, verdict.sentence) if verdict.stop else None
+
+
+def max_samples(trial: Trial) -> float | None:
+    """Where the trial's training ends anyway, in samples; None when its parameters do not say."""
+    steps, batch = trial.parameters.get("MAX_STEPS"), trial.parameters.get("GBS")
+    known = isinstance(steps, int | float) and isinstance(batch, int | float)
+    return float(steps) * float(batch) if known else None  # type: ignore[arg-type]  # both are numbers
+
+
+def references(sweep: Sweep, trial: Trial) -> list[Sequence[curve.Eval]]:
+    """The eval curves of trials that reached the target with this trial's global batch size."""
+    batch = trial.parameters.get("GBS")
+    return [
+        sweep.last_evals(other.number)
+        for other in sweep.trials.values()
+        if other.verdict is Verdict.REACHED and other.parameters.get("GBS") == batch
+    ]
+
+
+def conclude(
+    study: Study, trial: Trial, attempts: Sequence[Attempt], status: JobStatus, run: Run, diagnosis: Diagnosis
+) -> Finish | Retry:
+    """For a job that is over: what its log and the driver's own stops make of the trial.
+
+    The log decides, not the exit code: a target in the log is success whatever the code, and a clean exit without
+    evals is a failure.
+    """
+    attempt = attempts[-1]
+    target = study.objective.target
+    if study.maximise:
+        if _measured_throughput(run):
+            return Finish(Verdict.REACHED, f"measured {_measured_throughput(run):.4g} samples/s")
+    elif (stop := run.reached(target)) is not None:
+        return Finish(Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {stop.seconds:.1f} s")
+    if attempt.stop is StopKind.PRUNED:
+        return Finish(Verdict.PRUNED, attempt.stop_sentence)
+    if attempt.stop is StopKind.CAPPED:
+        return Finish(Verdict.CAPPED, attempt.stop_sentence)
+    if attempt.stop is StopKind.USER:
+        return Finish(Verdict.CANCELLED, "cancelled by the user")
+    if attempt.stop is StopKind.TIME_LIMIT and run.evals:
+        return Finish(Verdict.CENSORED, f"{attempt.stop_sentence}; {_last_eval(run, target)}")
+    if not diagnosis.kind and run.evals and status.state is JobState.ENDED and not status.exit_code:
+        return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(run, target)}")
+    return _after_failure(study, attempts, status, diagnosis)
+
+
+def _after_failure(
+    study: Study, attempts: Sequence[Attempt], status: JobStatus, diagnosis: Diagnosis
+) -> Finish | Retry:
+    attempt = attempts[-1]
+    kind = diagnosis.kind or "unknown"
+    what = attempt.stop_sentence or diagnosis.line or f"job {status.state.value}, exit code {status.exit_code}"
+    if kind == "infeasible":
+        before = any(a.failure == "infeasible" for a in attempts[:-1])
+        if before or len(attempts) >= study.budget.attempts or study.site.launcher == "local":
+            return Finish(Verdict.INFEASIBLE, what)
+        return Retry(f"{what}; once more on another node, memory failures can be flaky", status.nodes)
+    if kind == "diverged":
+        return Finish(Verdict.PRUNED, what)
+    if kind not in RETRIED:
+        return Finish(Verdict.FAILED, f"{kind}: {what}")
+    if len(attempts) >= study.budget.attempts:
+        return Finish(Verdict.FAILED, f"{kind}, {len(attempts)} attempts: {what}")
+    return Retry(f"{kind}: {what}", status.nodes if kind in ("infrastructure", "flaky") else ())
+
+
+def _last_eval(run: Run, target: float) -> str:
+    last = run.evals[-1]
+    return f"eval loss {last.loss:.4f} at {last.samples:g} samples, target {target:g}"
+
+
+def _measured_throughput(run: Run) -> float | None:
+    """Median samples/s over warm blocks, None when the log has none."""
+    speed = curve.timing(run).samples_per_second
+    return speed if math.isfinite(speed) else None
+
+
+def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
+    """What a finished trial is remembered by, as flat name -> number or words.
+
+    ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
+    Unknown numbers are left out, never zero.
+    """
+    timing = curve.timing(run)
+    crossing = curve.estimate(run, study.objective.target)
+    stop = None if study.maximise else run.reached(study.objective.target)
+    numbers: dict[str, float | None] = {
+        "samples_per_second": timing.samples_per_second,
+        "seconds_per_eval": timing.seconds_per_eval,
+        "crossing_samples": crossing.samples,
+        "crossing_low": crossing.low,
+        "crossing_high": crossing.high,
+        "init_seconds": run.init_seconds,
+        "evals": float(len(run.evals)),
+        "last_loss": run.evals[-1].loss if run.evals else None,
+        "last_samples": run.evals[-1].samples if run.evals else None,
+        "node_hours": sum(a.node_hours(now) for a in attempts),
+    }
+    if stop is not None:
+        numbers |= {"stop_samples": stop.samples, "stop_seconds": stop.seconds}
+        seconds = _curve_seconds(crossing, timing, run) if study.objective.estimator == "curve" else stop.seconds
+        numbers["objective"] = seconds if seconds is not None and math.isfinite(seconds) else stop.seconds
+    elif study.maximise:
+        numbers["objective"] = _measured_throughput(run)
+    found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
+    if run.evals:
+        found["crossing_method"] = crossing.method
+    return found
+
+
+def _curve_seconds(crossing: curve.Crossing, timing: curve.Timing, run: Run) -> float | None:
+    """The predicted time of the fitted crossing under the run's own eval schedule; None when it cannot be told."""
+    if len(run.evals) < 2:
+        return None
+    schedule = curve.Schedule(run.evals[0].samples, run.evals[1].samples - run.evals[0].samples)
+    return curve.predicted_seconds(crossing.samples, timing, schedule)
+
+
+def may_propose(study: Study, sweep: Sweep, now: float) -> str:
+    """ "" when another trial may be proposed, otherwise the reason why not, in words.
+
+    The budget is checked against what was spent and what runs, so it is exceeded by no more than what runs.
+    """
+    budget = study.budget
+    open_trials = sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
+    if budget.trials is not None and len(sweep.trials) >= budget.trials:
+        return f"all {budget.trials} trials are proposed"
+    if budget.node_hours is not None and sweep.node_hours(now) >= budget.node_hours:
+        return f"the budget of {budget.node_hours:g} node-hours is spent"
+    if budget.wall_hours is not None and now - sweep.began_at >= budget.wall_hours * 3600:
+        return f"the {budget.wall_hours:g} hours of the sweep are over"
+    if open_trials >= budget.parallel:
+        return f"{open_trials} of {budget.parallel} slots are taken"
+    return ""
+
+
+def hopeless(sweep: Sweep) -> Trial | None:
+    """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
+
+    Such a sweep would only burn its budget.
+    """
+    ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
+    recent = ended[-SAME_FAILURES:]
+    if len(recent) < SAME_FAILURES or any(t.verdict is not Verdict.FAILED for t in ended):
+        return None
+    return recent[-1]

@@ -1,0 +1,121 @@
+"""The best trial in the form that its workload's users run by hand: ``best/config_*.sh``."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lora_tune import __version__
+from lora_tune.commandline import guarded, load_sweep, output_option, storage_option, study_option, sweep_paths
+from lora_tune.errors import InputError, NothingReachedError
+from lora_tune.records import Sweep, Trial
+from lora_tune.study import Study, find_study, load_study
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Proposal, Workload
+
+_PACKAGES = ("optuna", "submitit", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an export wrote: its main file and the line that runs it."""
+
+    path: Path
+    usage: str
+
+
+def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str, ...]:
+    """Where an exported config comes from, one line each."""
+    facts = trial.facts
+    if study.maximise:
+        result = f"measured {facts['objective']:.6g} samples/s"
+    else:
+        low, high = time_interval(trial)
+        result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, 90% interval {low:.1f} to {high:.1f} s"
+        result += f"; {trial.samples:g} samples; 1 run, seed {trial.seed}"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    return (
+        f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
+        f"study {study.name}, hash {study.digest}, trial {trial.number}",
+        result,
+        f"{versions}, Python {platform.python_version()}",
+    )
+
+
+def time_interval(trial: Trial) -> tuple[float, float]:
+    """A 90% interval, in seconds, for the time to the target of this configuration.
+
+    The interval of the fitted crossing in samples, taken to seconds at this run's own pace and widened to hold the
+    run itself.
+    """
+    assert trial.seconds is not None
+    assert trial.samples is not None
+    pace = trial.seconds / trial.samples if trial.samples else 0.0
+    low = trial.facts.get("crossing_low", trial.samples) * pace
+    high = trial.facts.get("crossing_high", trial.samples) * pace
+    return min(low, trial.seconds), max(high, trial.seconds)
+
+
+def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:
+    """Write the export of ``trial`` into ``folder``."""
+    proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
+    made = workload.export(proposal, provenance(study, trial, datetime.datetime.now(datetime.UTC)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in made.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return Written(folder / next(iter(made.files)), made.usage)
+
+
+def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) -> Written | None:
+    """Replace what ``folder`` holds by the export of the best trial; None, and nothing written, without one."""
+    best = sweep.best(maximise=study.maximise)
+    if best is None:
+        return None
+    for old in folder.glob("config_*") if folder.is_dir() else ():
+        old.unlink()
+    return export_trial(study, best, workload, folder)
+
+
+def chosen_trial(study: Study, sweep: Sweep, number: int | None) -> Trial:
+    """Trial ``number``, or the best. Raises InputError or NothingReachedError."""
+    if number is None:
+        if (best := sweep.best(maximise=study.maximise)) is None:
+            raise NothingReachedError(f"no trial of {study.name} reached eval loss {study.objective.target:g} yet")
+        return best
+    if number not in sweep.trials:
+        raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")
+    trial = sweep.trials[number]
+    if trial.seconds is None and not study.maximise:
+        raise InputError(f"--trial {number}: it did not reach the target ({trial.verdict or trial.state})")
+    return trial
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    return f"0 to {max(numbers)}" if numbers else "none"
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--trial", "number", type=int, help="export this trial instead of the best")
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, number: int | None, folder: Path | None) -> None:
+    """Write the best trial (or --trial N) as a config that runs by hand, with its provenance."""
+    file = find_study(study_name)
+    study = load_study(file)
+    paths = sweep_paths(study.name, output)
+    sweep = load_sweep(study.name, paths, storage)
+    written = export_trial(study, chosen_trial(study, sweep, number), load_workload(study, file), folder or paths.best)
+    click.echo(f"{written.path}\nrun it: {written.usage}")
+
+
+if __name__ == "__main__":
+    main()

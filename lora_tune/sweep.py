@@ -1,0 +1,259 @@
+"""``python -m lora_tune.sweep --study NAME``: tune a study, or go on with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune import errors, export, view
+from lora_tune.commandline import guarded, open_store, output_option, storage_option, study_option, sweep_paths
+from lora_tune.driver import Driver, Outcome, Ports, RealClock, proposal
+from lora_tune.launchers import make_launcher, preview
+from lora_tune.launchers.command import start_ticks
+from lora_tune.paths import SweepPaths
+from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.store import Lease, Store, tune_sqlite
+from lora_tune.study import Study, find_study, load_study, parse_study, study_changes
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Workload
+
+_CANCEL_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, as it came."""
+
+    file: Path
+    study: Study
+    from_file: Study
+    paths: SweepPaths
+    storage: str | None
+    accept_changes: bool
+
+
+@click.command()
+@study_option
+@click.option("--trials", type=int, help="number of trials, overrides the study")
+@click.option("--parallel", type=int, help="trials at one time, overrides the study")
+@click.option("--budget-node-hours", type=float, help="node-hours of all trials, overrides the study")
+@click.option("--launcher", help="local or slurm, overrides the study's site")
+@storage_option
+@output_option
+@click.option("--seed", type=int, help="seed of the search, overrides the study")
+@click.option("--dry-run", is_flag=True, help="print the first proposals, files and commands; submit nothing")
+@click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
+@click.option("--quiet", is_flag=True, help="print nothing but the result")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+@guarded
+def main(study_name: str, dry_run: bool, accept_changes: bool, quiet: bool, as_json: bool, **given: Any) -> None:
+    """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
+
+    Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
+    """
+    file = find_study(study_name)
+    from_file = load_study(file)
+    study = from_file.with_options(
+        {
+            "budget": {k: given[v] for k, v in _BUDGET_OPTIONS.items()},
+            "site": {"launcher": given["launcher"]},
+            "search": {"seed": given["seed"]},
+        }
+    )
+    workload = load_workload(study, file)
+    if dry_run:
+        _dry_run(study, workload, sweep_paths(study.name, given["output"]))
+        return
+    options = Options(
+        file=file,
+        study=study,
+        from_file=from_file,
+        paths=sweep_paths(study.name, given["output"]),
+        storage=given["storage"],
+        accept_changes=accept_changes,
+    )
+    sys.exit(_sweep(options, workload, _make_view(quiet, as_json), say=not as_json))
+
+
+_BUDGET_OPTIONS = {"trials": "trials", "parallel": "parallel", "node_hours": "budget_node_hours"}
+
+
+def _make_view(quiet: bool, as_json: bool) -> Any:
+    if quiet:
+        return view.Quiet()
+    if as_json:
+        return view.JsonLines()
+    return view.Screen() if sys.stdout.isatty() else view.Plain()
+
+
+def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> int:
+    """Run the driver between taking and giving back the lease; returns the exit code."""
+    study, paths = options.study, options.paths
+    from lora_tune.search.session import Session
+
+    clock = RealClock()
+    try:
+        launcher = make_launcher(study, paths)
+        store = _prepare(options, clock.now())
+        lease = _take_lease(store, study.name, clock.now())
+        try:
+            session = Session(study, store.url, tune_sqlite)
+            ports = Ports(workload=workload, launcher=launcher, store=store, session=session, clock=clock, view=watcher)
+            local = study.site.launcher == "local"
+            driver = Driver(study, paths, ports, lease, period=0.25 if local else 1.0, settle=0.0 if local else 10.0)
+            outcome = _run_interruptibly(driver)
+            if outcome.interrupted:
+                watcher.close()
+                _after_interrupt(driver)
+        finally:
+            store.release(lease)
+    finally:
+        watcher.close()
+    if outcome.interrupted:
+        return errors.EXIT_INTERRUPTED
+    return _hand_over(study, driver.sweep, workload, paths, outcome, say=say)
+
+
+def _prepare(options: Options, now: float) -> Store:
+    """The sweep's folder and database, the study copied; refuses a study that changed since."""
+    root, study = options.paths.root, options.study
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(13, "Permission denied", str(root))
+    except OSError as error:
+        raise errors.SurroundingsError(
+            f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
+        ) from error
+    store = open_store(options.paths, options.storage)
+    text = options.file.read_text(encoding="utf-8")
+    found = store.load(study.name)
+    if found is None:
+        store.begin(study.name, options.from_file.digest, text, now)
+    elif found.digest != options.from_file.digest:
+        changes = study_changes(parse_study(found.study_toml, options.file), options.from_file)
+        if not options.accept_changes:
+            raise errors.StudyError(
+                options.file,
+                "",
+                f"changed since this sweep began ({'; '.join(changes)}); "
+                "undo that, use another --output, or resume with --accept-changes",
+            )
+        store.accept_study(study.name, options.from_file.digest, text)
+    options.paths.study.write_text(text, encoding="utf-8")
+    return store
+
+
+def _take_lease(store: Store, name: str, now: float) -> Lease:
+    """The lease of this sweep, also from an owner on this host whose process is gone."""
+    host, pid = socket.gethostname(), os.getpid()
+    held = store.owner(name).split()
+    dead = False
+    if len(held) == 5 and held[0] == host:
+        dead = start_ticks(int(held[2])) != int(held[4])
+    return store.take_lease(name, f"{host} pid {pid} start {start_ticks(pid)}", now, dead=dead)
+
+
+def _run_interruptibly(driver: Driver) -> Outcome:
+    """Run; the first Ctrl-C or SIGTERM ends the loop after its tick."""
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        driver.interrupt = True
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return driver.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _after_interrupt(driver: Driver, ask: Callable[[str], str] = input) -> None:
+    """Keep or cancel the jobs that run; a second Ctrl-C cancels. Without a terminal they are kept."""
+    running = [t.number for t in driver.sweep.trials.values() if t.verdict is None]
+    if not running:
+        return
+    answer = "k"
+    if sys.stdin.isatty():
+        try:
+            answer = ask(f"\n{len(running)} trials still run. Keep them (k) or cancel them (c)? [k] ").strip().lower()
+        except (KeyboardInterrupt, EOFError):
+            answer = "c"
+    if answer.startswith("c"):
+        gone = driver.cancel_all(_CANCEL_SECONDS)
+        click.echo("cancelled." if gone else "some jobs do not end; see lora_tune.status", err=True)
+    else:
+        click.echo("the jobs go on; the same command adopts them.", err=True)
+
+
+def _hand_over(
+    study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, *, say: bool
+) -> int:
+    """Export the best, write the report, say where they are; returns the exit code."""
+    from lora_tune import report
+
+    written = export.export_best(study, sweep, workload, paths.best)
+    report.write_report(study, sweep, paths.report)
+    if say:
+        click.echo(summary(study, sweep, outcome))
+        if written is not None:
+            click.echo(f"config   {_near(written.path)}\nrun it   {written.usage}")
+        click.echo(f"report   {_near(paths.report)}\nreview   python -m lora_tune.dashboard --study {study.name}")
+    return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
+
+
+def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
+    """A few lines: why it ended, how the trials ended, the best."""
+    counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
+    ended = ", ".join(f"{n} {v.value}" for v, n in counts.items() if n)
+    best = sweep.best(maximise=study.maximise)
+    lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
+    if best is None:
+        lines.append(f"no trial reached eval loss {study.objective.target:g}")
+    else:
+        unit = "samples/s" if study.maximise else "s to the target"
+        lines.append(
+            f"best     {best.facts['objective']:.4g} {unit}, trial {best.number}: {view.parameters_text(best)}"
+        )
+    return "\n".join(lines)
+
+
+def _near(path: Path) -> str:
+    """A path relative to the present folder where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2) -> None:
+    """Print the first proposals, their files, environment and command lines. Writes and submits nothing."""
+    from lora_tune.search.session import Session
+
+    session = Session(study, "sqlite://", tune_sqlite)
+    for _ in range(min(count, study.budget.trials or count)):
+        asked = session.ask()
+        trial = Trial(
+            number=asked.number,
+            seed=study.trial_seed(asked.number),
+            tuned=asked.tuned,
+            parameters=study.search_space.resolve(asked.tuned),
+        )
+        folder = paths.attempt(trial.number, 0).folder
+        job = workload.job(proposal(trial, 0), folder)
+        click.echo(f"# trial {trial.number}: {view.parameters_text(trial)}")
+        for name, text in job.files.items():
+            click.echo(f"# file {folder / name}\n{text.rstrip()}")
+        for name, value in job.environment.items():
+            click.echo(f"{name}={shlex.quote(value)} \\")
+        click.echo(shlex.join(preview(study, job)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

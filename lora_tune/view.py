@@ -1,0 +1,218 @@
+"""Who watches a sweep: one live screen, plain lines, JSON lines, or nobody."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lora_tune import curve
+from lora_tune.mllog import Eval
+from lora_tune.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.study import Study
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLOURS = {
+    Verdict.REACHED: "green",
+    Verdict.CENSORED: "yellow",
+    Verdict.PRUNED: "dark_orange",
+    Verdict.CAPPED: "dark_orange",
+    Verdict.INFEASIBLE: "magenta",
+    Verdict.FAILED: "red",
+    Verdict.CANCELLED: "red",
+}
+
+
+def sparkline(values: list[float], width: int = 16) -> str:
+    """The last ``width`` finite values as bars, lowest to highest."""
+    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] for v in shown)
+
+
+def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
+    """Seconds until the fitted curve crosses the target, at the speed so far; None when it does not, or is unknown."""
+    if len(evals) < 3 or not evals[-1].samples > 0:
+        return None
+    crossing = curve.estimate(evals, target)
+    left = (crossing.samples - evals[-1].samples) * evals[-1].seconds / evals[-1].samples
+    return left if 0 <= left < 1e7 else None
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people read them; "-" for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def parameters_text(trial: Trial) -> str:
+    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 pp1 cp1 ...``."""
+    parts = []
+    for name, value in trial.tuned.items():
+        if isinstance(value, str) and value.startswith("tp"):
+            parts.append(value)
+        else:
+            parts.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}")
+    return " ".join(parts)
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Plain(Quiet):
+    """One line an event: logs and pipes."""
+
+    def __init__(self, out: IO[str] | None = None) -> None:
+        self._out = out or sys.stdout
+
+    def line(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+class JsonLines(Quiet):
+    """One JSON object an event on standard output, for programs."""
+
+    def __init__(self, out: IO[str] | None = None) -> None:
+        self._out = out or sys.stdout
+        self._known: dict[int, str] = {}
+
+    def line(self, text: str) -> None:
+        self._write({"event": "line", "text": text})
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        for trial in sweep.trials.values():
+            state = trial.verdict or trial.state
+            if self._known.get(trial.number) != state:
+                self._known[trial.number] = state
+                facts = {"trial": trial.number, "state": str(state), "tuned": dict(trial.tuned)}
+                self._write({"event": "trial", **facts, "seconds": trial.seconds, "samples": trial.samples})
+
+    def _write(self, content: dict[str, Any]) -> None:
+        print(json.dumps(content), file=self._out, flush=True)
+
+
+class Screen:
+    """One rich screen that refreshes in place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._lines: deque[str] = deque(maxlen=5)
+        self._console = console or Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False)
+        self._live.start()
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        self._live.update(screen(study, sweep, now, list(self._lines)))
+
+    def line(self, text: str) -> None:
+        self._lines.append(text)
+
+    def close(self) -> None:
+        """Leave the last picture and give the terminal back."""
+        self._live.stop()
+
+
+def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> RenderableType:
+    """The whole picture, a pure function of the records."""
+    panel = Panel(
+        Group(_headline(study, sweep), _budget(study, sweep, now), "", _trials(study, sweep, now), "", _log(lines)),
+        title=f"[bold]lora_tune[/] · {study.name}",
+        subtitle=study.description or None,
+        border_style="cyan",
+    )
+    return panel
+
+
+def _headline(study: Study, sweep: Sweep) -> Text:
+    best = sweep.best(maximise=study.maximise)
+    if best is None:
+        return Text(f"target: eval loss {study.objective.target:g}    no trial has reached it yet", style="dim")
+    unit = "samples/s" if study.maximise else "s to the target"
+    text = Text("best: ", style="bold")
+    text.append(f"{best.facts['objective']:.4g} {unit}", style="bold green")
+    text.append(f"    trial {best.number}    {parameters_text(best)}")
+    return text
+
+
+def _budget(study: Study, sweep: Sweep, now: float) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    budget = study.budget
+    done = sum(t.state is TrialState.FINISHED for t in sweep.trials.values())
+    if budget.trials:
+        grid.add_row("trials", ProgressBar(budget.trials, done, width=30), f"{done} of {budget.trials}")
+    spent = sweep.node_hours(now)
+    if budget.node_hours:
+        grid.add_row(
+            "node-hours", ProgressBar(budget.node_hours, spent, width=30), f"{spent:.3g} of {budget.node_hours:g}"
+        )
+    else:
+        grid.add_row("node-hours", f"{spent:.3g}", _price(study, spent))
+    return grid
+
+
+def _price(study: Study, spent: float) -> str:
+    price = study.budget.price_per_node_hour
+    return f"= {spent * price:.2f} in money" if price else ""
+
+
+def _trials(study: Study, sweep: Sweep, now: float) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
+    for name, justify in (("trial", "right"), ("state", "left"), ("time", "right"), ("eval loss", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # a literal
+    table.add_column("curve", width=16, no_wrap=True)
+    table.add_column("to target", justify="right", no_wrap=True)
+    table.add_column("ETA", justify="right", no_wrap=True)
+    table.add_column("parameters", ratio=1, no_wrap=True, overflow="ellipsis")
+    open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+    ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
+    for trial in (*ended[-6:], *open_trials[:12]):
+        table.add_row(*_row(study, sweep, trial, now))
+    return table
+
+
+def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> list[str | Text]:
+    attempts = sweep.attempts_of(trial.number)
+    evals = sweep.last_evals(trial.number)
+    started = attempts[-1].started_at if attempts else None
+    state: Text
+    if trial.verdict is not None:
+        state = Text(str(trial.verdict), style=_COLOURS[trial.verdict])
+        elapsed = trial.facts.get("objective") if not study.maximise else None
+    else:
+        stopping = bool(attempts and attempts[-1].stop)
+        state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
+        elapsed = now - started if started else None
+    distance = f"{evals[-1].loss - study.objective.target:+.4f}" if evals else "-"
+    eta = None if trial.verdict else seconds_left(evals, study.objective.target)
+    loss = f"{evals[-1].loss:.4f}" if evals else "-"
+    line = sparkline([e.loss for e in evals])
+    return [str(trial.number), state, duration(elapsed), loss, line, distance, duration(eta), parameters_text(trial)]
+
+
+def _log(lines: list[str]) -> Text:
+    return Text("\n".join(lines), style="dim", overflow="ellipsis", no_wrap=True)
