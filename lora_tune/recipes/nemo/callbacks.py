@@ -1,0 +1,118 @@
+"""The run as it happens: random state, kernel warm-up, evaluations, stop at the target, and the MLLOG that tells of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from mlperf_logging.mllog import constants
+
+from lora_tune.recipes.nemo import warm_up
+from lora_tune.recipes.nemo.loss import over_ranks
+from lora_tune.recipes.nemo.settings import Settings
+from lora_tune.recipes.trial_log import TrialLog
+
+GIB = 2**30
+
+
+class Seeds(pl.Callback):
+    """Random states of this trial's seed before the adapters are made.
+
+    NeMo seeds Megatron's states with a constant: without this, every seed would start from the same adapters.
+    """
+
+    def __init__(self, settings: Settings, *, cuda: bool) -> None:
+        self._settings, self._cuda = settings, cuda
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        seed = self._settings.seed + 1
+        torch.manual_seed(seed)
+        if self._cuda:
+            graphs = self._settings.speed.cuda_graph
+            tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=graphs, use_cudagraphable_rng=graphs)
+            # Dropout: alike where tensor-parallel ranks hold the same activations, different where data differ.
+            torch.cuda.manual_seed(
+                seed + 7919 * (1 + parallel_state.get_data_parallel_rank(with_context_parallel=True))
+            )
+
+
+class Run(pl.Callback):
+    """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
+
+    def __init__(self, settings: Settings, log: TrialLog, *, cuda: bool, sequences: int) -> None:
+        self._settings, self._log, self._cuda = settings, log, cuda
+        self._sequences = sequences
+        self._batch = settings.layout.batch
+        self._started = False
+        self._stopped = False
+        self._eval_sum: torch.Tensor | None = None
+        self.reached = False
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Before the first step, when the adapters are in place: warm up, and start the clock."""
+        if self._started:
+            return
+        self._started = True
+        warm_up.run(trainer, self._settings)
+        torch.distributed.barrier()
+        self._log.end(constants.INIT_STOP)
+        self._log.start(constants.RUN_START)
+        self._log.block_start(0)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        step = trainer.global_step
+        if step % self._settings.log_every:
+            return
+        share = outputs["loss"] if isinstance(outputs, dict) else outputs
+        loss = over_ranks(share) / self._batch
+        self._log.train_loss(loss, step * self._batch, trainer.optimizers[0].param_groups[0]["lr"])
+        if not math.isfinite(loss):
+            trainer.should_stop = True
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        samples = trainer.global_step * self._batch
+        self._synchronize()
+        if self._cuda:
+            self._log.event("tracked_stats", {"max_memory_usage": self._peak()}, step=samples)
+        self._log.block_stop(samples, self._batch)
+        self._log.start(constants.EVAL_START, samples_count=samples)
+        self._eval_sum = None
+
+    def on_validation_batch_end(  # noqa: PLR0913
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,  # noqa: ARG002
+    ) -> None:
+        self._eval_sum = outputs.double() if self._eval_sum is None else self._eval_sum + outputs.double()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        samples = trainer.global_step * self._batch
+        assert self._eval_sum is not None, "an evaluation without a batch"
+        loss = over_ranks(self._eval_sum) / self._sequences
+        self._log.eval_loss(loss, samples)
+        self._log.end(constants.EVAL_STOP, samples_count=samples)
+        # The first evaluation is later than the interval between the others.
+        trainer.val_check_interval = trainer.val_check_batch = self._settings.evals.interval
+        self.reached = loss <= self._settings.target
+        if self.reached or not math.isfinite(loss):
+            trainer.should_stop = True
+        else:
+            self._log.block_start(samples)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        self._log.run_stop(trainer.global_step * self._batch, success=self.reached)
+
+    def _synchronize(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _peak(self) -> float:
+        """Most memory that the allocator of this rank held, GiB."""
+        return round(torch.cuda.max_memory_reserved() / GIB, 3)

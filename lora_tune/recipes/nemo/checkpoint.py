@@ -1,0 +1,65 @@
+"""What a NeMo checkpoint folder holds, before anything is built for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lora_tune.errors import InputError
+from lora_tune.recipes.nemo.shapes import Shape
+
+
+def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Key endings in a NeMo Llama checkpoint and the whole (unsharded) sizes of this shape; layers are stacked first."""
+    qkv = (shape.heads + 2 * shape.kv_groups) * shape.head
+    return {
+        "embedding.word_embeddings.weight": (shape.vocab, shape.hidden),
+        "output_layer.weight": (shape.vocab, shape.hidden),
+        "decoder.final_layernorm.weight": (shape.hidden,),
+        "decoder.layers.self_attention.linear_qkv.weight": (shape.layers, qkv, shape.hidden),
+        "decoder.layers.self_attention.linear_proj.weight": (shape.layers, shape.hidden, shape.heads * shape.head),
+        "decoder.layers.mlp.linear_fc1.weight": (shape.layers, 2 * shape.ffn, shape.hidden),
+        "decoder.layers.mlp.linear_fc2.weight": (shape.layers, shape.hidden, shape.ffn),
+    }
+
+
+def weights_folder(model: Path) -> Path:
+    """The folder of the distributed checkpoint under a NeMo folder (``MODEL``), which may also be given itself."""
+    for folder in (model / "weights", model):
+        if (folder / ".metadata").is_file() or (folder / "metadata.json").is_file():
+            return folder
+    raise InputError(
+        f"MODEL={str(model)!r}: no NeMo checkpoint; allowed is a folder with weights/ (distributed format) and context/"
+    )
+
+
+def check(model: Path, shape: Shape) -> None:
+    """Raise InputError where the checkpoint is of another shape than ``shape``.
+
+    Only torch_dist checkpoints say their sizes in one file; others are left to the loader.
+    """
+    folder = weights_folder(model)
+    if not (folder / ".metadata").is_file():
+        return
+    sizes = _sizes(folder)
+    for ending, size in expected(shape).items():
+        found = next((s for key, s in sizes.items() if key.endswith(ending)), None)
+        if found is None:
+            raise InputError(
+                f"MODEL={str(model)!r}: {ending} is not in the checkpoint; allowed is a whole Llama base model"
+            )
+        if found != size:
+            raise InputError(
+                f"MODEL={str(model)!r}: {ending} is {found}, LLAMA and the sizes beside it ask for {size}; give the checkpoint's shape"
+            )
+
+
+def _sizes(folder: Path) -> dict[str, tuple[int, ...]]:
+    from torch.distributed.checkpoint import FileSystemReader  # noqa: PLC0415 - torch takes seconds to import
+
+    try:
+        metadata: Any = FileSystemReader(folder).read_metadata()
+    except Exception as error:  # noqa: BLE001 - it is a pickle: anything can come out of a damaged one
+        raise InputError(f"MODEL={str(folder)!r}: .metadata cannot be read: {type(error).__name__}: {error}") from error
+    entries = metadata.state_dict_metadata.items()
+    return {key: tuple(entry.size) for key, entry in entries if hasattr(entry, "size")}

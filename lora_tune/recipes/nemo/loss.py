@@ -1,0 +1,45 @@
+"""The loss as NVIDIA's MLPerf implementation defines it: the mean over sequences of each sequence's mean loss.
+
+NeMo's own reduction weighs every token of a batch alike, which is another number wherever sequences differ in how
+many of their tokens count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from nemo.lightning.megatron_parallel import MegatronLossReduction
+
+
+class PerSequenceLoss(MegatronLossReduction):  # type: ignore[misc]
+    """Sums the losses of a micro-batch under the weights that ``data.batch`` put into ``loss_mask``.
+
+    The loss to differentiate is the mean over the micro-batch's sequences; Megatron then averages over micro-batches
+    and data-parallel ranks, and sums over context-parallel ranks, each of which holds a part of every sequence.
+    """
+
+    def forward(
+        self, batch: dict[str, torch.Tensor], forward_out: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """forward_out: per-token losses [mbs, seq/CP]. Returns this rank's share of the mean, and of the sum."""
+        total = (forward_out.float() * batch["loss_mask"]).sum()
+        return total / len(forward_out), {"sum": total.detach()}
+
+    def reduce(self, losses_reduced_per_micro_batch: Any) -> torch.Tensor:
+        """This rank's share of the sum over the sequences of a step: no rank waits for another here."""
+        return torch.stack([one["sum"] for one in losses_reduced_per_micro_batch]).sum()
+
+
+def over_ranks(share: torch.Tensor) -> float:
+    """The sum of the shares of all data- and context-parallel ranks, the same on every rank of the run.
+
+    A share counts where the last pipeline stage computed it; other stages pass zero or anything else.
+    """
+    total = share.detach().double().clone()
+    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        torch.distributed.broadcast(total, last, group=parallel_state.get_pipeline_model_parallel_group())
+    return float(total)

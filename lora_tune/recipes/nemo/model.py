@@ -1,0 +1,209 @@
+"""The settings as NeMo's own objects: model, LoRA, optimizer and trainer. Public NeMo interface only."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from nemo import lightning as nl
+from nemo.collections import llm
+from nemo.collections.llm.gpt.model.base import HAVE_TE, default_layer_spec, local_layer_spec
+from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+from nemo.lightning.pytorch.optim import CosineAnnealingScheduler
+
+from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.recipes.nemo.attention import SdpaAttention
+from lora_tune.recipes.nemo.data import IdTokenizer
+from lora_tune.recipes.nemo.loss import PerSequenceLoss
+from lora_tune.recipes.nemo.processes import Processes
+from lora_tune.recipes.nemo.settings import Settings
+
+
+def attention_name() -> str:
+    """Which attention this machine runs."""
+    return "transformer_engine" if HAVE_TE else "sdpa"
+
+
+def check_machine(settings: Settings, *, cuda: bool) -> None:
+    """Raise SurroundingsError or InputError for what this machine's libraries or GPUs cannot do."""
+    layout = settings.layout
+    if HAVE_TE:
+        return
+    wants = {
+        "FP8": settings.precision.fp8,
+        "SP": layout.sp,
+        "MCORE_CUDA_GRAPH": settings.speed.cuda_graph,
+        "USE_TE_OPS": settings.speed.te_ops,
+    }
+    for name, wanted in wants.items():
+        if wanted:
+            raise SurroundingsError(
+                f"{name}=1 needs Transformer Engine, which cannot be imported here; install it or set {name}=0"
+            )
+    if (settings.shape.kv_groups // layout.tp) % layout.cp:
+        raise InputError(
+            f"CP={layout.cp}: allowed is a divisor of the {settings.shape.kv_groups // layout.tp} key-value heads of a"
+            " tensor-parallel rank, where Transformer Engine is absent"
+        )
+    if cuda and not torch.cuda.is_bf16_supported():
+        raise SurroundingsError("the GPU cannot compute in bf16; use one of compute capability 8.0 or newer")
+
+
+def sdpa_spec(config: Any) -> Any:
+    """Megatron-Core's layers without Transformer Engine, with PyTorch's flash attention."""
+    spec = local_layer_spec(config)
+    spec.submodules.self_attention.submodules.core_attention = SdpaAttention
+    return spec
+
+
+def forward_step(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A forward pass without a mask: every attention that is used here is causal by itself."""
+    loss: torch.Tensor = model(
+        input_ids=batch["tokens"], position_ids=batch["position_ids"], attention_mask=None, labels=batch["labels"]
+    )
+    return loss
+
+
+def build_model(settings: Settings, *, cuda: bool) -> Any:
+    """The base model, its weights still to come."""
+    shape, speed = settings.shape, settings.speed
+    recompute: dict[str, Any] = {}
+    if speed.recompute:
+        recompute["recompute_granularity"] = speed.recompute
+    if speed.recompute == "full":
+        recompute |= {"recompute_method": speed.recompute_method, "recompute_num_layers": speed.recompute_layers}
+    if speed.recompute_modules:
+        recompute["recompute_modules"] = list(speed.recompute_modules)
+    config = llm.LlamaConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_groups,
+        vocab_size=shape.vocab,
+        seq_length=settings.seq,
+        rotary_base=shape.rotary_base,
+        layernorm_epsilon=shape.norm_eps,
+        transformer_layer_spec=default_layer_spec if HAVE_TE else sdpa_spec,
+        forward_step_fn=forward_step,
+        apply_rope_fusion=HAVE_TE,
+        masked_softmax_fusion=HAVE_TE,
+        persist_layer_norm=HAVE_TE,
+        gradient_accumulation_fusion=False,  # the frozen weights have no gradient to accumulate
+        cross_entropy_loss_fusion=HAVE_TE and speed.fused_loss,
+        cross_entropy_fusion_impl="te",
+        use_cpu_initialization=not cuda,
+        cp_comm_type=speed.cp_comm if settings.layout.cp > 1 else None,
+        enable_cuda_graph=speed.cuda_graph,
+        cuda_graph_scope=speed.cuda_graph_scope,
+        use_te_rng_tracker=HAVE_TE and speed.cuda_graph,
+        use_transformer_engine_op_fuser=speed.te_ops or None,
+        activation_func_fp8_input_store=settings.precision.act,
+        **recompute,
+    )
+    model = llm.LlamaModel(config, tokenizer=IdTokenizer(shape.vocab))
+    model._training_loss_reduction = PerSequenceLoss()
+    model._validation_loss_reduction = PerSequenceLoss()
+    return model
+
+
+def build_lora(settings: Settings) -> Any:
+    """LoRA on the attention's projections."""
+    if not HAVE_TE:
+        _without_transformer_engine()
+    return llm.peft.LoRA(
+        target_modules=["linear_qkv", "linear_proj"],
+        dim=settings.lora_rank,
+        alpha=settings.lora_alpha,
+        dropout=settings.lora_dropout,
+        dropout_position="pre",
+        lora_A_init_method="kaiming",
+        a2a_experimental=settings.speed.lora_a2a and settings.layout.sp,
+    )
+
+
+def _without_transformer_engine() -> None:
+    """NeMo 2.7 names ``te.Linear`` without asking, and takes Megatron-Core's empty stand-ins for the real classes."""
+    from nemo.collections.llm.peft import lora, utils  # noqa: PLC0415
+
+    utils.HAVE_TE = False
+    lora.te = types.SimpleNamespace(Linear=type("NoTransformerEngine", (), {}))
+
+
+def build_optimizer(settings: Settings, *, cuda: bool) -> Any:
+    """AdamW with MLPerf's constants, linear warm-up and a half cosine to MIN_LR."""
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=settings.lr,
+        min_lr=settings.min_lr,
+        weight_decay=settings.weight_decay,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_eps=1e-8,
+        clip_grad=settings.grad_clip,
+        bf16=cuda,
+        use_distributed_optimizer=cuda,
+    )
+    cosine = CosineAnnealingScheduler(
+        max_steps=settings.max_steps, warmup_steps=settings.warmup_steps, constant_steps=0, min_lr=settings.min_lr
+    )
+    return nl.MegatronOptimizerModule(config=config, lr_scheduler=cosine)
+
+
+def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any], *, cuda: bool) -> Any:
+    """Trainer and strategy on these processes; evaluates at the schedule's first step, the callbacks see to the rest."""
+    layout, precision = settings.layout, settings.precision
+    dtype = torch.bfloat16 if cuda else torch.float32
+    strategy = nl.MegatronStrategy(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vp if layout.vp > 1 else None,
+        context_parallel_size=layout.cp,
+        sequence_parallel=layout.sp,
+        pipeline_dtype=dtype,
+        use_te_rng_tracker=HAVE_TE and settings.speed.cuda_graph,
+        cluster_environment=TorchElasticEnvironment(),
+        ddp=DistributedDataParallelConfig(
+            use_distributed_optimizer=cuda, grad_reduce_in_fp32=False, average_in_collective=False
+        ),
+        gradient_as_bucket_view=True,
+        ckpt_load_optimizer=False,
+        ckpt_async_save=False,
+        progress_interval=10**9,
+    )
+    mixed = nl.MegatronMixedPrecision(
+        precision="bf16-mixed" if cuda else "32",
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        grad_reduce_in_fp32=False,
+        fp8="hybrid" if precision.fp8 else None,
+        fp8_recipe=precision.recipe,
+        fp8_amax_history_len=precision.history,
+        fp8_amax_compute_algo=precision.algorithm,
+        fp8_param_gather=precision.params,
+        fp8_dot_product_attention=precision.dpa,
+        fp8_wgrad=False,
+    )
+    overlap = [MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_bootstrap_backend="nccl")]
+    return nl.Trainer(
+        accelerator="gpu" if cuda else "cpu",
+        devices=processes.per_node,
+        num_nodes=processes.nodes,
+        strategy=strategy,
+        plugins=mixed,
+        max_steps=settings.max_steps,
+        val_check_interval=settings.evals.first,
+        limit_val_batches=1.0,
+        num_sanity_val_steps=0,
+        accumulate_grad_batches=1,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        callbacks=[*(overlap if settings.speed.tp_overlap else []), *callbacks],
+    )

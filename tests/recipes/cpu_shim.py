@@ -1,0 +1,93 @@
+"""TEST ONLY: runs a NeMo program on a CPU.
+
+NeMo 2.x and Megatron-Core ask for CUDA streams and ``device="cuda"`` without looking whether there is a GPU. This
+answers those calls on the CPU, so that the very code of the recipe trains on gloo. It changes no arithmetic, and it
+covers neither Transformer Engine nor FP8, bf16, NCCL, the distributed optimizer or speed.
+
+``python tests/recipes/cpu_shim.py MODULE`` runs ``MODULE.main(cuda=False)`` and exits with its code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+def _is_cuda(x: object) -> bool:
+    return (isinstance(x, str) and x.startswith("cuda")) or (isinstance(x, torch.device) and x.type == "cuda")
+
+
+class CudaMeansCpu(TorchFunctionMode):
+    """Puts on the CPU what is asked to be on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:  # Megatron asserts on the type's name
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = CPU
+        kwargs.pop("pin_memory", None)
+        return func(*(CPU if _is_cuda(a) else a for a in args), **kwargs)
+
+
+class _Stream:
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *a, **k: None
+
+
+def install() -> None:
+    """Answer CUDA's calls from here on, in this process."""
+    if torch.cuda.is_available():
+        raise RuntimeError("the CPU shim is for machines without a GPU")
+    cuda: Any = torch.cuda
+    cuda.Stream = _Stream
+    cuda.stream = lambda *_: contextlib.nullcontext()
+    cuda.current_stream = cuda.default_stream = lambda *_: _Stream()
+    cuda.current_device = lambda: CPU
+    cuda.synchronize = lambda *_: None
+    CudaMeansCpu().__enter__()
+
+
+def install_random_states(seed: int) -> None:
+    """Megatron's named random states, kept by the CPU's generator."""
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *a, **k: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *a, **k: torch.set_rng_state(state)
+    cuda: Any = torch.cuda
+    cuda.manual_seed = torch.manual_seed
+    cuda.get_rng_state = lambda *_: torch.get_rng_state()
+    keep = torch.get_rng_state()
+    tracker = random.get_cuda_rng_tracker()
+    tracker.reset()
+    names = (
+        random._DATA_PARALLEL_RNG_TRACKER_NAME,
+        random._MODEL_PARALLEL_RNG_TRACKER_NAME,
+        random._EXPERT_PARALLEL_RNG_TRACKER_NAME,
+    )
+    for i, name in enumerate(names):
+        tracker.add(name, seed + 2718 * i)
+    torch.set_rng_state(keep)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    install()
+    install_random_states(int(os.environ.get("SEED", "1")))
+    module = importlib.import_module(sys.argv[1])
+    code = module.main(cuda=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
