@@ -1,0 +1,46 @@
+# make sweep: the tiny sweep, from nothing.   make test: everything that is tested, from nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STUDY ?= tiny
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: sweep test lint packages clean
+.DELETE_ON_ERROR:
+
+sweep: $(VENV)/.installed
+	$(BIN)/python -m lora_tune.sweep --study $(STUDY)
+
+test: $(VENV)/.installed-dev packages
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Debian and Ubuntu split venv from python3; add it where it is missing and we may.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lora_tune needs Python 3.11 or later; set PYTHON=" >&2; exit 3; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
+	  [ "$$(id -u)" = 0 ] || { echo "python3-venv is missing: sudo apt-get install python3-venv" >&2; exit 3; }; \
+	  apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
+
+# torch first and alone: the constraints pin the build without CUDA where there is no GPU.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install -q -c constraints.txt torch
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[peft]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[peft,postgres,dev]'
+	@touch $@
+
+# Slurm, PostgreSQL, Chromium for the tests; without root the tests say what they skip.
+packages:
+	@bash tests/install_packages.sh
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
