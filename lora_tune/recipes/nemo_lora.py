@@ -32,7 +32,7 @@ to the host at every step. A site whose nodes are its own may set NCCL_NVLS_ENAB
 
 
 def main(*, cuda: bool = True) -> int:
-    """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests' stand-in."""
+    """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests."""
     processes = Processes()
     try:
         for name, value in QUIET.items():
@@ -40,11 +40,11 @@ def main(*, cuda: bool = True) -> int:
         processes = read_processes(os.environ)
         settings = read(os.environ, processes.world)
         # Seconds to import, and a bad knob must not wait for it.
-        import torch  # noqa: PLC0415
+        import torch
 
         if cuda and not torch.cuda.is_available():
             raise SurroundingsError("no CUDA device is visible; NeMo trains on NVIDIA GPUs only")
-        from lora_tune.recipes.nemo import trial  # noqa: PLC0415
+        from lora_tune.recipes.nemo import trial
 
         trial.run(settings, processes, cuda=cuda)
     except LoraTuneError as error:

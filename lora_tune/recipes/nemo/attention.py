@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all over the context-parallel group of x [s, b, h, d]: gather the sequence and split the heads, or back."""
+    """All-to-all over the context-parallel group of x [s, b, h, d]: gather the sequence, split the heads; or back."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Any, gather: bool) -> torch.Tensor:
@@ -29,16 +29,14 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(gradient.contiguous(), ctx.group, not ctx.gather), None, None
 
 
-class SdpaAttention(MegatronModule):  # type: ignore[misc]
-    """Drop-in for ``core_attention`` of a Megatron-Core layer. Query, key, value: [seq/CP, batch, heads/TP, channels]."""
+class SdpaAttention(MegatronModule):
+    """Drop-in for ``core_attention`` of a Megatron-Core layer; tensors are [seq/CP, batch, heads/TP, channels]."""
 
-    def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any) -> None:
+    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
         super().__init__(config)
         self.cp = config.context_parallel_size
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any = None, **_: Any
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         shape = (query.shape[0], query.shape[1], -1)
         if self.cp == 1:
             return _causal(query, key, value).reshape(shape)

@@ -1,4 +1,4 @@
-"""The run as it happens: random state, kernel warm-up, evaluations, stop at the target, and the MLLOG that tells of it."""
+"""The run as it happens: random state, kernel warm-up, evaluations, stop at the target, and the MLLOG of it all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from mlperf_logging.mllog import constants
 
-from lora_tune.recipes.nemo import warm_up
+from lora_tune.recipes.nemo import hf, warm_up
 from lora_tune.recipes.nemo.loss import over_ranks
 from lora_tune.recipes.nemo.settings import Settings
 from lora_tune.recipes.trial_log import TrialLog
@@ -27,7 +27,7 @@ class Seeds(pl.Callback):
     def __init__(self, settings: Settings, *, cuda: bool) -> None:
         self._settings, self._cuda = settings, cuda
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_start(self, *_: Any) -> None:
         seed = self._settings.seed + 1
         torch.manual_seed(seed)
         if self._cuda:
@@ -37,6 +37,22 @@ class Seeds(pl.Callback):
             torch.cuda.manual_seed(
                 seed + 7919 * (1 + parallel_state.get_data_parallel_rank(with_context_parallel=True))
             )
+
+
+class Base(pl.Callback):
+    """Loads a Hugging Face base before the adapters are made (a NeMo folder is loaded by NeMo)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def on_fit_start(self, trainer: Any, *_: Any) -> None:
+        assert self._settings.model is not None
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        for chunk in trainer.strategy.megatron_parallel:
+            core = chunk
+            while hasattr(core, "module"):
+                core = core.module
+            hf.load(core, self._settings.model, self._settings.shape, rank, self._settings.layout.tp)
 
 
 class Run(pl.Callback):
@@ -51,7 +67,7 @@ class Run(pl.Callback):
         self._eval_sum: torch.Tensor | None = None
         self.reached = False
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Before the first step, when the adapters are in place: warm up, and start the clock."""
         if self._started:
             return
@@ -62,7 +78,7 @@ class Run(pl.Callback):
         self._log.start(constants.RUN_START)
         self._log.block_start(0)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
         step = trainer.global_step
         if step % self._settings.log_every:
             return
@@ -72,7 +88,7 @@ class Run(pl.Callback):
         if not math.isfinite(loss):
             trainer.should_stop = True
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_validation_start(self, trainer: Any, *_: Any) -> None:
         samples = trainer.global_step * self._batch
         self._synchronize()
         if self._cuda:
@@ -81,18 +97,10 @@ class Run(pl.Callback):
         self._log.start(constants.EVAL_START, samples_count=samples)
         self._eval_sum = None
 
-    def on_validation_batch_end(  # noqa: PLR0913
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,  # noqa: ARG002
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
         self._eval_sum = outputs.double() if self._eval_sum is None else self._eval_sum + outputs.double()
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
         samples = trainer.global_step * self._batch
         assert self._eval_sum is not None, "an evaluation without a batch"
         loss = over_ranks(self._eval_sum) / self._sequences
@@ -106,7 +114,7 @@ class Run(pl.Callback):
         else:
             self._log.block_start(samples)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
         self._log.run_stop(trainer.global_step * self._batch, success=self.reached)
 
     def _synchronize(self) -> None:

@@ -10,7 +10,7 @@ from lora_tune.recipes.nemo.shapes import Shape
 
 
 def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Key endings in a NeMo Llama checkpoint and the whole (unsharded) sizes of this shape; layers are stacked first."""
+    """Key endings in a NeMo Llama checkpoint and their whole sizes for this shape; layers are stacked first."""
     qkv = (shape.heads + 2 * shape.kv_groups) * shape.head
     return {
         "embedding.word_embeddings.weight": (shape.vocab, shape.hidden),
@@ -50,16 +50,17 @@ def check(model: Path, shape: Shape) -> None:
             )
         if found != size:
             raise InputError(
-                f"MODEL={str(model)!r}: {ending} is {found}, LLAMA and the sizes beside it ask for {size}; give the checkpoint's shape"
+                f"MODEL={str(model)!r}: {ending} is {found}, but LLAMA and the sizes beside it ask for {size};"
+                " give the checkpoint's shape"
             )
 
 
 def _sizes(folder: Path) -> dict[str, tuple[int, ...]]:
-    from torch.distributed.checkpoint import FileSystemReader  # noqa: PLC0415 - torch takes seconds to import
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     try:
         metadata: Any = FileSystemReader(folder).read_metadata()
-    except Exception as error:  # noqa: BLE001 - it is a pickle: anything can come out of a damaged one
+    except Exception as error:
         raise InputError(f"MODEL={str(folder)!r}: .metadata cannot be read: {type(error).__name__}: {error}") from error
     entries = metadata.state_dict_metadata.items()
     return {key: tuple(entry.size) for key, entry in entries if hasattr(entry, "size")}

@@ -124,8 +124,9 @@ def load(settings: Settings) -> tuple[Sequences, Sequences]:
         top = int(sequences.tokens.max())
         if top >= settings.shape.vocab or int(sequences.tokens.min()) < 0:
             raise InputError(
-                f"{settings.datadir}/{split}: holds token {top}; the model's vocabulary allows 0 to {settings.shape.vocab - 1}"
+                f"{settings.datadir}/{split}: holds token {top};"
+                f" the model's vocabulary allows 0 to {settings.shape.vocab - 1}"
             )
         found.append(sequences)
     train, validation = found
-    return train, validation.first(settings.eval_samples) if settings.eval_samples else validation
+    return train, validation.spread(settings.eval_samples) if settings.eval_samples else validation

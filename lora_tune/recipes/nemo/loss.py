@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 
-class PerSequenceLoss(MegatronLossReduction):  # type: ignore[misc]
+class PerSequenceLoss(MegatronLossReduction):
     """Sums the losses of a micro-batch under the weights that ``data.batch`` put into ``loss_mask``.
 
     The loss to differentiate is the mean over the micro-batch's sequences; Megatron then averages over micro-batches

@@ -128,7 +128,7 @@ def build_lora(settings: Settings) -> Any:
 
 def _without_transformer_engine() -> None:
     """NeMo 2.7 names ``te.Linear`` without asking, and takes Megatron-Core's empty stand-ins for the real classes."""
-    from nemo.collections.llm.peft import lora, utils  # noqa: PLC0415
+    from nemo.collections.llm.peft import lora, utils
 
     utils.HAVE_TE = False
     lora.te = types.SimpleNamespace(Linear=type("NoTransformerEngine", (), {}))
@@ -155,7 +155,7 @@ def build_optimizer(settings: Settings, *, cuda: bool) -> Any:
 
 
 def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any], *, cuda: bool) -> Any:
-    """Trainer and strategy on these processes; evaluates at the schedule's first step, the callbacks see to the rest."""
+    """Trainer and strategy on these processes; evaluates at the schedule's first step, Run sees to the rest."""
     layout, precision = settings.layout, settings.precision
     dtype = torch.bfloat16 if cuda else torch.float32
     strategy = nl.MegatronStrategy(

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lora_tune.errors import InputError
 from lora_tune.recipes.knobs import Knobs
+from lora_tune.recipes.nemo import hf
 from lora_tune.recipes.nemo.schedule import RULE_INTERVAL, EvalSchedule, schedule
 from lora_tune.recipes.nemo.shapes import Shape, read_shape
 
@@ -20,7 +21,7 @@ TARGET = 0.925
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the model lies over the processes: degrees of tensor, pipeline, virtual pipeline, context and data parallelism.
+    """How the model lies over the processes: degrees of tensor, pipeline (virtual), context and data parallelism.
 
     sp: sequence parallel. minibs: sequences per data-parallel rank and step. mbs: sequences per forward pass.
     """
@@ -129,7 +130,8 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
     Raises InputError for the first value that is not allowed, and for a layout that does not fit.
     """
     knobs = Knobs(environment)
-    shape = read_shape(knobs)
+    model = knobs.folder("MODEL", None)
+    shape = _shape(knobs, model)
     seq = knobs.integer("SEQ", 8192, low=2)
     layout = _layout(knobs, world)
     _check_layout(layout, shape, seq)
@@ -162,13 +164,25 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
         warmup_train=knobs.integer("WARMUP_TRAIN_STEPS", 5, low=0) if warm else 0,
         warmup_validation=knobs.integer("WARMUP_VALIDATION_STEPS", 5, low=0) if warm else 0,
         datadir=datadir,
-        model=knobs.folder("MODEL", None),
+        model=model,
         logdir=knobs.folder("LOGDIR", None),
         timeout=knobs.integer("DIST_TIMEOUT", 600, low=10),
         benchmark=knobs.text("BENCHMARK", "llama2_70b_lora"),
         org=knobs.text("SUBMISSION_ORG", "lora_tune"),
         platform=knobs.text("SUBMISSION_PLATFORM"),
     )
+
+
+def _shape(knobs: Knobs, model: Path | None) -> Shape:
+    """The shape by its variables; that of a Hugging Face folder is stated there, and variables must agree with it."""
+    if model is None or not hf.is_hf(model):
+        return read_shape(knobs, "70b")
+    stated = hf.shape_of(model)
+    if knobs.given("LLAMA") and (asked := read_shape(knobs, "70b")) != replace(stated, norm_eps=asked.norm_eps):
+        raise InputError(
+            f"LLAMA={knobs.text('LLAMA')}: {asked}, but MODEL={str(model)!r} is {stated}; leave LLAMA unset"
+        )
+    return stated
 
 
 def _layout(knobs: Knobs, world: int) -> Layout:
@@ -182,7 +196,7 @@ def _layout(knobs: Knobs, world: int) -> Layout:
         default = batch // dp
         if batch % dp or (knobs.given("MINIBS") and knobs.integer("MINIBS", 1, low=1) != default):
             raise InputError(
-                f"GLOBAL_BATCH_SIZE={batch}: allowed is a multiple of the {dp} data-parallel ranks, without another MINIBS"
+                f"GLOBAL_BATCH_SIZE={batch}: allowed is a multiple of the {dp} data-parallel ranks, and no other MINIBS"
             )
     minibs = knobs.integer("MINIBS", default, low=1)
     return Layout(
@@ -199,15 +213,16 @@ def _layout(knobs: Knobs, world: int) -> Layout:
 
 def _check_layout(layout: Layout, shape: Shape, seq: int) -> None:
     """Raise InputError for the first rule of Megatron-Core's that the layout breaks."""
+    stages, shards = layout.pp * layout.vp, layout.tp * layout.cp
     rules = [
         (layout.minibs % layout.mbs, f"MBS={layout.mbs}", f"a divisor of MINIBS={layout.minibs}"),
         (shape.kv_groups % layout.tp, f"TP={layout.tp}", f"a divisor of the {shape.kv_groups} key-value heads"),
         (shape.vocab % layout.tp, f"TP={layout.tp}", f"a divisor of the {shape.vocab} rows of the vocabulary"),
-        (shape.layers % (layout.pp * layout.vp), f"PP={layout.pp} VP={layout.vp}", f"a divisor of {shape.layers} layers"),
+        (shape.layers % stages, f"PP={layout.pp} VP={layout.vp}", f"a divisor of {shape.layers} layers"),
         (layout.vp > 1 and layout.pp == 1, f"VP={layout.vp}", "1 where PP is 1"),
         (layout.sp and layout.tp == 1, "SP=1", "0 where TP is 1"),
         (layout.cp > 1 and seq % (2 * layout.cp), f"SEQ={seq}", f"a multiple of 2*CP={2 * layout.cp}"),
-        (layout.sp and seq % (layout.tp * layout.cp), f"SEQ={seq}", f"a multiple of TP*CP={layout.tp * layout.cp} with SP=1"),
+        (layout.sp and seq % shards, f"SEQ={seq}", f"a multiple of TP*CP={shards} with SP=1"),
     ]  # fmt: skip
     for broken, what, allowed in rules:
         if broken:

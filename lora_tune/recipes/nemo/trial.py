@@ -17,8 +17,8 @@ from nemo import lightning as nl
 from nemo.collections import llm
 from nemo.utils import logging as nemo_logging
 
-from lora_tune.recipes.nemo import checkpoint
-from lora_tune.recipes.nemo.callbacks import Run, Seeds
+from lora_tune.recipes.nemo import checkpoint, hf
+from lora_tune.recipes.nemo.callbacks import Base, Run, Seeds
 from lora_tune.recipes.nemo.data import PackedData
 from lora_tune.recipes.nemo.model import (
     attention_name,
@@ -43,7 +43,7 @@ class Bounded(pl.Callback):
         self._limit = timedelta(seconds=seconds)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - torch has no public name for it
+        from torch.distributed import distributed_c10d as c10d
 
         for group in list(c10d._world.pg_map):
             c10d._set_pg_timeout(self._limit, group)
@@ -60,7 +60,8 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     log.start(constants.INIT_START)
     nemo_logging.setLevel(nemo_logging.ERROR)
     check_machine(settings, cuda=cuda)
-    if settings.model:
+    foreign = settings.model is not None and hf.is_hf(settings.model)
+    if settings.model and not foreign:
         checkpoint.check(settings.model, settings.shape)
     os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(settings.timeout)
     os.environ.update(processes.variables())
@@ -70,6 +71,8 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     lora = build_lora(settings)
     watch = Run(settings, log, cuda=cuda, sequences=len(data.validation))
     callbacks = [Bounded(settings.timeout), Seeds(settings, cuda=cuda), lora, watch]
+    if foreign:
+        callbacks.insert(0, Base(settings))
     with _log_folder(settings) as folder:
         llm.finetune(
             model=build_model(settings, cuda=cuda),
@@ -78,13 +81,13 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
             log=nl.NeMoLogger(log_dir=folder, use_datetime_version=False, ckpt=None),
             optim=build_optimizer(settings, cuda=cuda),
             peft=lora,
-            resume=_base(settings),
+            resume=None if foreign else _base(settings),
         )
     return watch.reached
 
 
 def _base(settings: Settings) -> Any:
-    """Where the frozen weights come from; None leaves them random, which is enough to measure speed."""
+    """A NeMo folder to take the frozen weights from; None leaves them random, which is enough to measure speed."""
     if settings.model is None:
         return None
     restore = nl.RestoreConfig(path=str(settings.model), load_optim_state=False, load_artifacts=False)

@@ -64,6 +64,7 @@ def _random_states_kept() -> Iterator[None]:
 
 def _reset_fp8(model: torch.nn.Module) -> None:
     """Forget the ranges that random tokens left in Transformer Engine's scaling histories."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "reset_fp8_meta_tensors"):
             module.reset_fp8_meta_tensors()
