@@ -13,7 +13,9 @@ from lora_tune import curve
 from lora_tune.mllog import Eval, Run
 
 TARGET = 0.925
-GBS_8 = curve.log_linear(0.92483, -0.02244, 3000, noise=0.0018, seed=0.001, drift=0.01, name="test")
+GBS_8 = curve.log_linear(
+    0.92483, -0.02244, 3000, noise=0.0015, seed=0.001, wander=0.001, spread=0.0012, drift=0.01, name="test"
+)
 
 numbers = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.curve.family import Family, learn_family, pair_slopes
-from lora_tune.curve.points import evals_of, first_reached, points, usable_loss
+from lora_tune.curve.family import Family
+from lora_tune.curve.forecast import forecast
+from lora_tune.curve.learn import learn_family
+from lora_tune.curve.points import Array, Points, evals_of, first_reached, points, usable_loss
 from lora_tune.mllog import Eval, Run
 
 IN_A_ROW = 2
@@ -17,6 +19,15 @@ IN_A_ROW = 2
 
 FEWEST_REFERENCES = 4
 """Finished runs of a study before they count as a reference."""
+
+FEWEST_FOR_OWN_FIT = 6
+"""Evals before a run is judged by nothing but its own curve."""
+
+HOPELESS = 0.1
+"""Share of the false-prune rate left to the test "cannot reach the target before the run ends anyway"."""
+
+LEAST_DELAY = 1.1
+"""A run forecast to need less than this times the samples of the median curve is slow, not stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +43,9 @@ class Verdict:
 class Envelope:
     """What good runs of a workload look like: a median curve and how far above it they go, two evals in a row.
 
-    thresholds: (rate, loss) pairs: a share ``rate`` of good runs is at some eval pair more than ``loss`` above the
-    family's curve with both evals; ``rate`` falls, ``loss`` rises.
+    thresholds: (rate, excess) pairs: at most a share ``rate`` of good runs has, at any time of its life, two evals in
+    a row further above the family's curve than ``excess``, in units of sqrt(noise^2 + spread^2). ``rate`` falls,
+    ``excess`` rises.
     """
 
     family: Family
@@ -41,12 +53,12 @@ class Envelope:
 
     def threshold(self, rate: float) -> float:
         """The smallest tabled excess whose rate is at most ``rate``; the largest one when none is."""
-        return next((loss for share, loss in self.thresholds if share <= rate), self.thresholds[-1][1])
+        return next((excess for share, excess in self.thresholds if share <= rate), self.thresholds[-1][1])
 
     def rate_of(self, excess: float) -> float:
         """The share of good runs with this excess, by the table (log-linear between its rows)."""
-        rates, losses = np.array(self.thresholds).T
-        return float(np.exp(np.interp(excess, losses, np.log(rates))))
+        rates, excesses = np.array(self.thresholds).T
+        return float(np.exp(np.interp(excess, excesses, np.log(rates))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,77 +111,82 @@ def stalled(
     """The stall test on one run. Takes any sequence of evals and never raises.
 
     Stops on two evals in a row that are not finite (at any time), on a blow-up, on two evals in a row further above
-    the reference curve than ``false_prune_rate`` of good runs ever are, and without a reference on a curve whose own
-    steepest credible slope does not reach the target by ``max_samples``.
+    the reference curve than ``false_prune_rate`` of good runs ever are, and on a curve that by its forecast does not
+    reach the target by ``max_samples``.
     """
     if first_reached(evals, target) is not None:
         return GO_ON
     if len(evals) >= IN_A_ROW and not any(usable_loss(e.loss) for e in evals[-IN_A_ROW:]):
         return Verdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
     recent = [e for e in evals if e.samples >= no_verdict_before]
-    blown = _blown_up(recent)
-    if blown.stop:
-        return blown
-    if reference is not None:
-        return _against(recent, reference, false_prune_rate)
-    return _by_own_fit(recent, target, max_samples)
+    usable = points(recent)
+    found = _blown_up(usable)
+    if not found.stop and reference is not None:
+        found = _against(usable, target, reference, false_prune_rate)
+    if not found.stop and max_samples is not None:
+        found = _out_of_time(recent, target, reference, max_samples, HOPELESS * false_prune_rate)
+    return found
 
 
 def envelope_from(references: Sequence[Run | Sequence[Eval]], target: float) -> Envelope | None:
-    """An envelope learned from finished runs that reached ``target``; None with fewer than four of them."""
-    good = [r for r in references if first_reached(evals_of(r), target) is not None]
-    family = learn_family(good, target) if len(good) >= FEWEST_REFERENCES else None
-    if family is None:
-        return None
-    worst = np.array([worst_pair(evals_of(r), family) for r in good])
-    worst = worst[np.isfinite(worst)]
-    return _student_envelope(family, worst) if len(worst) >= FEWEST_REFERENCES else None
+    """An envelope learned from finished runs that reached ``target``; None with fewer than four of them.
 
-
-def worst_pair(evals: Sequence[Eval], family: Family) -> float:
-    """The largest excess over the family's curve that two evals in a row both show; -inf with fewer than two."""
-    samples, loss = points(evals)
-    if len(samples) < IN_A_ROW:
-        return -math.inf
-    excess = loss - family.loss_at(samples)
-    return float(np.minimum(excess[:-1], excess[1:]).max())
-
-
-def _student_envelope(family: Family, worst: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Envelope:
-    """Thresholds from few runs: the one-sided Student prediction bound for the next run's worst pair.
-
-    ``mean + t(1 - rate, n - 1) * sd * sqrt(1 + 1/n)`` (Hahn and Meeker 1991, section 4.4), sd at least half an
-    eval's noise so that few lucky runs do not make a tight envelope.
+    Thresholds are the one-sided Student prediction bound for one more run, ``t(1 - rate, n - 1) * sqrt(1 + 1/n)``
+    (Hahn and Meeker 1991, section 4.4), and never below the worst that the references themselves showed.
     """
     from scipy.special import stdtrit
 
-    n = len(worst)
-    sd = max(float(np.std(worst, ddof=1)), 0.5 * family.noise) * math.sqrt(1 + 1 / n)
+    good = [evals_of(r) for r in references if first_reached(evals_of(r), target) is not None]
+    family = learn_family(good, target) if len(good) >= FEWEST_REFERENCES else None
+    if family is None:
+        return None
+    worst = max(worst_pair(evals, target, family) for evals in good)
+    wide = math.sqrt(1 + 1 / len(good))
     rates = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-    rows = tuple((rate, float(worst.mean() + stdtrit(n - 1, 1 - rate) * sd)) for rate in rates)
-    return Envelope(family=family, thresholds=rows)
+    rows = ((rate, max(worst, float(stdtrit(len(good) - 1, 1 - rate)) * wide)) for rate in rates)
+    return Envelope(family=family, thresholds=tuple(rows))
 
 
-def _against(recent: Sequence[Eval], reference: Envelope, rate: float) -> Verdict:
-    samples, loss = points(recent)
-    if len(samples) < IN_A_ROW:
+def worst_pair(evals: Sequence[Eval], target: float, family: Family) -> float:
+    """The largest excess that two evals in a row both show before the target, in units of sqrt(noise^2 + spread^2).
+
+    -inf with fewer than two such evals. Evals before the family's first knot are not looked at.
+    """
+    stop = first_reached(evals, target)
+    usable = points([e for e in evals if stop is None or e.samples < stop.samples])
+    scaled = excesses(usable, family)
+    return float(np.minimum(scaled[:-1], scaled[1:]).max()) if len(scaled) >= IN_A_ROW else -math.inf
+
+
+def excesses(usable: Points, family: Family) -> Array:
+    """How far each eval from the family's first knot on lies above its curve, in sqrt(noise^2 + spread^2)."""
+    samples, loss = Points(*(v[usable.samples >= 0.999 * np.exp(family.log_samples[0])] for v in usable))
+    scale = np.sqrt(family.noise_at(samples) ** 2 + family.spread**2)
+    return np.asarray((loss - family.loss_at(samples)) / scale, dtype=np.float64)
+
+
+def _against(usable: Points, target: float, reference: Envelope, rate: float) -> Verdict:
+    """Two evals in a row above the threshold, both also later than the median curve by ``LEAST_DELAY``."""
+    family = reference.family
+    scaled = excesses(usable, family)[-IN_A_ROW:]
+    if len(scaled) < IN_A_ROW or float(scaled.min()) <= reference.threshold(rate):
         return GO_ON
-    excess = float((loss[-IN_A_ROW:] - reference.family.loss_at(samples[-IN_A_ROW:])).min())
-    if excess <= reference.threshold(rate):
+    above = float((usable.loss[-IN_A_ROW:] - family.loss_at(usable.samples[-IN_A_ROW:])).min())
+    if family.samples_at(target - above) < LEAST_DELAY * family.samples_at(target):
         return GO_ON
-    share = reference.rate_of(excess)
+    share = reference.rate_of(float(scaled.min()))
     return Verdict(
         True,
-        f"stalled: two evals in a row {excess:.4f} above the median curve ({reference.family.name}); "
-        f"{100 * share:.1f}% of good runs look like this",
+        f"stalled: two evals in a row {above:.4f} above the median curve ({family.name}); "
+        f"at most {100 * share:.1f}% of good runs look like this",
         "stalled",
     )
 
 
-def _blown_up(recent: Sequence[Eval]) -> Verdict:
+def _blown_up(usable: Points) -> Verdict:
     """Two evals in a row above the first one by more than the whole fall so far, and above 1.2 times the best."""
-    samples, loss = points(recent)
-    if len(samples) < 1 + IN_A_ROW:
+    loss = usable.loss
+    if len(loss) < 1 + IN_A_ROW:
         return GO_ON
     best, first, low = float(loss.min()), float(loss[0]), float(loss[-IN_A_ROW:].min())
     if low > first + (first - best) and low > best + 0.2 * abs(best):
@@ -179,25 +196,19 @@ def _blown_up(recent: Sequence[Eval]) -> Verdict:
     return GO_ON
 
 
-def _by_own_fit(recent: Sequence[Eval], target: float, max_samples: float | None) -> Verdict:
-    """Without a reference: stop when even the steepest credible line through the last half misses the target.
-
-    The line goes through the lower quartile of the levels with the 10% steepest slope between pairs; at least six
-    evals.
-    """
-    samples, loss = points(recent)
-    if len(samples) < 6 or max_samples is None:
+def _out_of_time(
+    recent: Sequence[Eval], target: float, reference: Envelope | None, max_samples: float, risk: float
+) -> Verdict:
+    """Stop when the forecast leaves less than ``risk`` for reaching the target by ``max_samples``."""
+    fewest = FEWEST_FOR_OWN_FIT if reference is None else IN_A_ROW
+    if len(points(recent).samples) < fewest:
         return GO_ON
-    start = min(len(samples) - 6, len(samples) // 2)
-    samples, loss = samples[start:], loss[start:]
-    x = np.log(samples)
-    slope = min(0.0, float(np.quantile(pair_slopes(x, loss), 0.1)))
-    level = float(np.quantile(loss - slope * (x - x[-1]), 0.25))
-    at_end = level + slope * (math.log(max(max_samples, samples[-1])) - x[-1])
-    if at_end <= target:
+    chance = forecast(recent, target, family=None if reference is None else reference.family).chance_by(max_samples)
+    if chance >= risk:
         return GO_ON
     return Verdict(
         True,
-        f"stalled: its own curve, at its steepest, ends at {at_end:.4g} by {max_samples:g} samples; target {target:g}",
+        f"stalled: the chance of reaching {target:g} by {max_samples:g} samples is {100 * chance:.2g}% "
+        f"by its own curve so far",
         "stalled",
     )
