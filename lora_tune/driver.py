@@ -182,7 +182,7 @@ class Driver:
         if action is None and attempt.stop is StopKind.NONE and (judge or log.train_is_new()):
             action = decide.judge_curve(self._study, self.sweep, trial, run)
         if isinstance(action, decide.Stop):
-            self._note(f"trial {trial.number}: {action.kind.value}: {action.sentence}", "stop", trial.number)
+            self._note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial.number)
             self._book.put_attempt(replace(attempt, stop=action.kind, stop_sentence=action.sentence, stop_at=now))
             self._cancel(attempt, force=False)
         elif isinstance(action, decide.Kill):

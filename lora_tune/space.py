@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lora_tune.formula import Formula, FormulaError
 from lora_tune.layout import LAYOUT_VALUES, LayoutAxes, LayoutTable, parse_layout
@@ -99,6 +99,13 @@ class FixedParameter(_Frozen):
 
     type: Literal["fixed"]
     value: Value = Field(description="the value")
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        if not isinstance(value, str | int | float | bool) or not (isinstance(value, str) or math.isfinite(value)):
+            raise ValueError(f"{value!r} is not a string, a truth value or a finite number")
+        return value
 
 
 Parameter = Annotated[

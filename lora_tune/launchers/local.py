@@ -59,18 +59,16 @@ class LocalLauncher:
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """Read the records that the jobs wrote."""
+        # Reap controllers that ended: a zombie would look alive.
+        self._children = {n: c for n, c in self._children.items() if c._process is None or c._process.poll() is None}
         found = {ticket.name: self._status(ticket) for ticket in tickets}
         for name, status in found.items():
             if not status.state.alive:
                 self._busy.pop(name, None)
-                self._children.pop(name, None)
         return found
 
     def _status(self, ticket: Ticket) -> JobStatus:
         attempt = AttemptPaths(ticket.folder)
-        child = self._children.get(ticket.name)
-        if child is not None and child._process is not None:
-            child._process.poll()  # reaps it: a zombie would look alive to others
         ended, started, claim = read_json(attempt.ended), read_json(attempt.started), _claim(attempt.claim)
         begun = (started or claim or {}).get("at")
         common: dict[str, Any] = {"job_id": ticket.job_id, "started_at": begun}

@@ -1,0 +1,114 @@
+"""The launcher of this machine keeps the contract, and what is special about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lora_tune.errors import LauncherError
+from lora_tune.launchers.base import JobState, Launcher
+from lora_tune.launchers.local import LocalLauncher
+from lora_tune.paths import AttemptPaths
+from lora_tune.workloads.base import Job, Resources
+from tests.contracts.launcher import WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
+from tests.waiting import wait_for
+
+
+class TestLocalLauncher(LauncherContract):
+    @pytest.fixture
+    def launcher(self) -> Launcher:
+        return LocalLauncher()
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    return LocalLauncher()
+
+
+def test_a_launcher_made_anew_finds_the_running_job(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "x", WAIT)
+    launcher.submit(job)
+    log_until(job, "waiting")
+    another = LocalLauncher()
+    assert another.poll([ticket_of(job)])[job.name].state is JobState.RUNNING
+    another.cancel(ticket_of(job), force=True)
+    poll_until(another, ticket_of(job), JobState.ENDED)
+
+
+def test_a_hostile_environment_arrives_to_the_letter(launcher: Launcher, tmp_path: Path) -> None:
+    value = "a 'quoted' $(word); \"and\" more\n\tand another"
+    job = job_of(tmp_path / "a b'c", "import os; print(os.environ['GREETED'])", GREETED=value)
+    poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+    assert job.log.read_text() == value + "\n"
+
+
+def test_a_job_that_vanished_without_a_word_is_lost(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "x", WAIT)
+    ticket = ticket_of(job, launcher.submit(job))
+    log_until(job, "waiting")
+    os.kill(json.loads(AttemptPaths(job.folder).claim.read_text())["pid"], signal.SIGKILL)
+    poll_until(launcher, ticket, JobState.LOST)
+
+
+def test_a_command_that_does_not_exist_says_so_in_the_log(launcher: Launcher, tmp_path: Path) -> None:
+    job = replace(job_of(tmp_path / "x", ""), argv=("no-such-command",))
+    status = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+    assert status.exit_code == 127
+    assert "no-such-command: cannot be started" in job.log.read_text()
+
+
+def test_a_job_cancelled_before_it_starts_never_starts(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "x", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    launcher.cancel(ticket_of(job))
+    ticket = ticket_of(job, launcher.submit(job))
+    wait_for(
+        lambda: launcher.poll([ticket]) and not Path(f"/proc/{ticket.job_id}").exists(), what="its controller's end"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_process_that_took_over_the_id_is_not_the_job(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "x", "")
+    other = {"pid": os.getpid(), "start_ticks": 1, "host": "here", "at": 1.0}
+    AttemptPaths(job.folder).claim.write_text(json.dumps(other))
+    AttemptPaths(job.folder).started.write_text(json.dumps(other))
+    assert launcher.poll([ticket_of(job)])[job.name].state is JobState.LOST
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_jobs(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "x", WAIT)
+    ticket = ticket_of(job, launcher.submit(job))
+    log_until(job, "waiting")
+    for process in (int(ticket.job_id), json.loads(AttemptPaths(job.folder).claim.read_text())["pid"]):
+        os.kill(process, signal.SIGINT)  # what a terminal sends to the whole foreground group
+    assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+    launcher.cancel(ticket)
+    assert poll_until(launcher, ticket, JobState.ENDED).exit_code == -signal.SIGTERM
+
+
+def test_each_job_gets_gpus_of_its_own(tmp_path: Path) -> None:
+    launcher = LocalLauncher(gpus=(0, 1, 2))
+    program = "import os, time; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
+
+    def job(i: int) -> Job:
+        return replace(job_of(tmp_path / str(i), program, name=f"g-{i}"), resources=Resources(gpus_per_node=1))
+
+    jobs = [job(i) for i in range(3)]
+    tickets = [ticket_of(j, launcher.submit(j)) for j in jobs]
+    for i, j in enumerate(jobs):
+        log_until(j, f"gpu {i}")
+    with pytest.raises(LauncherError, match="needs 1 GPUs and 0 are free"):
+        launcher.submit(job(3))
+    launcher.cancel(tickets[1], force=True)
+    poll_until(launcher, tickets[1], JobState.ENDED)
+    fourth = job(4)
+    tickets.append(ticket_of(fourth, launcher.submit(fourth)))
+    log_until(fourth, "gpu 1")
+    for ticket in (tickets[0], tickets[2], tickets[3]):
+        launcher.cancel(ticket, force=True)
+        poll_until(launcher, ticket, JobState.ENDED)

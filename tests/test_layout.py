@@ -1,0 +1,111 @@
+"""Which layouts exist on a number of GPUs, and what they are called."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from lora_tune.layout import Layout, LayoutAxes, config_file_name, parse_layout
+
+
+def names(axes: LayoutAxes, gpus: int) -> list[str]:
+    return [str(layout) for layout in axes.enumerate(gpus).layouts]
+
+
+def test_minibs_follows_from_a_fixed_global_batch_size() -> None:
+    axes = LayoutAxes(tp=(1, 2, 4), cp=(1, 2), gbs=(8,))
+    assert names(axes, 8) == [
+        "tp1 pp1 cp1 minibs1 mbs1",
+        "tp1 pp1 cp2 minibs2 mbs1",
+        "tp2 pp1 cp1 minibs2 mbs1",
+        "tp2 pp1 cp2 minibs4 mbs1",
+        "tp4 pp1 cp1 minibs4 mbs1",
+        "tp4 pp1 cp2 minibs8 mbs1",
+    ]
+
+
+def test_the_published_batch_of_18_nodes_with_4_gpus() -> None:
+    (layout,) = LayoutAxes(tp=(1,), cp=(8,), minibs=(1,)).enumerate(72).layouts
+    assert (layout.dp(72), layout.gbs(72)) == (9, 9)
+
+
+@pytest.mark.parametrize(
+    ("axes", "gpus", "rule"),
+    [
+        (LayoutAxes(tp=(8,), minibs=(1,)), 4, r"4 GPUs % (TP\*PP\*CP) = 0"),
+        (LayoutAxes(tp=(3,), minibs=(1,)), 6, r"TP divides 8"),
+        (LayoutAxes(tp=(1,), minibs=(3,), mbs=(2,)), 8, "MINIBS % MBS = 0"),
+        (LayoutAxes(tp=(4,), cp=(4,), minibs=(1,), all_to_all=True), 16, r"TP\*CP divides 8"),
+        (LayoutAxes(tp=(1,), sp=(1,), minibs=(1,)), 8, "SP=1 needs TP >= 2"),
+        (LayoutAxes(tp=(1,), gbs=(9,)), 8, r"GBS in \[9\]"),
+        (LayoutAxes(vp=(2,), minibs=(1,)), 8, "VP > 1 needs PP > 1"),
+    ],
+)
+def test_says_which_rule_leaves_nothing(axes: LayoutAxes, gpus: int, rule: str) -> None:
+    table = axes.enumerate(gpus)
+    assert table.layouts == ()
+    assert re.search(rule.replace("(", r"\(").replace(")", r"\)"), table.why_empty())
+
+
+@pytest.mark.parametrize("axes", [{"tp": [1]}, {"tp": [0], "minibs": [1]}, {"sp": [2], "minibs": [1]}, {"x": 1}])
+def test_refuses_axes_that_mean_nothing(axes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        LayoutAxes.model_validate(axes)
+
+
+degrees = st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3).map(tuple)
+
+
+@given(degrees, degrees, degrees, degrees, degrees, st.sampled_from([1, 4, 8, 72, 512]))
+def test_every_offered_layout_divides_and_reads_back(
+    tp: tuple[int, ...],
+    pp: tuple[int, ...],
+    cp: tuple[int, ...],
+    mbs: tuple[int, ...],
+    minibs: tuple[int, ...],
+    gpus: int,
+) -> None:
+    axes = LayoutAxes(tp=tp, pp=pp, cp=cp, mbs=mbs, minibs=minibs)
+    for layout in axes.enumerate(gpus).layouts:
+        assert gpus % (layout.tp * layout.pp * layout.cp) == 0
+        # NVIDIA's formula, which floors, gives the same batch because nothing is left over.
+        assert layout.gbs(gpus) == (layout.minibs * (gpus // (layout.tp * layout.pp))) // layout.cp
+        assert layout.minibs % layout.mbs == 0
+        assert parse_layout(str(layout)) == layout
+
+
+@given(st.text(max_size=30))
+def test_any_other_text_is_no_layout(text: str) -> None:
+    try:
+        assert str(parse_layout(text)) == text
+    except (ValueError, TypeError) as error:
+        assert isinstance(error, ValueError)
+
+
+def test_file_names_are_those_of_the_field() -> None:
+    layout = Layout(tp=4, pp=1, cp=2, minibs=8)
+    assert config_file_name("DGXH100", 1, 8, layout) == "config_DGXH100_1x8x8xtp4pp1cp2.sh"
+    assert config_file_name("a b/../$(x)", 2, 8, layout, "cg fp8") == "config_a-b-x_2x8x8xtp4pp1cp2_cg-fp8.sh"
+
+
+@pytest.mark.public_data
+def test_agrees_with_every_public_config_whose_batch_is_known(public_data: Path) -> None:
+    checked = 0
+    with (public_data / "configs.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            need = ("gpus", "dp", "gbs", "gbs_exact", "TP", "PP", "CP", "MINIBS")
+            if not all(row[k] for k in need) or float(row["gbs_exact"]) != float(row["gbs"]):
+                continue
+            layout = Layout(tp=int(row["TP"]), pp=int(row["PP"]), cp=int(row["CP"]), minibs=int(row["MINIBS"]))
+            gpus = int(row["gpus"])
+            if gpus % (layout.tp * layout.pp * layout.cp):
+                continue  # the implementation would floor; we never offer it
+            assert layout.gbs(gpus) == int(row["gbs"]), row["file"]
+            checked += 1
+    assert checked > 200
