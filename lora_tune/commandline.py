@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from lora_tune.errors import EXIT_SURROUNDINGS, InputError, LoraTuneError
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep
 from lora_tune.store import Store, safe_url, sqlite_url
+from lora_tune.study import Study, find_study, load_study, parse_study
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,7 +60,7 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None) -> Sweep:
     )
     if storage is None and not paths.database.exists():
         raise missing
-    store = open_store(paths, storage)
+    store = watch_store(paths, storage)
     try:
         found = store.load(name)
     finally:
@@ -66,6 +68,49 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None) -> Sweep:
     if found is None:
         raise missing
     return found
+
+
+def watch_store(paths: SweepPaths, storage: str | None) -> Store:
+    """The sweep's database for those who only look."""
+    return Store(storage or sqlite_url(paths.database), read_only=True)
+
+
+def recorded_study(sweep: Sweep, file: Path) -> Study:
+    """The study as the sweep knows it; ``file`` names it in errors and tells where site profiles lie.
+
+    Works where the study file itself is not, such as on another machine that knows the database's URL.
+    """
+    study = parse_study(sweep.study_toml, file)
+    return study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
+
+
+def study_file(name: str) -> Path:
+    """Where the file of ``--study NAME`` would lie; unlike ``find_study`` it need not be there."""
+    return Path(name) if name.endswith(".toml") else Path("studies") / f"{name}.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A sweep and its study, loaded to be looked at."""
+
+    study: Study
+    sweep: Sweep
+    paths: SweepPaths
+    file: Path
+
+
+def load_review(study_name: str, output: Path | None, storage: str | None) -> Review:
+    """What a reviewing command needs, from the database alone; the study file may be elsewhere or gone.
+
+    Raises InputError where there is no such sweep, StoreError where the database does not answer.
+    """
+    file = study_file(study_name)
+    name = load_study(file).name if file.is_file() else file.stem
+    paths = sweep_paths(name, output)
+    if storage is None and not paths.database.exists() and not file.is_file():
+        find_study(study_name)  # says which studies there are
+    sweep = load_sweep(name, paths, storage)
+    return Review(recorded_study(sweep, file), sweep, paths, file)
 
 
 def storage_name(paths: SweepPaths, storage: str | None) -> str:

@@ -7,11 +7,13 @@ carries the lease's token: a driver that lost its lease cannot write.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -105,23 +107,31 @@ def tune_sqlite(engine: sa.Engine) -> None:
 
 
 class Store:
-    """One database. Methods raise StoreError when it cannot be read or written."""
+    """One database. Methods raise StoreError when it cannot be read or written.
 
-    def __init__(self, url: str) -> None:
+    read_only: for those who watch. Nothing is created or written, not even a lock that a driver could meet.
+    """
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = url
         _refuse_broken_sqlite(url)
         try:
-            self._engine = sa.create_engine(url)
-            tune_sqlite(self._engine)
-            _metadata.create_all(self._engine)
-            self._check_version()
+            if read_only:
+                self._engine = _reading_engine(url)
+            else:
+                self._engine = sa.create_engine(url)
+                tune_sqlite(self._engine)
+                _metadata.create_all(self._engine)
+            self._check_version(read_only)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             raise StoreError(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error
 
-    def _check_version(self) -> None:
+    def _check_version(self, read_only: bool) -> None:
         with self._engine.begin() as connection:
+            if read_only and not sa.inspect(connection).has_table(_version.name):
+                raise StoreError(f"{safe_url(self.url)} holds no sweep; check the URL")
             found = connection.scalar(sa.select(_version.c.version))
-            if found is None:
+            if found is None and not read_only:
                 connection.execute(sa.insert(_version).values(version=SCHEMA_VERSION))
             elif found != SCHEMA_VERSION:
                 raise StoreError(
@@ -177,6 +187,13 @@ class Store:
         """Who drives the sweep, "" when nobody holds the lease."""
         with self._reading() as connection:
             return connection.scalar(sa.select(_sweeps.c.owner).where(_sweeps.c.name == name)) or ""
+
+    def driver(self, name: str) -> tuple[str, float]:
+        """Who drives the sweep ("": nobody) and the epoch second of its last sign of life (0: none)."""
+        with self._reading() as connection:
+            row = sa.select(_sweeps.c.owner, _sweeps.c.renewed_at).where(_sweeps.c.name == name)
+            found = connection.execute(row).one_or_none()
+        return (found.owner or "", found.renewed_at or 0.0) if found is not None else ("", 0.0)
 
     def take_lease(self, name: str, owner: str, now: float, *, dead: bool = False) -> Lease:
         """The right to drive ``name``. Raises SweepBusyError while somebody else holds it.
@@ -276,12 +293,25 @@ def _refuse_broken_sqlite(url: str) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        with sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True) as connection:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
         verdict = str(error)
     if verdict != "ok":
         raise StoreError(f"{path} is damaged ({verdict}); move it away to start anew, it is left as it is")
+
+
+def _reading_engine(url: str) -> sa.Engine:
+    """An engine that cannot write. A SQLite file whose folder we may not write is read as it lies, when at rest."""
+    parsed = sa.make_url(url)
+    if not parsed.drivername.startswith("sqlite") or not parsed.database:
+        return sa.create_engine(url, execution_options={"postgresql_readonly": True})
+    path = Path(parsed.database).resolve()
+    if not path.exists():
+        raise StoreError(f"there is no database at {path}; check --storage, --output or the present folder")
+    at_rest = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
+    address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if at_rest else ''}"
+    return sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(address, uri=True, timeout=10.0))
 
 
 def _held(lease: Lease) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
@@ -181,6 +182,13 @@ def _price(study: Study, spent: float) -> str:
 
 
 def _trials(study: Study, sweep: Sweep, now: float) -> Table:
+    open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+    ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
+    return trials_table(study, sweep, [*ended[-6:], *open_trials[:12]], now)
+
+
+def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float) -> Table:
+    """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters."""
     table = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
     for name, justify in (("trial", "right"), ("state", "left"), ("time", "right"), ("eval loss", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # a literal
@@ -188,9 +196,7 @@ def _trials(study: Study, sweep: Sweep, now: float) -> Table:
     table.add_column("to target", justify="right", no_wrap=True)
     table.add_column("ETA", justify="right", no_wrap=True)
     table.add_column("parameters", ratio=1, no_wrap=True, overflow="ellipsis")
-    open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
-    ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
-    for trial in (*ended[-6:], *open_trials[:12]):
+    for trial in trials:
         table.add_row(*_row(study, sweep, trial, now))
     return table
 

@@ -1,0 +1,248 @@
+"""``python -m lora_tune.status --study NAME``: where a sweep stands. Reads only; any number may watch, anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lora_tune import errors, view
+from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option, watch_store
+from lora_tune.overview import Overview, overview, ranked
+from lora_tune.records import Sweep, Trial, TrialState
+from lora_tune.store import LEASE_SECONDS
+from lora_tune.study import Study
+
+BEST_SHOWN = 5
+
+
+class Standing:
+    """A sweep's condition, as one word."""
+
+    RUNNING = "running"
+    """A driver is at work."""
+    UNATTENDED = "unattended"
+    """Trials are open and no driver is: jobs may run, nobody decides. The same sweep command takes over."""
+    ENDED = "ended"
+
+
+def standing(sweep: Sweep, driver: tuple[str, float], now: float) -> str:
+    """The sweep's condition. driver: who drives, and the epoch second of its last sign of life."""
+    owner, sign = driver
+    if owner and now - sign < LEASE_SECONDS:
+        return Standing.RUNNING
+    unfinished = any(t.state is not TrialState.FINISHED for t in sweep.trials.values())
+    return Standing.UNATTENDED if unfinished else Standing.ENDED
+
+
+def exit_code(condition: str, seen: Overview) -> int:
+    """For monitoring: 0 running, or ended with a best trial; 3 unattended; 4 ended and nothing reached the target."""
+    if condition == Standing.UNATTENDED:
+        return errors.EXIT_SURROUNDINGS
+    if condition == Standing.ENDED and seen.best is None:
+        return errors.EXIT_NOTHING_REACHED
+    return errors.EXIT_DONE
+
+
+def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float) -> dict[str, Any]:
+    """The whole picture as plain data: seconds, samples, node-hours; None where unknown."""
+    seen = overview(study, sweep, now)
+    best = seen.best
+    return {
+        "study": study.name,
+        "hash": sweep.digest,
+        "state": standing(sweep, driver, now),
+        "driver": driver[0] or None,
+        "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
+        "target": None if study.maximise else study.objective.target,
+        "trials": seen.trials,
+        "trials_planned": seen.planned,
+        "open": seen.open,
+        "verdicts": {v.value: n for v, n in seen.verdicts.items()},
+        "node_hours": seen.node_hours,
+        "node_hours_budget": study.budget.node_hours,
+        "node_hours_saved": seen.saved,
+        "seconds": seen.seconds,
+        "best": None if best is None else {**_trial(sweep, best, now), "interval_seconds": seen.best_interval},
+        "running": [_trial(sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
+        "failures": [
+            {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
+            for f in seen.failures
+        ],
+    }
+
+
+def _trial(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+    evals = sweep.last_evals(trial.number)
+    attempts = sweep.attempts_of(trial.number)
+    return {
+        "trial": trial.number,
+        "state": str(trial.verdict or (attempts[-1].state if attempts else trial.state)),
+        "objective": trial.facts.get("objective"),
+        "seconds": trial.seconds,
+        "samples": trial.samples,
+        "eval_loss": _finite(evals[-1].loss) if evals else None,
+        "eval_samples": evals[-1].samples if evals else None,
+        "node_hours": sum(a.node_hours(now) for a in attempts),
+        "attempts": len(attempts),
+        "parameters": dict(trial.parameters),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def picture(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, every: bool) -> RenderableType:
+    """The status as a rich renderable. every: all trials instead of the open and the best ones."""
+    seen = overview(study, sweep, now)
+    parts: list[RenderableType] = [_head(study, sweep, seen, driver, now), ""]
+    if every:
+        parts += [_table("all trials", study, sweep, list(sweep.trials.values()), now)]
+    else:
+        running = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+        if running:
+            parts += [_table("open", study, sweep, running, now), ""]
+        if best := ranked(study, sweep)[:BEST_SHOWN]:
+            parts += [_table(f"best {len(best)}", study, sweep, best, now)]
+    if seen.failures:
+        parts += ["", _failures(seen)]
+    return Group(*parts)
+
+
+def _head(study: Study, sweep: Sweep, seen: Overview, driver: tuple[str, float], now: float) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    condition = standing(sweep, driver, now)
+    grid.add_row("sweep", Text(f"{study.name}  {sweep.digest}"))
+    grid.add_row("state", _condition(study, condition, driver, now))
+    of = f" of {seen.planned}" if seen.planned else ""
+    counts = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    open_ = f"{seen.open} open" if seen.open else ""
+    grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
+    grid.add_row("best", _best(study, seen))
+    budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
+    saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
+    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{saved}"))
+    grid.add_row("time", view.duration(seen.seconds))
+    return grid
+
+
+def _condition(study: Study, condition: str, driver: tuple[str, float], now: float) -> Text:
+    owner, sign = driver
+    if condition == Standing.RUNNING:
+        return Text(f"running, driven by {owner}, last sign {now - sign:.0f} s ago", style="green")
+    if condition == Standing.UNATTENDED:
+        again = f"python -m lora_tune.sweep --study {study.name}"
+        return Text(f"trials are open and nobody drives them; take over with: {again}", style="bold red")
+    return Text("ended")
+
+
+def _best(study: Study, seen: Overview) -> Text:
+    if seen.best is None:
+        return Text("no trial has reached the target yet" if not study.maximise else "nothing measured yet", style="dim")
+    value = seen.best.facts["objective"]
+    if study.maximise:
+        text = Text(f"{value:.4g} samples/s", style="bold green")
+    else:
+        text = Text(view.duration(value), style="bold green")
+        if seen.best_interval:
+            low, high = seen.best_interval
+            text.append(f" (90% interval {view.duration(low)} to {view.duration(high)})", style="green")
+    text.append(f"  trial {seen.best.number}  {view.parameters_text(seen.best)}", style="default")
+    return text
+
+
+def _table(title: str, study: Study, sweep: Sweep, trials: list[Trial], now: float) -> Table:
+    table = view.trials_table(study, sweep, trials, now)
+    table.title, table.title_justify, table.title_style = title, "left", "bold"
+    return table
+
+
+def _failures(seen: Overview) -> Table:
+    table = Table(title="failures", title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    for name in ("class", "attempts", "what", "remedy"):
+        table.add_column(name, overflow="fold")
+    for f in seen.failures:
+        table.add_row(Text(f.kind, style="red"), str(f.attempts), Text(f.line), Text(f.remedy))
+    return table
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--watch", is_flag=True, help="refresh until the sweep ends or Ctrl-C")
+@click.option("--every", "period", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="seconds, with --watch")
+@click.option("--json", "json_", is_flag=True, help="one JSON object; with --watch, one a line")
+@click.option("--all", "all_", is_flag=True, help="all trials, not only the open and the best")
+@guarded
+def main(
+    study_name: str, storage: str | None, output: Path | None, watch: bool, period: float, json_: bool, all_: bool
+) -> None:
+    """Where a sweep stands. Only reads, so it may run anywhere that reaches the database, any number of times.
+
+    Exit codes, for monitoring: 0 the sweep runs, or ended with a best trial; 2 your input; 3 trials are open and
+    nobody drives them, or the database does not answer; 4 the sweep ended and nothing reached the target.
+    """
+    console = Console()
+    review, driver = _look(study_name, output, storage)
+    if not watch:
+        _show(console, review, driver, json_=json_, every=all_)
+    elif json_:
+        while _show(console, review, driver, json_=True, every=all_) == Standing.RUNNING:
+            time.sleep(period)
+            review, driver = _look(study_name, output, storage)
+    else:
+        review, driver = _watch(console, lambda: _look(study_name, output, storage), period, every=all_)
+    now = time.time()
+    condition = standing(review.sweep, driver, now)
+    sys.exit(exit_code(condition, overview(review.study, review.sweep, now)))
+
+
+def _watch(console: Console, look: Any, period: float, *, every: bool) -> tuple[Review, tuple[str, float]]:
+    """Refresh one screen until the sweep is not running any more, or Ctrl-C; returns the last look."""
+    review, driver = look()
+    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="ellipsis") as live:
+        while True:
+            now = time.time()
+            live.update(picture(review.study, review.sweep, driver, now, every=every), refresh=True)
+            if standing(review.sweep, driver, now) != Standing.RUNNING:
+                return review, driver
+            try:
+                time.sleep(period)
+            except KeyboardInterrupt:
+                return review, driver
+            review, driver = look()
+
+
+def _show(console: Console, review: Review, driver: tuple[str, float], *, json_: bool, every: bool) -> str:
+    now = time.time()
+    if json_:
+        click.echo(json.dumps(as_json(review.study, review.sweep, driver, now)))
+    else:
+        console.print(picture(review.study, review.sweep, driver, now, every=every))
+    return standing(review.sweep, driver, now)
+
+
+def _look(study_name: str, output: Path | None, storage: str | None) -> tuple[Review, tuple[str, float]]:
+    review = load_review(study_name, output, storage)
+    store = watch_store(review.paths, storage)
+    try:
+        return review, store.driver(review.study.name)
+    finally:
+        store.close()
+
+
+if __name__ == "__main__":
+    main()
