@@ -17,6 +17,7 @@ import traceback
 from lora_tune.errors import LoraTuneError, SurroundingsError
 from lora_tune.recipes.nemo.processes import Processes, read_processes
 from lora_tune.recipes.nemo.settings import read
+from lora_tune.recipes.warm_worker import hand_over
 
 QUIET = {
     "NCCL_NVLS_ENABLE": "0",
@@ -69,4 +70,5 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    code = hand_over("lora_tune.recipes.nemo_lora")
+    leave(main() if code is None else code)

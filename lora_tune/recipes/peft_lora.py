@@ -15,6 +15,7 @@ import sys
 
 from lora_tune.errors import LoraTuneError
 from lora_tune.recipes import settings
+from lora_tune.recipes.warm_worker import hand_over
 
 
 def main() -> int:
@@ -33,4 +34,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    handed_over = hand_over("lora_tune.recipes.peft_lora")
+    sys.exit(main() if handed_over is None else handed_over)

@@ -62,7 +62,7 @@ class Reader:
         self._folder = folder
         index = folder / INDEX
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [SINGLE]
-        self._files = {}
+        self._files: dict[str, Any] = {}
         for name in names:
             file = safe_open(folder / name, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)

@@ -176,9 +176,9 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
 def _shape(knobs: Knobs, model: Path | None) -> Shape:
     """The shape by its variables; that of a Hugging Face folder is stated there, and variables must agree with it."""
     if model is None or not hf.is_hf(model):
-        return read_shape(knobs, "70b")
+        return read_shape(knobs)
     stated = hf.shape_of(model)
-    if knobs.given("LLAMA") and (asked := read_shape(knobs, "70b")) != replace(stated, norm_eps=asked.norm_eps):
+    if knobs.given("LLAMA") and (asked := read_shape(knobs)) != replace(stated, norm_eps=asked.norm_eps):
         raise InputError(
             f"LLAMA={knobs.text('LLAMA')}: {asked}, but MODEL={str(model)!r} is {stated}; leave LLAMA unset"
         )

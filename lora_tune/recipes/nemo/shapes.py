@@ -70,12 +70,12 @@ _FIELDS = {
 }
 
 
-def read_shape(knobs: Knobs, default: str) -> Shape:
-    """The shape that ``LLAMA`` names (``default`` without it), with single sizes overridden by ``LAYERS``, ``HIDDEN``, ...
+def read_shape(knobs: Knobs) -> Shape:
+    """The shape that ``LLAMA`` names (70b without it), with single sizes overridden by ``LAYERS``, ``HIDDEN``, ...
 
     Raises InputError for an unknown name and for sizes that do not divide.
     """
-    name = knobs.text("LLAMA", default).lower()
+    name = knobs.text("LLAMA", "70b").lower()
     if name not in SHAPES:
         raise knobs.refusal("LLAMA", "one of " + ", ".join(SHAPES))
     base = SHAPES[name]

@@ -1,0 +1,32 @@
+"""Trial programs for the tests of the warm worker: what ``main`` does is in the variable ``DO``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+seen: list[str] = []
+
+
+def main() -> int:
+    what, _, argument = os.environ["DO"].partition(" ")
+    seen.append(what)
+    if what == "print":
+        print(argument, Path.cwd(), len(seen), os.getppid(), flush=True)
+        return 0
+    if what == "exit":
+        return int(argument)
+    if what == "raise":
+        raise RuntimeError(argument)
+    if what == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "until":  # one line at the start, and one when the named file appears
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+        print("started", time.monotonic(), os.getpid(), flush=True)
+        while not Path(argument).exists():
+            time.sleep(0.01)
+        print("ended", time.monotonic(), flush=True)
+    return 0
