@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lora_tune import curve
 from lora_tune.diagnose import Diagnosis
 from lora_tune.launchers.base import JobState, JobStatus
-from lora_tune.mllog import Run
+from lora_tune.mllog import Eval, Run
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
 
@@ -109,7 +109,7 @@ def max_samples(trial: Trial) -> float | None:
     return float(steps) * float(batch) if known else None  # type: ignore[arg-type]  # both are numbers
 
 
-def references(sweep: Sweep, trial: Trial) -> list[Sequence[curve.Eval]]:
+def references(sweep: Sweep, trial: Trial) -> list[Sequence[Eval]]:
     """The eval curves of trials that reached the target with this trial's global batch size."""
     batch = trial.parameters.get("GBS")
     return [

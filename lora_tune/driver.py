@@ -6,6 +6,7 @@ tick: jobs that run are adopted, none is lost, none is started twice. The driver
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -128,7 +129,7 @@ class Driver:
         self._save()
         self._tell()
         self._ports.view.update(self._study, self.sweep, self._now())
-        if self._book.open_trials() or self._unsaved:
+        if self._book.open_trials() or self._book.untold() or self._unsaved:
             return ""
         return reason
 
@@ -169,7 +170,7 @@ class Driver:
         self._book.put_attempt(attempt)
         trial = self.sweep.trials[attempt.trial]
         if fresh:
-            self._guard(lambda: self._ports.session.report(trial.number, fresh))
+            self._guard(functools.partial(self._ports.session.report, trial.number, fresh))
         if status.state.alive:
             self._watch(trial, attempt, status, log, judge=bool(fresh))
         else:
@@ -320,23 +321,23 @@ class Driver:
         self._unsaved = Changes()
 
     def _tell(self) -> None:
-        for trial in self._book.untold():
-            if self._unsaved:
-                return
-
-            def tell(trial: Trial = trial) -> None:
-                self._ports.session.describe(trial.number, {**trial.facts, "verdict": str(trial.verdict)})
-                self._ports.session.tell(trial)
+        """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""
+        untold = self._book.untold()
+        if self._unsaved or not untold:
+            return
+        for trial in untold:
+            if self._guard(functools.partial(self._ports.session.tell, trial)):
                 self._book.put_trial(replace(trial, told=True))
+        self._save()
 
-            self._guard(tell)
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        """Optuna's side may be away; our own tables hold the facts, and what was not told is told later."""
+    def _guard(self, action: Callable[[], None]) -> bool:
+        """True when done. Optuna's side may be away; our tables hold the facts, and ends are told later."""
         try:
             action()
         except StoreError as error:
             self._say_once(str(error))
+            return False
+        return True
 
     def _newest(self, trial: Trial) -> Attempt:
         return self.sweep.attempts_of(trial.number)[-1]

@@ -62,9 +62,13 @@ class LocalLauncher:
         # Reap controllers that ended: a zombie would look alive.
         self._children = {n: c for n, c in self._children.items() if c._process is None or c._process.poll() is None}
         found = {ticket.name: self._status(ticket) for ticket in tickets}
-        for name, status in found.items():
-            if not status.state.alive:
-                self._busy.pop(name, None)
+        for ticket in tickets:
+            if not found[ticket.name].state.alive:
+                self._busy.pop(ticket.name, None)
+            elif self._gpus and ticket.name not in self._busy:  # adopted from an earlier launcher
+                record = read_json(AttemptPaths(ticket.folder).job) or {}
+                devices = record.get("environment", {}).get("CUDA_VISIBLE_DEVICES", "")
+                self._busy[ticket.name] = tuple(int(d) for d in devices.split(",") if d)
         return found
 
     def _status(self, ticket: Ticket) -> JobStatus:

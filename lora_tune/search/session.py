@@ -7,10 +7,11 @@ FAIL teaches TPE nothing; failed and cancelled are FAIL, which the samplers igno
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -50,6 +51,22 @@ def make_sampler(study: Study) -> BaseSampler:
     )
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _translated(method: Method) -> Method:
+    """Optuna's word for a database that does not answer, as ours."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **options)
+        except optuna.exceptions.StorageInternalError as error:
+            raise StoreError(f"Optuna's database does not answer: {str(error).splitlines()[0]}") from error
+
+    return call  # type: ignore[return-value]  # same signature, by functools.wraps
+
+
 class Session:
     """One Optuna study in the sweep's database."""
 
@@ -74,11 +91,13 @@ class Session:
             for point in study.search.enqueue:
                 self._study.enqueue_trial(dict(point))
 
+    @_translated
     def ask(self) -> Asked:
         """A new proposal; the trial is RUNNING in Optuna from here on."""
         trial = self._study.ask(self._distributions)
         return Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", ""))
 
+    @_translated
     def unknown(self, known: Sequence[int]) -> list[Asked]:
         """Proposals that Optuna holds as running and nobody wrote down: the driver died in between.
 
@@ -94,29 +113,28 @@ class Session:
                 self._study.tell(trial.number, state=TrialState.FAIL)
         return found
 
+    @_translated
     def report(self, number: int, evals: Sequence[Eval]) -> None:
-        """Evals as intermediate values, at the step of their samples."""
-        trial = self._open(number)
+        """Evals as intermediate values, at the step of their samples; a step that is known already stays."""
+        trial, known = self._open(number), self._frozen(number).intermediate_values
         for point in evals:
-            if math.isfinite(point.samples):
+            if math.isfinite(point.samples) and int(point.samples) not in known:
                 trial.report(point.loss, int(point.samples))
 
-    def describe(self, number: int, attributes: Mapping[str, Any]) -> None:
-        """User attributes, shown by the dashboard and read by samplers."""
-        trial = self._open(number)
-        for name, value in attributes.items():
-            trial.set_user_attr(name, value)
-
+    @_translated
     def tell(self, record: Trial) -> None:
-        """The end of a trial. Telling twice changes nothing."""
+        """The end of a trial, its facts as user attributes first. Telling twice changes nothing."""
         frozen = self._frozen(record.number)
         if frozen.state.is_finished():
             return
+        trial = self._open(record.number)
+        for name, value in {**record.facts, "verdict": str(record.verdict)}.items():
+            trial.set_user_attr(name, value)
         if record.verdict is Verdict.REACHED:
             self._study.tell(record.number, float(record.facts["objective"]), skip_if_finished=True)
             return
         if record.verdict is Verdict.INFEASIBLE:
-            self._open(record.number).set_constraint(INFEASIBLE, 1.0)
+            trial.set_constraint(INFEASIBLE, 1.0)
         ignored = record.verdict in (Verdict.FAILED, Verdict.CANCELLED)
         state = TrialState.FAIL if ignored else TrialState.PRUNED
         self._study.tell(record.number, state=state, skip_if_finished=True)

@@ -1,0 +1,293 @@
+"""The reconcile loop: whole sweeps on a fake cluster, with a crash at every possible moment."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_tune.driver import Driver, Ports
+from lora_tune.errors import StoreError, SurroundingsError, SweepBusyError
+from lora_tune.paths import SweepPaths
+from lora_tune.records import StopKind, Sweep, TrialState, Verdict
+from lora_tune.search.session import Session
+from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
+from lora_tune.study import Study, load_study
+from lora_tune.view import Quiet
+from lora_tune.workloads import load as load_workload
+from tests.fakes import Crash, Crashing, FakeClock, FakeCluster, Turn, command_study, record, write_study
+
+
+class House:
+    """Everything a driver needs, in one folder; ``driver()`` is a process start."""
+
+    def __init__(self, folder: Path, cluster: FakeCluster, study: str) -> None:
+        self.file = write_study(folder, study)
+        self.study: Study = load_study(self.file)
+        self.paths = SweepPaths(folder / "sweep")
+        self.paths.root.mkdir()
+        self.cluster, self.clock = cluster, cluster.clock
+        self.store = Store(sqlite_url(self.paths.database))
+        self.store.begin(self.study.name, self.study.digest, study, self.clock.now())
+        self.session: Any = None
+
+    def driver(self, turn: Turn | None = None, **replace: Any) -> Driver:
+        lease: Lease = self.store.take_lease(self.study.name, "test", self.clock.now(), dead=True)
+        turn = turn or Turn()
+        self.session = Session(self.study, self.store.url, tune_sqlite)
+        ports = {
+            "workload": load_workload(self.study, self.file),
+            "launcher": Crashing(self.cluster, turn, ("submit", "cancel")),
+            "store": Crashing(self.store, turn, ("save",)),
+            "session": Crashing(self.session, turn, ("ask", "tell", "report")),
+            "clock": self.clock,
+            "view": Quiet(),
+        }
+        return Driver(self.study, self.paths, Ports(**{**ports, **replace}), lease, period=1.0)
+
+    def sweep(self) -> Sweep:
+        found = self.store.load(self.study.name)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster(FakeClock())
+
+
+def house(tmp_path: Path, cluster: FakeCluster, **budget: Any) -> House:
+    return House(tmp_path, cluster, command_study(**{"trials": 6, "parallel": 2, **budget}))
+
+
+def assert_all_accounted_for(house: House, trials: int) -> None:
+    """Every trial finished and told, every job ran once, and Optuna agrees."""
+    sweep = house.sweep()
+    assert sorted(sweep.trials) == list(range(trials))
+    for trial in sweep.trials.values():
+        assert trial.state is TrialState.FINISHED
+        assert trial.told
+        frozen = house.session._frozen(trial.number)
+        assert frozen.state.is_finished()
+        if trial.verdict is Verdict.REACHED:
+            assert frozen.value == trial.facts["objective"] == trial.seconds
+        else:
+            assert trial.seconds is None
+            assert "objective" not in trial.facts
+    assert all(count == 1 for count in house.cluster.starts.values())
+    assert set(house.cluster.starts) == {a.job_name for a in sweep.attempts.values()}
+
+
+def test_a_whole_sweep(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=8)
+    outcome = there.driver().run()
+    assert outcome.reason == "all 8 trials are proposed"
+    assert_all_accounted_for(there, 8)
+    sweep = there.sweep()
+    assert cluster.most_at_once == 2
+    verdicts = {t.verdict for t in sweep.trials.values()}
+    assert Verdict.REACHED in verdicts
+    assert Verdict.PRUNED in verdicts
+    best = sweep.best()
+    assert best is not None
+    assert best.seconds == min(t.seconds for t in sweep.trials.values() if t.seconds is not None)
+
+
+def test_time_to_target_comes_from_the_log_not_from_the_poller(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=4, parallel=1)
+    there.driver().run()
+    for trial in there.sweep().trials.values():
+        if trial.samples is not None:
+            assert trial.seconds == pytest.approx(trial.samples / 100, abs=0.002)
+
+
+def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster)
+    there.driver().run()
+    events = [json.loads(line) for line in there.paths.driver_log.read_text().splitlines()]
+    assert [e["event"] for e in events].count("submitted") == 6
+    stopped = [e for e in events if e["event"] == "stop"]
+    assert stopped
+    assert all("target" in e["text"] or "above" in e["text"] for e in stopped)
+
+
+CRASH_POINTS = 74
+"""A little more than the turns of an undisturbed sweep of two trials; checked below."""
+
+
+@pytest.mark.parametrize("turns", range(CRASH_POINTS))
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_runs_twice(
+    turns: int, tmp_path: Path, cluster: FakeCluster
+) -> None:
+    there = house(tmp_path, cluster, trials=2)
+    try:
+        there.driver(Turn(turns)).run()
+    except Crash:
+        there.clock.sleep(3)
+    there.driver().run()
+    assert_all_accounted_for(there, 2)
+
+
+def test_the_crash_points_cover_the_whole_sweep(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=2)
+    turn = Turn(10_000)
+    there.driver(turn).run()
+    assert turn.left is not None
+    assert CRASH_POINTS - 10 <= 10_000 - turn.left <= CRASH_POINTS
+
+
+def test_a_cluster_that_is_away_loses_nothing(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=4)
+    driver = there.driver()
+    for _ in range(3):
+        driver.tick()
+        there.clock.sleep(1)
+    cluster.down = True
+    for _ in range(60):
+        assert driver.tick() == ""
+        there.clock.sleep(1)
+    cluster.down = False
+    driver.run()
+    assert_all_accounted_for(there, 4)
+
+
+class Away:
+    """A database that is away for a while."""
+
+    def __init__(self, inner: Any, names: tuple[str, ...]) -> None:
+        self.inner, self.names, self.away = inner, names, False
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(self._call, name) if name in self.names else getattr(self.inner, name)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        if self.away:
+            raise StoreError("the database does not answer")
+        return getattr(self.inner, name)(*arguments)
+
+
+def test_a_database_that_is_away_is_caught_up_with(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=4)
+    store = Away(there.store, ("save",))
+    driver = there.driver(store=store)
+    session = Away(driver._ports.session, ("ask", "tell", "report"))
+    object.__setattr__(driver._ports, "session", session)
+    for _ in range(2):
+        driver.tick()
+        there.clock.sleep(1)
+    store.away = session.away = True
+    for _ in range(60):
+        assert driver.tick() == ""
+        there.clock.sleep(1)
+    assert all(job.ended is not None for job in cluster.jobs.values()), "running jobs were watched to their end"
+    store.away = session.away = False
+    driver.run()
+    assert_all_accounted_for(there, 4)
+
+
+def test_a_driver_that_lost_its_lease_neither_writes_nor_submits(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster)
+    first = there.driver()
+    first.tick()
+    jobs = dict(cluster.starts)
+    there.store.take_lease("fake", "another", there.clock.now(), dead=True)
+    with pytest.raises(SweepBusyError, match="taken over"):
+        first.run()
+    assert cluster.starts == jobs
+
+
+def test_a_second_driver_is_refused_with_the_owner(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster)
+    there.store.take_lease("fake", "node7 pid 12 start 99", there.clock.now())
+    with pytest.raises(SweepBusyError, match="driven by node7 pid 12"):
+        there.store.take_lease("fake", "other", there.clock.now() + 1)
+
+
+def test_a_job_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(1e6, "never")]))
+    there = house(tmp_path, cluster, trials=1, trial_minutes=0.1)
+    driver = there.driver()
+    driver.tick()
+    (job,) = cluster.jobs.values()
+    job.stubborn = True
+    driver.run()
+    attempt = there.sweep().attempts[0, 0]
+    assert attempt.stop is StopKind.TIME_LIMIT
+    assert attempt.killed_at is not None
+    assert attempt.killed_at - (attempt.stop_at or 0) > there.study.site.kill_seconds
+
+
+def failing(line: str, code: int = 1) -> Any:
+    def script(environment: Any, start: float) -> Any:
+        yield 1.0, line
+
+    return script
+
+
+def test_a_machine_that_fails_a_trial_gets_another_chance_without_a_word_to_the_search(tmp_path: Path) -> None:
+    clock = FakeClock()
+    broken: list[int] = []
+
+    def script(environment: Any, start: float) -> Any:
+        from tests.fakes import curve_script
+
+        if not broken:
+            broken.append(1)
+            return iter([(1.0, "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024 DUE TO NODE FAILURE ***")])
+        return curve_script(environment, start)
+
+    cluster = FakeCluster(clock, script)
+    there = house(tmp_path, cluster, trials=2, parallel=1)
+    there.driver().run()
+    sweep = there.sweep()
+    assert len(sweep.attempts_of(0)) == 2
+    assert sweep.attempts[0, 0].failure
+    assert sweep.trials[0].verdict in (Verdict.REACHED, Verdict.PRUNED, Verdict.CENSORED)
+    assert_all_accounted_for(there, 2)
+
+
+def test_trials_that_print_nothing_end_the_sweep_with_the_reason(tmp_path: Path) -> None:
+    cluster = FakeCluster(FakeClock(), lambda environment, start: iter(()))
+    there = house(tmp_path, cluster, trials=50, parallel=1)
+    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+        there.driver().run()
+    assert len(there.sweep().trials) == 3
+
+
+def test_a_success_that_is_only_claimed_is_none(tmp_path: Path) -> None:
+    def liar(environment: Any, start: float) -> Any:
+        yield 1.0, record(start + 1, "run_start", None)
+        yield 2.0, record(start + 2, "eval_accuracy", 1.5, samples_count=100)
+        yield 3.0, record(start + 3, "run_stop", None, status="success")
+
+    there = house(tmp_path, FakeCluster(FakeClock(), liar), trials=1)
+    there.driver().run()
+    trial = there.sweep().trials[0]
+    assert trial.verdict is Verdict.CENSORED
+    assert trial.seconds is None
+
+
+def test_the_node_hour_budget_is_exceeded_by_no_more_than_what_runs(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = House(tmp_path, cluster, command_study(node_hours=0.01, parallel=2))
+    outcome = there.driver().run()
+    assert "0.01 node-hours" in outcome.reason
+    sweep = there.sweep()
+    last = max(a.intended_at for a in sweep.attempts.values())
+    spent_then = sum(
+        max(0.0, min(a.ended_at or 0, last) - (a.started_at or 0)) / 3600
+        for a in sweep.attempts.values()
+        if a.intended_at < last
+    )
+    assert spent_then < 0.01
+
+
+def test_cancel_all_leaves_nothing_running(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster)
+    driver = there.driver()
+    driver.tick()
+    assert driver.cancel_all(60)
+    assert all(job.ended is not None for job in cluster.jobs.values())
+    assert {t.verdict for t in there.sweep().trials.values()} == {Verdict.CANCELLED}
