@@ -38,6 +38,11 @@ class AttemptPaths:
         return self.folder / "ended.json"
 
     @property
+    def slurm(self) -> Path:
+        """The token by which Slurm knows this attempt's job, and the command that submitted it."""
+        return self.folder / "slurm.json"
+
+    @property
     def submitit(self) -> Path:
         """submitit's own folder: its pickles and the launcher process's output."""
         return self.folder / "submitit"

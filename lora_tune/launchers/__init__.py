@@ -1,10 +1,9 @@
-"""Where jobs run. ``make_launcher(study, paths)`` gives the one that a study's site names."""
+"""Where jobs run. ``make_launcher(study)`` gives the one that a study's site names."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lora_tune.paths import SweepPaths
 from lora_tune.study import Study
 
 if TYPE_CHECKING:
@@ -12,12 +11,12 @@ if TYPE_CHECKING:
     from lora_tune.workloads.base import Job
 
 
-def make_launcher(study: Study, paths: SweepPaths) -> Launcher:
+def make_launcher(study: Study) -> Launcher:
     """The launcher of the study's site. Raises SurroundingsError when this machine cannot do it."""
     if study.site.launcher == "slurm":
         from lora_tune.launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(study.site, paths.root)
+        return SlurmLauncher(study.site)
     from lora_tune.launchers.local import LocalLauncher
 
     return LocalLauncher(range(study.site.gpus_per_node * study.budget.parallel))
@@ -26,7 +25,7 @@ def make_launcher(study: Study, paths: SweepPaths) -> Launcher:
 def preview(study: Study, job: Job) -> list[str]:
     """The command line that starts ``job``, for people to read; nothing is started."""
     if study.site.launcher == "slurm":
-        from lora_tune.launchers.slurm import preview as slurm_preview
+        from lora_tune.launchers.slurm import submission_command
 
-        return slurm_preview(study.site, job)
+        return submission_command(job, study.site)
     return list(job.argv)

@@ -7,6 +7,7 @@ The driver can die and come back at any moment, so identity and liveness are on 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -104,7 +105,14 @@ def _run(job: dict[str, Any], attempt: AttemptPaths, log: int) -> int:
         os.write(log, f"{job['argv'][0]}: cannot be started: {error.strerror}\n".encode())
         return 127
     write_json(attempt.started, _identity(child.pid))
+    # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
+    signal.signal(signal.SIGTERM, lambda *_: _end_group(child.pid))
     return child.wait()
+
+
+def _end_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGTERM)
 
 
 if __name__ == "__main__":

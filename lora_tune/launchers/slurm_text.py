@@ -1,0 +1,223 @@
+"""What Slurm's commands print, turned into job statuses: pure functions, one table of states.
+
+All times are asked for as epoch seconds (``SLURM_TIME_FORMAT=%s``), so neither time zone nor locale counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lora_tune.launchers.base import JobState, JobStatus
+
+STATES = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "RUNNING": JobState.RUNNING,
+    # A completing job still holds its nodes: only what has left them counts as gone.
+    "COMPLETING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "COMPLETED": JobState.ENDED,
+    "FAILED": JobState.ENDED,
+    "CANCELLED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIME_LIMIT,
+    "DEADLINE": JobState.TIME_LIMIT,
+    "NODE_FAIL": JobState.NODE_FAILED,
+    "BOOT_FAIL": JobState.NODE_FAILED,
+    "LAUNCH_FAILED": JobState.NODE_FAILED,
+    "RECONFIG_FAIL": JobState.NODE_FAILED,
+    "PREEMPTED": JobState.PREEMPTED,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "REVOKED": JobState.LOST,
+}
+"""Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> ours."""
+
+_SQUEUE = {
+    "JobID": 24,
+    "Name": 160,
+    "State": 24,
+    "RestartCnt": 12,
+    "exit_code": 12,
+    "SubmitTime": 24,
+    "StartTime": 24,
+    "EndTime": 24,
+    "NodeList": 4096,
+    "Comment": 80,
+    "Reason": 400,
+}
+SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
+"""``squeue --Format``: columns of fixed width, since names and reasons may hold any separator."""
+
+SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,NodeList,Comment,JobName"
+"""``sacct --format`` with ``--parsable2``; the job's name comes last, as it alone may hold a ``|``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job as a Slurm command shows it. Times are epoch seconds, None where Slurm has none."""
+
+    job_id: str
+    name: str
+    state: str
+    restarts: int = 0
+    exit_code: int | None = None
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    nodes: tuple[str, ...] = ()
+    comment: str = ""
+    reason: str = ""
+
+
+def squeue_rows(text: str) -> list[Row]:
+    """The rows of ``squeue --noheader --Format=SQUEUE_FORMAT``."""
+    rows = []
+    for line in text.splitlines():
+        values, start = {}, 0
+        for field, width in _SQUEUE.items():
+            values[field] = line[start : start + width].strip()
+            start += width
+        if not values["JobID"].isdigit():
+            continue  # a banner of a site's wrapper; arrays are never ours
+        rows.append(
+            Row(
+                job_id=values["JobID"],
+                name=values["Name"],
+                state=values["State"],
+                restarts=int(values["RestartCnt"] or 0),
+                exit_code=_wait_status(values["exit_code"]),
+                submitted=_time(values["SubmitTime"]),
+                started=_time(values["StartTime"]),
+                ended=_time(values["EndTime"]),
+                nodes=tuple(hostnames(values["NodeList"])),
+                comment=_plain(values["Comment"]),
+                reason=_plain(values["Reason"]),
+            )
+        )
+    return rows
+
+
+def sacct_rows(text: str) -> list[Row]:
+    """The rows of ``sacct --noheader --parsable2 --format=SACCT_FORMAT``."""
+    rows = []
+    for line in text.splitlines():
+        values = line.split("|", SACCT_FORMAT.count(","))
+        if len(values) <= SACCT_FORMAT.count(","):
+            continue
+        job_id, state, exit_code, derived, submit, start, end, nodes, comment, name = values
+        rows.append(
+            Row(
+                job_id=job_id,
+                name=name,
+                state=state,
+                exit_code=_worse(exit_code, derived),
+                submitted=_time(submit),
+                started=_time(start),
+                ended=_time(end),
+                nodes=() if nodes == "None assigned" else tuple(hostnames(nodes)),
+                comment=comment,
+            )
+        )
+    return rows
+
+
+def detail_exit_code(text: str) -> int | None:
+    """The exit code in ``scontrol --details show job``: that of the worst step where the script hides it."""
+    own = re.search(r"\bExitCode=(\d+:\d+)", text)
+    derived = re.search(r"\bDerivedExitCode=(\d+:\d+)", text)
+    return _worse(own[1] if own else "", derived[1] if derived else "")
+
+
+def status(row: Row) -> JobStatus:
+    """A row in our own words. A state that Slurm may add one day counts as running: it is not known to be over."""
+    word = row.state.split(" ", 1)[0]
+    state = STATES.get(word, JobState.RUNNING)
+    if row.restarts and not state.alive:
+        # Slurm ran it again although it was submitted with --no-requeue; its log would hold two runs.
+        return JobStatus(
+            state=JobState.PREEMPTED,
+            job_id=row.job_id,
+            ended_at=row.submitted,
+            reason="requeued outside of the sweep",
+        )
+    ran = bool(row.nodes) and state is not JobState.QUEUED
+    return JobStatus(
+        state=state,
+        job_id=row.job_id,
+        started_at=row.started if ran else None,
+        ended_at=None if state.alive else row.ended,
+        exit_code=None if state.alive else row.exit_code,
+        nodes=row.nodes if ran else (),
+        reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
+    )
+
+
+def find(rows: Iterable[Row], name: str, token: str, submitted_at: float) -> Row | None:
+    """The row of the job called ``name`` that carries ``token`` in its comment; the newest if there are several.
+
+    The job id is no identity: a controller that crashes gives it out again. Where the cluster keeps no comments the
+    time of submission decides, with a minute for clocks that differ.
+    """
+    ours = [
+        row
+        for row in rows
+        if row.name == name
+        and (row.comment == token if row.comment else (row.submitted or submitted_at) >= submitted_at - 60)
+    ]
+    return max(ours, key=lambda row: row.submitted or 0.0, default=None)
+
+
+def hostnames(text: str) -> Iterator[str]:
+    """``n[1-3,07],m2`` -> n1, n2, n3, n07, m2. Several brackets multiply, as in Slurm."""
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", _plain(text)):
+        yield from _expand(re.split(r"\[([^\]]*)\]", part))
+
+
+def _expand(pieces: Sequence[str]) -> Iterator[str]:
+    """``pieces`` alternate between literal text and the inside of a bracket."""
+    if len(pieces) == 1:
+        yield pieces[0]
+        return
+    head, inside, *rest = pieces
+    for choice in inside.split(","):
+        low, dash, high = choice.partition("-")
+        numbers = [f"{i:0{len(low)}}" for i in range(int(low), int(high) + 1)] if dash else [choice]
+        for number in numbers:
+            for tail in _expand(rest):
+                yield head + number + tail
+
+
+def _plain(text: str) -> str:
+    """Slurm's words for nothing, as nothing."""
+    return "" if text in ("(null)", "None", "N/A", "Unknown", "NONE") else text
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdigit() and text != "0" else None
+
+
+def _wait_status(text: str) -> int | None:
+    """squeue shows the raw status of wait(2): a code in the high byte, a signal in the low one (as 128 + signal)."""
+    if not text.isdigit():
+        return None
+    raw = int(text)
+    return 128 + (raw & 0x7F) if raw & 0x7F else raw >> 8
+
+
+def _worse(*codes: str) -> int | None:
+    """The first ``code:signal`` pair that is not 0:0, a signal as 128 + signal; None where none is given."""
+    known = [tuple(int(x) for x in c.split(":")) for c in codes if re.fullmatch(r"\d+:\d+", c)]
+    for code, signal in known:
+        if code or signal:
+            return 128 + signal if signal else code
+    return 0 if known else None

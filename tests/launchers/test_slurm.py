@@ -1,0 +1,338 @@
+"""The Slurm launcher, against real Slurm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lora_tune.errors import LauncherError, SurroundingsError
+from lora_tune.launchers.base import JobState, Launcher
+from lora_tune.launchers.slurm import SlurmLauncher, submission_command
+from lora_tune.paths import AttemptPaths
+from lora_tune.site import Site
+from lora_tune.workloads.base import Job, Resources
+from tests.cluster import Cluster, wait_until
+from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
+
+pytestmark = pytest.mark.slurm
+
+
+def site(**fields: object) -> Site:
+    return Site.model_validate({"launcher": "slurm", "gpus_per_node": 8, "gres": "gpu:8", **fields})
+
+
+CPU = site(gpus_per_node=0, gres=None)
+
+
+def script_job(folder: Path, script: str, *, name: str = "study-0000-0", nodes: int = 1, **environment: str) -> Job:
+    """A batch script as a job that takes whole nodes, as run.sub does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    implementation = folder.parent / "implementation"
+    implementation.mkdir(exist_ok=True)
+    (implementation / "run.sub").write_text(f"#!/bin/bash\n#SBATCH --exclusive\n{script}\n")
+    return Job(
+        name=name,
+        folder=folder,
+        argv=("run.sub",),
+        environment=environment,
+        cwd=implementation,
+        log=AttemptPaths(folder).log,
+        resources=Resources(nodes=nodes, gpus_per_node=8, minutes=10),
+        script=True,
+    )
+
+
+class TestWithoutAccounting(LauncherContract):
+    @pytest.fixture
+    def launcher(self, slurm: Cluster) -> Launcher:
+        return SlurmLauncher(CPU)
+
+
+class TestWithAccounting(LauncherContract):
+    @pytest.fixture
+    def launcher(self, slurm_accounting: Cluster) -> Launcher:
+        return SlurmLauncher(CPU)
+
+
+class TestScripts:
+    """Existing batch scripts: submitted unchanged, with exactly the job's environment."""
+
+    def test_every_task_of_every_node_runs_with_the_gpus_of_the_site(self, slurm: Cluster, tmp_path: Path) -> None:
+        step = "srun -l --ntasks-per-node=8 bash -c 'echo task on $SLURMD_NODENAME gpus $CUDA_VISIBLE_DEVICES'"
+        job = script_job(tmp_path / "a", step, nodes=2)
+        launcher = SlurmLauncher(site())
+        status = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        lines = [line for line in job.log.read_text().splitlines() if "task on" in line]
+        assert len(lines) == 16
+        assert all(line.endswith("gpus 0,1,2,3,4,5,6,7") for line in lines)
+        assert len(status.nodes) == 2
+        assert {line.split()[3] for line in lines} == set(status.nodes)
+
+    def test_the_script_is_submitted_from_its_own_folder(self, slurm: Cluster, tmp_path: Path) -> None:
+        job = script_job(tmp_path / "a", 'pwd; echo "command: $(scontrol show job $SLURM_JOB_ID | grep Command=)"')
+        launcher = SlurmLauncher(site())
+        poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        assert str(job.cwd) in job.log.read_text().splitlines()
+        assert f"Command={job.cwd}/run.sub" in job.log.read_text()
+
+    def test_the_site_reaches_every_step_through_sruns_own_variables(self, slurm: Cluster, tmp_path: Path) -> None:
+        job = script_job(tmp_path / "a", "env | grep -E '^SLURM_(GRES|MPI_TYPE|CPU_BIND)=' | sort")
+        launcher = SlurmLauncher(site(mpi="none", cpu_bind="none"))
+        poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        assert job.log.read_text().split() == ["SLURM_CPU_BIND=none", "SLURM_GRES=gpu:8", "SLURM_MPI_TYPE=none"]
+
+    def test_nothing_of_the_submitting_shell_leaks(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A config that was sourced there, and the variables of an enclosing job, must not reach a trial."""
+        for name in ("LR", "FP8_ACT", "NCCL_DEBUG", "SLURM_NTASKS", "SLURM_JOB_ID", "SBATCH_PARTITION"):
+            monkeypatch.setenv(name, "12345")
+        job = script_job(tmp_path / "a", "env", TP="4")
+        launcher = SlurmLauncher(site())
+        poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        lines = job.log.read_text().splitlines()
+        assert "TP=4" in lines
+        assert not [line for line in lines if line.endswith("=12345")]
+        assert [line for line in lines if line.startswith("HOME=")]
+
+    def test_values_and_paths_of_any_kind_arrive_unharmed(self, slurm: Cluster, tmp_path: Path) -> None:
+        hostile = "a b'c\"d$e`f\\g;h|i&j*k?l~m#n!o(p)\tq\nr%j é"
+        job = script_job(tmp_path / "sweeps $x 'y' %j" / "a", 'printf "<%s>" "$VALUE"', VALUE=hostile)
+        launcher = SlurmLauncher(site())
+        with pytest.raises(LauncherError, match="holds a %"):
+            launcher.submit(job)
+        job = script_job(tmp_path / "sweeps $x 'y' é" / "a", 'printf "<%s>" "$VALUE"', VALUE=hostile)
+        poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        assert f"<{hostile}>" in job.log.read_text()
+
+    def test_two_trials_never_share_a_node_and_excluded_nodes_stay_free(self, slurm: Cluster, tmp_path: Path) -> None:
+        launcher = SlurmLauncher(site(exclude=slurm.nodes[0]))
+        jobs = [
+            replace(script_job(tmp_path / f"{i}", "sleep 60", name=f"study-{i}-0"), exclude_nodes=(slurm.nodes[1],))
+            for i in range(3)
+        ]
+        tickets = [ticket_of(job, launcher.submit(job)) for job in jobs]
+        first, second = (poll_until(launcher, t, JobState.RUNNING).nodes for t in tickets[:2])
+        assert {*first, *second} == set(slurm.nodes[2:])
+        third = launcher.poll(tickets)[tickets[2].name]
+        assert third.state is JobState.QUEUED
+        assert third.reason
+
+    def test_a_training_that_fails_inside_the_script_shows_although_the_job_completed(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        job = script_job(tmp_path / "a", "set +e; srun -N1 -n1 bash -c 'exit 3' |& tee log; exit 0")
+        launcher = SlurmLauncher(site())
+        status = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        assert slurm.job_state(status.job_id) == "COMPLETED"
+        assert status.exit_code == 3
+
+    def test_the_recorded_command_is_the_one_that_is_previewed(self, slurm: Cluster, tmp_path: Path) -> None:
+        job = script_job(tmp_path / "a", "true", TP="4")
+        launcher = SlurmLauncher(site(sbatch_args=["--nice=1"], partition="gpu"))
+        launcher.submit(job)
+        from lora_tune.launchers.command import read_json
+
+        record = read_json(AttemptPaths(job.folder).slurm)
+        assert record is not None
+        seen = submission_command(job, site(sbatch_args=["--nice=1"], partition="gpu"), record["token"])
+        assert record["command"] == seen
+        assert seen[-2:] == ["--nice=1", "run.sub"]
+
+
+class TestFaults:
+    """What clusters do to jobs."""
+
+    def test_a_restarted_controller_still_knows_the_job(self, slurm: Cluster, tmp_path: Path) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        poll_until(launcher, ticket, JobState.RUNNING)
+        slurm.restart_controller()
+        assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+
+    def test_an_absent_controller_is_an_error_and_says_nothing_of_the_job(self, slurm: Cluster, tmp_path: Path) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        poll_until(launcher, ticket, JobState.RUNNING)
+        slurm.stop_controller()
+        try:
+            with pytest.raises(LauncherError, match="squeue failed"):
+                launcher.poll([ticket])
+        finally:
+            slurm.start_controller()
+        assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+
+    def test_a_crash_that_forgets_a_job_and_reuses_its_id_does_not_confuse_them(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        launcher = SlurmLauncher(CPU)
+        slurm.restart_controller()  # its state is saved now: the next submission is not
+        forgotten = job_of(tmp_path / "a", WAIT, name="study-0000-0")
+        first = ticket_of(forgotten, launcher.submit(forgotten))
+        slurm.stop_controller(kill=True)
+        slurm.start_controller()
+        other = job_of(tmp_path / "b", WAIT, name="study-0001-0")
+        second = ticket_of(other, launcher.submit(other))
+        if first.job_id != second.job_id:
+            pytest.skip("the controller had saved the first job before it was killed")
+        states = launcher.poll([first, second])
+        assert states[first.name].state is JobState.LOST
+        assert states[second.name].state.alive
+        launcher.cancel(first)
+        assert launcher.poll([second])[second.name].state.alive
+
+    def test_a_dead_node(self, slurm: Cluster, tmp_path: Path) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        nodes = poll_until(launcher, ticket, JobState.RUNNING).nodes
+        slurm.kill_node(nodes[0])
+        status = poll_until(launcher, ticket, JobState.NODE_FAILED)
+        assert status.nodes == nodes
+
+    def test_a_killed_slurmd_leaves_the_job_running(self, slurm: Cluster, tmp_path: Path) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        node = poll_until(launcher, ticket, JobState.RUNNING).nodes[0]
+        slurm.kill_slurmd(node)
+        assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+        slurm.start_slurmd(node)
+        assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+
+    def test_preemption(self, slurm: Cluster, tmp_path: Path) -> None:
+        launcher = SlurmLauncher(site())
+        job = script_job(tmp_path / "a", "sleep 600", nodes=4)
+        ticket = ticket_of(job, launcher.submit(job))
+        poll_until(launcher, ticket, JobState.RUNNING)
+        urgent = slurm.run("sbatch", "--parsable", "-p", "urgent", "-N4", "-o", os.devnull, "--wrap", "sleep 1")
+        status = poll_until(launcher, ticket, JobState.PREEMPTED)
+        assert status.ended_at is not None
+        wait_until(lambda: slurm.job_state(urgent.strip()) == "COMPLETED", 30, "the urgent job runs")
+
+    def test_a_job_that_is_cancelled_by_hand(self, slurm: Cluster, tmp_path: Path) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        poll_until(launcher, ticket, JobState.RUNNING)
+        slurm.run("scancel", ticket.job_id)
+        status = poll_until(launcher, ticket, JobState.CANCELLED)
+        assert status.started_at is not None
+        assert status.ended_at is not None
+
+    def test_a_job_that_the_administrator_requeues_is_cancelled_and_counts_as_preempted(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        log_until(job, "waiting")
+        slurm.run("scontrol", "update", f"JobId={ticket.job_id}", "Requeue=1")
+        slurm.run("scontrol", "requeue", ticket.job_id)
+        status = poll_until(launcher, ticket, JobState.PREEMPTED)
+        assert "requeued" in status.reason
+        assert slurm.job_state(ticket.job_id) == "CANCELLED"
+        assert job.log.read_text().count("waiting") == 1
+
+    def test_drained_nodes_leave_a_job_waiting_with_the_reason(self, slurm: Cluster, tmp_path: Path) -> None:
+        launcher = SlurmLauncher(site())
+        for node in slurm.nodes:
+            slurm.drain(node)
+        job = script_job(tmp_path / "a", "true")
+        ticket = ticket_of(job, launcher.submit(job))
+        try:
+            wait_until(lambda: "ReqNodeNotAvail" in launcher.poll([ticket])[job.name].reason, 20, "Slurm says why")
+        finally:
+            for node in slurm.nodes:
+                slurm.resume(node)
+        poll_until(launcher, ticket, JobState.ENDED)
+
+    def test_what_sbatch_refuses_is_an_error_with_its_words(self, slurm: Cluster, tmp_path: Path) -> None:
+        launcher = SlurmLauncher(site(partition="nowhere"))
+        with pytest.raises(LauncherError, match="not submitted: invalid partition specified: nowhere"):
+            launcher.submit(script_job(tmp_path / "a", "true"))
+
+    def test_the_time_limit(self, slurm: Cluster, tmp_path: Path) -> None:
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        log_until(job, "waiting")
+        # Limits are whole minutes; moving the end into the next second saves the wait.
+        slurm.run("scontrol", "update", f"JobId={ticket.job_id}", f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S')}")
+        status = poll_until(launcher, ticket, JobState.TIME_LIMIT, seconds=60)
+        assert status.started_at is not None
+        assert status.ended_at is not None
+        assert "DUE TO TIME LIMIT" in job.log.read_text()
+
+
+class TestMemory:
+    """What Slurm itself forgets."""
+
+    def test_a_job_that_squeue_forgot_is_found_in_the_accounting(
+        self, slurm_accounting: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, launcher = job_of(tmp_path / "a", SAY, CODE="3"), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        seen = poll_until(launcher, ticket, JobState.ENDED)
+        forget(slurm_accounting, tmp_path, monkeypatch)
+        wait_until(lambda: launcher.poll([ticket])[job.name].state is JobState.ENDED, 30, "sacct has it")
+        status = launcher.poll([ticket])[job.name]
+        assert status.exit_code == seen.exit_code
+        assert (status.started_at, status.ended_at) == (seen.started_at, seen.ended_at)
+        assert status.nodes == seen.nodes
+
+    def test_without_accounting_it_is_lost_and_the_reason_says_so(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, launcher = job_of(tmp_path / "a", SAY), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        poll_until(launcher, ticket, JobState.ENDED)
+        forget(slurm, tmp_path, monkeypatch)
+        status = launcher.poll([ticket])[job.name]
+        assert status.state is JobState.LOST
+        assert "no accounting" in status.reason
+
+
+def forget(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let squeue show no ended job, as after MinJobAge; the rest of Slurm stays as it is."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    real = subprocess.run(["which", "squeue"], capture_output=True, text=True, check=True).stdout.strip()
+    wrapper = folder / "squeue"
+    wrapper.write_text(f'#!/bin/bash\nexec {real} "${{@/--states=all/--states=PENDING,RUNNING}}"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_one_squeue_serves_any_number_of_jobs(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = SlurmLauncher(CPU)
+    jobs = [job_of(tmp_path / f"{i}", WAIT, name=f"study-{i:04d}-0") for i in range(8)]
+    tickets = [ticket_of(job, launcher.submit(job)) for job in jobs]
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for command in ("squeue", "sacct", "scontrol"):
+        real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout.strip()
+        (folder / command).write_text(f'#!/bin/bash\necho {command} >> {tmp_path}/asked\nexec {real} "$@"\n')
+        (folder / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert all(status.state.alive for status in launcher.poll(tickets).values())
+    assert (tmp_path / "asked").read_text() == "squeue\n"
+
+
+def test_without_slurm_the_message_says_what_is_missing_and_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SurroundingsError, match=r"sbatch, squeue.*--study tiny runs on this machine"):
+        SlurmLauncher(CPU)
+
+
+def test_polling_costs_no_time_while_jobs_wait(slurm: Cluster, tmp_path: Path) -> None:
+    """A job in the queue has neither a start nor nodes: node-hours begin when it runs."""
+    launcher = SlurmLauncher(site())
+    blocker = script_job(tmp_path / "a", "sleep 600", nodes=4)
+    launcher.submit(blocker)
+    waiting = script_job(tmp_path / "b", "true", name="study-0001-0")
+    ticket = ticket_of(waiting, launcher.submit(waiting))
+    status = launcher.poll([ticket])[ticket.name]
+    assert status.state is JobState.QUEUED
+    assert (status.started_at, status.ended_at, status.nodes) == (None, None, ())
+    assert time.time() - ticket.submitted_at < 30

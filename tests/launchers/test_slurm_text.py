@@ -1,0 +1,154 @@
+"""Slurm's printed words as job statuses; nothing here needs Slurm."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.launchers import slurm_text
+from lora_tune.launchers.base import JobState
+
+WIDTHS = [int(field.split(":")[1]) for field in slurm_text.SQUEUE_FORMAT.split(",")]
+
+
+def squeue_line(**values: str) -> str:
+    """A line as squeue prints it: every field padded to its width."""
+    shown = {
+        "JobID": "17",
+        "Name": "study-0001-0",
+        "State": "RUNNING",
+        "RestartCnt": "0",
+        "exit_code": "0",
+        "SubmitTime": "1000",
+        "StartTime": "1010",
+        "EndTime": "2000",
+        "NodeList": "n[1-2]",
+        "Comment": "token",
+        "Reason": "None",
+    } | values
+    names = [field.split(":")[0] for field in slurm_text.SQUEUE_FORMAT.split(",")]
+    return "".join(shown[name].ljust(width) for name, width in zip(names, WIDTHS, strict=True))
+
+
+def status_of(**values: str) -> slurm_text.JobStatus:
+    (row,) = slurm_text.squeue_rows(squeue_line(**values))
+    return slurm_text.status(row)
+
+
+def test_a_running_job() -> None:
+    status = status_of()
+    assert status.state is JobState.RUNNING
+    assert (status.started_at, status.ended_at, status.exit_code) == (1010.0, None, None)
+    assert status.nodes == ("n1", "n2")
+
+
+def test_a_waiting_job_has_no_start_although_slurm_shows_an_estimate() -> None:
+    status = status_of(State="PENDING", NodeList="", Reason="ReqNodeNotAvail, UnavailableNodes:n[1-4]")
+    assert status.state is JobState.QUEUED
+    assert (status.started_at, status.ended_at, status.nodes) == (None, None, ())
+    assert "UnavailableNodes:n[1-4]" in status.reason
+
+
+def test_a_completing_job_still_holds_its_nodes() -> None:
+    assert status_of(State="COMPLETING").state.alive
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("COMPLETED", JobState.ENDED),
+        ("FAILED", JobState.ENDED),
+        ("CANCELLED", JobState.CANCELLED),
+        ("CANCELLED by 1000", JobState.CANCELLED),
+        ("TIMEOUT", JobState.TIME_LIMIT),
+        ("NODE_FAIL", JobState.NODE_FAILED),
+        ("PREEMPTED", JobState.PREEMPTED),
+        ("OUT_OF_MEMORY", JobState.OUT_OF_MEMORY),
+        ("A_STATE_OF_TOMORROW", JobState.RUNNING),
+    ],
+)
+def test_states(word: str, state: JobState) -> None:
+    assert status_of(State=word).state is state
+
+
+def test_a_job_that_was_requeued_is_preempted_at_the_time_of_the_requeue() -> None:
+    status = status_of(State="CANCELLED", RestartCnt="1", SubmitTime="1500", NodeList="")
+    assert status.state is JobState.PREEMPTED
+    assert status.ended_at == 1500.0
+
+
+def test_a_job_cancelled_in_the_queue_used_no_node_hours() -> None:
+    status = status_of(State="CANCELLED", NodeList="", StartTime="2000")
+    assert (status.started_at, status.nodes) == (None, ())
+
+
+@pytest.mark.parametrize(("raw", "code"), [("0", 0), ("256", 1), ("768", 3), ("9", 137), ("15", 143), ("139", 139)])
+def test_exit_codes_come_as_the_status_of_wait(raw: str, code: int) -> None:
+    assert status_of(State="FAILED", exit_code=raw).exit_code == code
+
+
+def test_identity_is_name_and_token_never_the_id() -> None:
+    lines = [
+        squeue_line(JobID="17", Name="study-0001-0", Comment="other"),
+        squeue_line(JobID="18", Name="study-0001-0", Comment="mine"),
+        squeue_line(JobID="19", Name="study-0002-0", Comment="mine"),
+    ]
+    rows = slurm_text.squeue_rows("\n".join(lines))
+    found = slurm_text.find(rows, "study-0001-0", "mine", 1000.0)
+    assert found is not None
+    assert found.job_id == "18"
+    assert slurm_text.find(rows, "study-0003-0", "mine", 1000.0) is None
+
+
+def test_without_comments_the_time_of_submission_decides() -> None:
+    rows = slurm_text.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
+    assert slurm_text.find(rows, "study-0001-0", "mine", 1030.0) is not None
+    assert slurm_text.find(rows, "study-0001-0", "mine", 5000.0) is None
+
+
+def test_sacct_rows_take_the_worst_exit_code() -> None:
+    text = (
+        "17|COMPLETED|0:0|3:0|1000|1010|1200|n[1-2]|token|a|b\n"
+        "18|CANCELLED by 0|0:15|0:0|1000|None|1200|None assigned||c\n"
+    )
+    first, second = slurm_text.sacct_rows(text)
+    assert (first.name, first.exit_code, first.nodes) == ("a|b", 3, ("n1", "n2"))
+    status = slurm_text.status(second)
+    assert (status.state, status.exit_code, status.started_at) == (JobState.CANCELLED, 143, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("(null)", []),
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[1,3-4],login-2", ["n1", "n3", "n4", "login-2"]),
+        ("r[1-2]n[1-2]x", ["r1n1x", "r1n2x", "r2n1x", "r2n2x"]),
+    ],
+)
+def test_host_lists(text: str, names: list[str]) -> None:
+    assert list(slurm_text.hostnames(text)) == names
+
+
+@given(st.lists(st.integers(0, 9999), min_size=1, max_size=20, unique=True), st.integers(1, 4))
+def test_a_compressed_host_list_expands_to_the_same_nodes(numbers: list[int], width: int) -> None:
+    inside = ",".join(f"{n:0{width}}" for n in numbers)
+    assert list(slurm_text.hostnames(f"dgx-[{inside}]")) == [f"dgx-{n:0{width}}" for n in numbers]
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), max_size=60))
+def test_any_reason_leaves_the_other_fields_alone(reason: str) -> None:
+    (row,) = slurm_text.squeue_rows(squeue_line(Reason=reason))
+    assert (row.job_id, row.comment, row.nodes) == ("17", "token", ("n1", "n2"))
+
+
+@given(st.text(max_size=300))
+def test_no_text_makes_the_parsers_fail(text: str) -> None:
+    """Warnings and banners that a site's wrapper prints are not jobs."""
+    for row in [*slurm_text.sacct_rows(text), *slurm_text.squeue_rows(text)]:
+        slurm_text.status(row)
+    slurm_text.detail_exit_code(text)
