@@ -63,7 +63,7 @@ class Run(pl.Callback):
         self._sequences = sequences
         self._batch = settings.layout.batch
         self._started = False
-        self._stopped = False
+        self._in_block = False
         self._eval_sum: torch.Tensor | None = None
         self.reached = False
 
@@ -76,24 +76,29 @@ class Run(pl.Callback):
         torch.distributed.barrier()
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)
-        self._log.block_start(0)
+        self._block_start(0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
         step = trainer.global_step
+        if self._end_of_probe(trainer):
+            _stop(trainer)
         if step % self._settings.log_every:
             return
         share = outputs["loss"] if isinstance(outputs, dict) else outputs
         loss = over_ranks(share) / self._batch
         self._log.train_loss(loss, step * self._batch, trainer.optimizers[0].param_groups[0]["lr"])
         if not math.isfinite(loss):
-            trainer.should_stop = True
+            _stop(trainer)
+
+    def _end_of_probe(self, trainer: Any) -> bool:
+        """After one evaluation and one warm block a probe has seen what it is for."""
+        return (
+            self._settings.probe and trainer.global_step >= self._settings.evals.first + self._settings.evals.interval
+        )
 
     def on_validation_start(self, trainer: Any, *_: Any) -> None:
         samples = trainer.global_step * self._batch
-        self._synchronize()
-        if self._cuda:
-            self._log.event("tracked_stats", {"max_memory_usage": self._peak()}, step=samples)
-        self._log.block_stop(samples, self._batch)
+        self._block_stop(samples)
         self._log.start(constants.EVAL_START, samples_count=samples)
         self._eval_sum = None
 
@@ -110,17 +115,31 @@ class Run(pl.Callback):
         trainer.val_check_interval = trainer.val_check_batch = self._settings.evals.interval
         self.reached = loss <= self._settings.target
         if self.reached or not math.isfinite(loss):
-            trainer.should_stop = True
-        else:
-            self._log.block_start(samples)
+            _stop(trainer)
+        elif trainer.global_step < self._settings.max_steps:
+            self._block_start(samples)
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
-        self._log.run_stop(trainer.global_step * self._batch, success=self.reached)
+        samples = trainer.global_step * self._batch
+        if self._in_block:
+            self._block_stop(samples)
+        self._log.run_stop(samples, success=self.reached)
 
-    def _synchronize(self) -> None:
+    def _block_start(self, samples: int) -> None:
+        self._in_block = True
+        self._log.block_start(samples)
+
+    def _block_stop(self, samples: int) -> None:
+        """``max_memory_usage`` is the most that this rank's allocator held, GiB."""
         if self._cuda:
             torch.cuda.synchronize()
+            peak = round(torch.cuda.max_memory_reserved() / GIB, 3)
+            self._log.event("tracked_stats", {"max_memory_usage": peak}, step=samples)
+        self._in_block = False
+        self._log.block_stop(samples, self._batch)
 
-    def _peak(self) -> float:
-        """Most memory that the allocator of this rank held, GiB."""
-        return round(torch.cuda.max_memory_reserved() / GIB, 3)
+
+def _stop(trainer: Any) -> None:
+    """End the run after this step; Lightning would evaluate once more if it could."""
+    trainer.should_stop = True
+    trainer.limit_val_batches = 0

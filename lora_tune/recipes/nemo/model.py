@@ -186,7 +186,6 @@ def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any]
         fp8_amax_compute_algo=precision.algorithm,
         fp8_param_gather=precision.params,
         fp8_dot_product_attention=precision.dpa,
-        fp8_wgrad=False,
     )
     overlap = [MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_bootstrap_backend="nccl")]
     return nl.Trainer(

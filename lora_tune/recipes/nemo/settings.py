@@ -112,6 +112,7 @@ class Settings:
     datadir: Path
     model: Path | None
     logdir: Path | None
+    probe: bool
     timeout: int
     benchmark: str
     org: str
@@ -166,6 +167,7 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
         datadir=datadir,
         model=model,
         logdir=knobs.folder("LOGDIR", None),
+        probe=knobs.switch("PROBE", default=False),
         timeout=knobs.integer("DIST_TIMEOUT", 600, low=10),
         benchmark=knobs.text("BENCHMARK", "llama2_70b_lora"),
         org=knobs.text("SUBMISSION_ORG", "lora_tune"),
@@ -275,7 +277,7 @@ def _evals(knobs: Knobs, batch: int, max_steps: int) -> EvalSchedule:
     for name in ("SKIP_EVALS", "SKIP_EVAL"):
         if knobs.given(name):
             skipped = knobs.integer(name, 0, low=0)
-    if samples != RULE_INTERVAL and skipped is None:
+    if skipped is None and (samples != RULE_INTERVAL or knobs.switch("PROBE", default=False)):
         skipped = 0
     evals = schedule(batch, samples, skipped)
     if evals.first > max_steps:
