@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from lora_tune.errors import InputError
 from lora_tune.recipes import text
@@ -19,7 +23,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def build(settings: Settings) -> Any:
-    """The frozen base with fresh adapters in float32; draws from torch's random state.
+    """The frozen base with fresh adapters in float32, as ``settings.seed`` makes them.
 
     Raises InputError where the folder holds no Llama checkpoint or one whose weights do not match its config.
     """
@@ -33,10 +37,11 @@ def build(settings: Settings) -> Any:
         raise InputError(
             f"SEQ={settings.seq}: allowed is at most the model's {config.max_position_embeddings} positions"
         )
+    logging.disable_progress_bar()
     dtype = torch.bfloat16 if precision(settings) == "bf16" else torch.float32
     try:
         base = LlamaForCausalLM.from_pretrained(
-            settings.model, config=config, dtype=dtype, attn_implementation=settings.attn
+            settings.model, config=config, dtype=dtype, attn_implementation=settings.attn, **_distribution(settings)
         )
     except (OSError, RuntimeError, ValueError, ImportError, SafetensorError) as error:
         raise InputError(f"MODEL={str(settings.model)!r}: weights not loaded: {_line(error)}") from error
@@ -47,7 +52,56 @@ def build(settings: Settings) -> Any:
         lora_dropout=settings.lora_dropout,
         target_modules=list(TARGETS),
     )
-    return get_peft_model(base, adapters)
+    with warnings.catch_warnings():
+        # peft 0.21 asks the model in a way that transformers 5.23 will drop.
+        warnings.simplefilter("ignore", FutureWarning)
+        model = get_peft_model(base, adapters)
+    _widths(model)
+    _initialize(model, settings.seed)
+    return model
+
+
+def _distribution(settings: Settings) -> dict[str, Any]:
+    if settings.tp == 1:
+        return {}
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=settings.tp)}
+
+
+def _widths(model: Any) -> None:
+    """Under tensor parallelism, give the adapters' layers their global widths.
+
+    transformers 5.23 reads them there; peft 0.21 writes this rank's share of them.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and isinstance(module.weight, DTensor):
+            module.out_features, module.in_features = module.weight.shape
+
+
+@torch.no_grad()
+def _initialize(model: Any, seed: int) -> None:
+    """Set every A to the seed's values and every B to zero, whichever part of them this rank holds.
+
+    The distribution is peft's own, uniform within 1/sqrt(width of the input). Drawn here, in float32 on the CPU and
+    from a generator of its own, it is the same for every layout, device and precision.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            bound = 1.0 / math.sqrt(parameter.shape[1])
+            whole = torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+            assign(parameter, whole)
+        elif "lora_B" in name:
+            parameter.zero_()
+
+
+def assign(parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
+    """Give ``parameter`` the values of ``whole``, a tensor of its global shape that every rank has."""
+    value = whole.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(value)
 
 
 def tokenizer(folder: Path) -> text.Tokenize:

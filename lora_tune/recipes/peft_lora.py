@@ -17,12 +17,21 @@ from lora_tune.errors import LoraTuneError
 from lora_tune.recipes import settings
 from lora_tune.recipes.warm_worker import hand_over
 
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",  # checkpoints are folders; nothing is fetched
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
 
 def main() -> int:
     """Run the trial that the environment describes; returns the exit code."""
     try:
         chosen = settings.read(os.environ)
-        # Before torch is loaded: its thread pools read this once.
+        # Before torch and transformers are loaded, which read these once.
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         os.environ.setdefault("OMP_NUM_THREADS", str(chosen.threads))
         from lora_tune.recipes import training  # only now: seconds to import, and a bad knob must not wait for it
 

@@ -1,10 +1,15 @@
-"""The processes that share one run: who reads which data, and how they talk."""
+"""The processes that share one run: who reads which data, how the model lies over them, and how they talk.
+
+Three ways to lie over several processes, all through accelerate and transformers: copies with averaged gradients (DDP,
+the default), shards over the data- and context-parallel ranks (FSDP2, for FSDP=1 and for CP above 1), and tensor
+parallelism over all of them. Other combinations are refused with the reason.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import FullyShardedDataParallelPlugin
 
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.recipes.settings import Settings
@@ -28,20 +35,52 @@ class Ranks:
 
     def __init__(self, accelerator: Accelerator, settings: Settings) -> None:
         self._accelerator = accelerator
-        self.rank = accelerator.process_index
-        self.world = accelerator.num_processes
+        self._tp, self._cp = settings.tp, settings.cp
+        self.rank: int = accelerator.process_index
+        self.world: int = accelerator.num_processes
         self.device: torch.device = accelerator.device
         self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
-        self.dp = self.world
-        self.dp_rank = self.rank
+        self.dp = self.world // (self._tp * self._cp)
+        # Ranks of one model copy are neighbours: accelerate's mesh is (data, context, tensor), the last fastest.
+        self.dp_rank = self.rank // (self._tp * self._cp)
         self.batch = settings.minibs * self.dp
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """The model on its device and, except under tensor parallelism, wrapped for the others' gradients or shards."""
+        if self._tp > 1:
+            return model.to(self.device), optimizer
         return self._accelerator.prepare(model, optimizer)
 
-    def unsynchronized(self, model: Any) -> AbstractContextManager[None]:
-        """No gradient exchange within: for all but the last forward pass of a step."""
-        return self._accelerator.no_sync(model) if self.dp > 1 else nullcontext()
+    def autocast(self) -> AbstractContextManager[None]:
+        """Arithmetic in the run's precision."""
+        return self._accelerator.autocast()
+
+    @contextmanager
+    def exchange(self, model: Any, *, now: bool) -> Iterator[None]:
+        """Gradients of a backward pass within are averaged over the ranks (``now``) or kept for a later pass."""
+        with nullcontext() if now or self.dp == 1 else self._accelerator.no_sync(model):
+            yield
+
+    @contextmanager
+    def parts(self, *sequences: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """This rank's part of tensors [batch, sequence, ...] under context parallelism; else the tensors themselves.
+
+        A forward pass on the parts and its backward pass both belong inside.
+        """
+        if self._cp == 1:
+            yield sequences
+            return
+        # accelerate shards buffers in place: give it copies, so that there is nothing to restore.
+        buffers = [s.contiguous().clone() for s in sequences]
+        with self._accelerator.maybe_context_parallel(
+            buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
+        ):
+            yield tuple(buffers)
+
+    @property
+    def parts_per_sequence(self) -> int:
+        """Ranks that share one sequence."""
+        return self._cp
 
     def backward(self, loss: torch.Tensor) -> None:
         self._accelerator.backward(loss)
@@ -59,10 +98,11 @@ class Ranks:
             yield self.share(rows[start : start + turn])
 
     def sum(self, value: torch.Tensor) -> float:
-        """The sum over the data-parallel ranks."""
-        return float(self._accelerator.reduce(value, "sum")) if self.world > 1 else float(value)
+        """The sum over the parts of all sequences, each counted once; the same on every rank."""
+        return float(self._accelerator.reduce(value, "sum")) / self._tp if self.world > 1 else float(value)
 
     def mean(self, value: torch.Tensor) -> float:
+        """The mean over the data-parallel ranks."""
         return self.sum(value) / self.dp
 
     def synchronize(self) -> None:
@@ -71,32 +111,53 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def disconnect(self) -> None:
+        """Leave the others. The caller holds no model any more: DDP that outlives its process group never returns."""
+        self._accelerator.free_memory()
         self._accelerator.end_training()
 
 
 def connect(settings: Settings) -> Ranks:
-    """Join the processes that the launcher started (``WORLD_SIZE``), one without a launcher.
+    """Join the processes that the launcher started (``WORLD_SIZE``); one without a launcher.
 
-    Raises InputError where the asked parallelism does not fit their number.
+    Raises InputError where the asked parallelism does not fit their number, SurroundingsError where this machine or
+    these libraries cannot do it.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    for name, degree in (("TP", settings.tp), ("CP", settings.cp)):
+    cuda = torch.cuda.is_available()
+    refuse(settings, world, cuda=cuda)
+    handlers = [InitProcessGroupKwargs(timeout=SILENCE)]
+    options: dict[str, Any] = {}
+    if settings.cp > 1 or (settings.fsdp and world > 1):
+        options["parallelism_config"] = ParallelismConfig(dp_shard_size=world // settings.cp, cp_size=settings.cp)
+        options["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            cpu_ram_efficient_loading=False,
+        )
+    accelerator = Accelerator(cpu=not cuda, mixed_precision=precision(settings), kwargs_handlers=handlers, **options)
+    return Ranks(accelerator, settings)
+
+
+def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
+    """Raise for a combination of TP, CP, FSDP and ``world`` processes that cannot train; see ``connect``."""
+    tp, cp = settings.tp, settings.cp
+    for name, degree in (("TP", tp), ("CP", cp)):
         if degree > 1 and world == 1:
-            raise InputError(
-                f"{name}={degree}: allowed is 1 in a single process; start several with torchrun or accelerate launch"
-            )
-    if world % (settings.tp * settings.cp):
-        raise InputError(f"TP={settings.tp} CP={settings.cp}: allowed is a product that divides the {world} processes")
-    if settings.tp > 1 or settings.cp > 1:
-        raise SurroundingsError("TP and CP above 1 are not supported yet")
-    return Ranks(
-        Accelerator(
-            cpu=not torch.cuda.is_available(),
-            mixed_precision=precision(settings),
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=SILENCE)],
-        ),
-        settings,
-    )
+            raise InputError(f"{name}={degree}: allowed is 1 in a single process; start several under torchrun")
+    if world % (tp * cp):
+        raise InputError(f"TP={tp} CP={cp}: allowed is a product that divides the {world} processes")
+    if tp > 1 and (tp < world or settings.fsdp):
+        raise InputError(
+            f"TP={tp} with {world} processes, CP={cp}, FSDP={int(settings.fsdp)}: allowed is TP={world} alone or TP=1; "
+            "accelerate does not combine transformers' tensor parallelism with data or context parallelism"
+        )
+    if cp > 1 and settings.seq % (2 * cp):
+        raise InputError(f"SEQ={settings.seq}: allowed is a multiple of 2*CP={2 * cp}")
+    if cp > 1 and settings.attn != "sdpa":
+        raise InputError(f"ATTN={settings.attn!r}: allowed is sdpa where CP is above 1")
+    if world > 1 and not cuda and (cp > 1 or settings.fsdp):
+        raise SurroundingsError("FSDP and CP need GPUs: accelerate does not shard on CPUs; use TP or neither")
 
 
 def precision(settings: Settings) -> str:

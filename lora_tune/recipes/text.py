@@ -28,9 +28,10 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def first(self, count: int) -> Sequences:
-        """The first ``count`` of them, or all."""
-        return Sequences(self.tokens[:count], self.mask[:count])
+    def spread(self, count: int) -> Sequences:
+        """``count`` of them, evenly spaced from the first on; all where there are no more."""
+        chosen = np.arange(min(count, len(self))) * len(self) // max(1, min(count, len(self)))
+        return Sequences(self.tokens[chosen], self.mask[chosen])
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> Sequences:
         """The sequences of these numbers; a negative number gives one of which nothing counts."""
@@ -114,7 +115,8 @@ def _packed(path: Path, seq: int) -> Sequences:
                 f"{path}: row {i} has {len(ids)} tokens, {len(counts)} in its mask; SEQ={seq} allows 2 to {seq + 1}"
             )
         tokens[i, : len(ids)] = ids
-        mask[i, : len(ids) - 1] = np.asarray(counts[1:], np.bool_)
+        # NeMo's packing has shifted the mask already: its entry i is about the prediction of token i + 1.
+        mask[i, : len(ids) - 1] = np.asarray(counts[:-1], np.bool_)
     return Sequences(tokens, mask)
 
 

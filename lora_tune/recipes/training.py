@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from mlperf_logging.mllog import constants
+from torch.distributed.tensor import DTensor
 
 from lora_tune.recipes import text
 from lora_tune.recipes.lora_model import build, tokenizer
@@ -30,14 +29,18 @@ def run(settings: Settings) -> None:
     """
     torch.set_num_threads(settings.threads)
     ranks = connect(settings)
+    _run(settings, ranks)
+    ranks.disconnect()
+
+
+def _run(settings: Settings, ranks: Ranks) -> None:
     log = TrialLog(enabled=ranks.rank == 0)
     log.start(constants.INIT_START)
     tokenize = tokenizer(settings.model)
     train = text.load(settings.datadir, "train", settings.seq, tokenize)
     validation = text.load(settings.datadir, "validation", settings.seq, tokenize)
     if settings.eval_samples:
-        validation = validation.first(settings.eval_samples)
-    torch.manual_seed(settings.seed)
+        validation = validation.spread(settings.eval_samples)
     trainer = Trainer(settings, ranks)
     # The adapter's weights are the same everywhere; what ranks with other data drop must differ.
     torch.manual_seed(settings.seed + 7919 * (1 + ranks.dp_rank))
@@ -46,7 +49,6 @@ def run(settings: Settings) -> None:
         trainer.warm_up()
     log.end(constants.INIT_STOP)
     _train(settings, ranks, trainer, train, validation, log)
-    ranks.disconnect()
 
 
 def _description(settings: Settings, ranks: Ranks, train: int, validation: int) -> dict[str, object]:
@@ -84,6 +86,7 @@ def _train(
 ) -> None:
     samples = 0
     reached = False
+    interval = settings.interval(ranks.batch)
     log.start(constants.RUN_START)
     log.block_start(samples)
     batches = itertools.islice(text.order(len(train), ranks.batch, settings.seed), settings.max_steps)
@@ -103,10 +106,12 @@ def _train(
             if not math.isfinite(mean):
                 log.block_stop(samples, ranks.batch)
                 break
-        if step % settings.val_check_interval and step < settings.max_steps:
+        if step % interval and step < settings.max_steps:
             continue
         ranks.synchronize()
         log.block_stop(samples, ranks.batch)
+        if settings.probe and step > interval:
+            break
         log.start(constants.EVAL_START, samples_count=samples)
         eval_loss = trainer.evaluate(validation)
         log.eval_loss(eval_loss, samples)
@@ -123,28 +128,51 @@ WARM_UP_STEPS = 2
 """The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """tokens: [n, seq + 1] int64. weights: [n, seq] float32, what each prediction counts; zero where it does not."""
+class Batch(NamedTuple):
+    """Tensors [n, seq] on the device.
 
-    tokens: torch.Tensor
-    weights: torch.Tensor
+    read: tokens that the model is given. predict: the token after each. weight: what each prediction counts.
+    position: of each token in its sequence.
+    """
 
-    def __len__(self) -> int:
-        return len(self.tokens)
+    read: torch.Tensor
+    predict: torch.Tensor
+    weight: torch.Tensor
+    position: torch.Tensor
 
-    def split(self, size: int) -> Iterator[_Batch]:
-        for tokens, weights in zip(self.tokens.split(size), self.weights.split(size), strict=True):
-            yield _Batch(tokens, weights)
+    @classmethod
+    def of(cls, sequences: Sequences, device: torch.device) -> Batch:
+        """Every sequence counts 1, spread over its predictions: the loss is MLPerf's mean of per-sequence means."""
+        tokens = torch.from_numpy(np.ascontiguousarray(sequences.tokens)).to(device)
+        weight = sequences.mask / np.maximum(1, sequences.mask.sum(axis=1, keepdims=True))
+        read = tokens[:, :-1]
+        return cls(
+            read,
+            tokens[:, 1:],
+            torch.from_numpy(weight.astype(np.float32)).to(device),
+            torch.arange(read.shape[1], device=device).expand_as(read),
+        )
+
+    def split(self, size: int) -> list[Batch]:
+        """``size`` sequences at a time."""
+        return [Batch(*parts) for parts in zip(*(tensor.split(size) for tensor in self), strict=True)]
 
 
-def _weighted(sequences: Sequences, device: torch.device) -> _Batch:
-    """Every sequence counts 1, spread over its predictions: the loss is MLPerf's mean of per-sequence means."""
-    weights = sequences.mask / np.maximum(1, sequences.mask.sum(axis=1, keepdims=True))
-    return _Batch(
-        torch.from_numpy(np.ascontiguousarray(sequences.tokens)).to(device),
-        torch.from_numpy(weights.astype(np.float32)).to(device),
-    )
+def _alike(parameters: list[torch.nn.Parameter]) -> list[dict[str, object]]:
+    """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together."""
+    kinds = ([p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (False, True))
+    return [{"params": kind} for kind in kinds if kind]
+
+
+def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
+    """Scale all gradients so that their joint 2-norm is at most ``limit``; whole and sharded ones may be mixed."""
+    norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]))
+    # As torch's clip_grad_norm_: no branch on the norm, so that no device has to wait for it.
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 class Trainer:
@@ -155,24 +183,27 @@ class Trainer:
         self._ranks = ranks
         model = build(settings)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(self._parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+        groups = _alike(self._parameters)
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
         self._vocabulary = model.config.vocab_size
         self._model, self._optimizer = ranks.prepare(model, optimizer)
+        # Sharding replaces the parameters.
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._model.train()
 
     def step(self, sequences: Sequences, lr: float) -> torch.Tensor:
         """One optimizer step on this rank's ``minibs`` sequences; returns their mean loss, still on the device."""
-        batch = _weighted(sequences, self._ranks.device)
-        batch = _Batch(batch.tokens, batch.weights / len(batch))
+        batch = Batch.of(sequences, self._ranks.device)
+        passes = batch._replace(weight=batch.weight / len(sequences)).split(self._settings.mbs)
         total = torch.zeros((), device=self._ranks.device)
-        passes = list(batch.split(self._settings.mbs))
         for i, part in enumerate(passes):
-            with contextlib.nullcontext() if i == len(passes) - 1 else self._ranks.unsynchronized(self._model):
-                loss = self._loss(part)
-                self._ranks.backward(loss)
+            with self._ranks.exchange(self._model, now=i == len(passes) - 1), self._ranks.parts(*part) as own:
+                loss = self._loss(*own)
+                # The ranks' gradients are averaged, but the parts of one sequence add up.
+                self._ranks.backward(loss * self._ranks.parts_per_sequence)
             total += loss.detach()
         if self._settings.grad_clip:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.grad_clip)
+            clip(self._parameters, self._settings.grad_clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -185,17 +216,19 @@ class Trainer:
         self._model.eval()
         total = torch.zeros((), device=self._ranks.device)
         for rows in self._ranks.shares(len(validation), self._settings.mbs):
-            total += self._loss(_weighted(validation.rows(rows), self._ranks.device))
+            with self._ranks.parts(*Batch.of(validation.rows(rows), self._ranks.device)) as own:
+                total += self._loss(*own)
         self._model.train()
         return self._ranks.sum(total) / len(validation)
 
-    def _loss(self, batch: _Batch) -> torch.Tensor:
-        """The weighted sum of the cross entropies of ``batch``."""
-        logits = self._model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), batch.tokens[:, 1:].flatten(), reduction="none"
-        )
-        return (losses * batch.weights.flatten()).sum()
+    def _loss(
+        self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """The weighted sum of the cross entropies."""
+        with self._ranks.autocast():
+            logits = self._model(input_ids=read, position_ids=position, use_cache=False).logits
+        losses = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), predict.flatten(), reduction="none")
+        return (losses * weight.flatten()).sum()
 
     def warm_up(self) -> None:
         """Load and tune the kernels on random tokens, and leave weights, optimizer and random state as they were."""
