@@ -86,9 +86,7 @@ def saved_node_hours(study: Study, sweep: Sweep) -> float:
     ends = [e[-1].samples for t in sweep.trials.values() if t.verdict not in STOPPED_EARLY and t.verdict is not None
             and (e := sweep.last_evals(t.number))]  # fmt: skip
     usual = median(ends) if ends else None
-    return sum(
-        _saved(study, sweep, trial, usual) for trial in sweep.trials.values() if trial.verdict in STOPPED_EARLY
-    )
+    return sum(_saved(study, sweep, trial, usual) for trial in sweep.trials.values() if trial.verdict in STOPPED_EARLY)
 
 
 def _saved(study: Study, sweep: Sweep, trial: Trial, usual: float | None) -> float:

@@ -2,12 +2,206 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+import functools
+import hashlib
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata, resources
 from pathlib import Path
+from typing import Any
 
-from lora_tune.records import Sweep
+import click
+
+from lora_tune import __version__, view
+from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.overview import Overview, overview
+from lora_tune.plots import charts, svg
+from lora_tune.records import Sweep, Trial
 from lora_tune.study import Study
+
+_PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
 
 def write_report(study: Study, sweep: Sweep, path: Path) -> None:
-    """Write the report of ``sweep`` to ``path``."""
-    path.write_text(f"<!doctype html><title>{study.name}</title><p>{len(sweep.trials)} trials", encoding="utf-8")
+    """Write the report of ``sweep`` to ``path``, replacing an older one in one step."""
+    text = report_html(study, sweep, time.time())
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def report_html(study: Study, sweep: Sweep, now: float) -> str:
+    """The report as one HTML document that loads nothing; ``now`` in epoch seconds.
+
+    Every text of the study is escaped, and the page's own policy admits no script but its own.
+    """
+    script = _page_file("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    seen = overview(study, sweep, now)
+    figures = [
+        {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
+        for name, chart in charts(study, sweep, now).items()
+    ]
+    page: str = _template().render(
+        study=study,
+        sweep=sweep,
+        seen=seen,
+        cards=_cards(study, seen),
+        best=_best(study, seen),
+        figures=figures,
+        columns=_columns(sweep),
+        rows=[_row(sweep, trial, now) for trial in sweep.trials.values()],
+        verdicts=sorted({_state(sweep, t) for t in sweep.trials.values()}),
+        provenance=_provenance(study, sweep, now),
+        style=_page_file("report.css") + svg.page_style(),
+        light=svg.LIGHT,
+        dark=svg.DARK,
+        script=script,
+        script_hash=digest,
+        duration=view.duration,
+    )
+    return page
+
+
+@functools.cache
+def _page_file(name: str) -> str:
+    return resources.files("lora_tune.report_page").joinpath(name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("lora_tune", "report_page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _cards(study: Study, seen: Overview) -> list[tuple[str, str, str]]:
+    """(label, value, explanation) of the summary."""
+    cards = [_result_card(study, seen)]
+    ended = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    cards.append(("Trials", str(seen.trials), ended + (f", {seen.open} open" if seen.open else "")))
+    price = study.budget.price_per_node_hour
+    money = f"= {seen.node_hours * price:,.0f} in money, " if price else ""
+    budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
+    cards.append(("Node-hours spent", f"{seen.node_hours:.3g}", f"{budget}{money}in {view.duration(seen.seconds)}"))
+    share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
+    cards.append(("Saved by stopping early", f"{seen.saved:.2g} node-h", share or "no trial was stopped early"))
+    return cards
+
+
+def _result_card(study: Study, seen: Overview) -> tuple[str, str, str]:
+    if seen.best is None:
+        return ("Best", "none yet", f"no trial reached eval loss {study.objective.target:g}")
+    value = seen.best.facts["objective"]
+    if study.maximise:
+        return ("Best throughput", f"{value:.4g} samples/s", f"trial {seen.best.number}")
+    low, high = seen.best_interval or (value, value)
+    words = f"trial {seen.best.number}; 90% interval {view.duration(low)} to {view.duration(high)}, from one run"
+    return (f"Time to eval loss {study.objective.target:g}", view.duration(value), words)
+
+
+def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
+    """The best trial's parameters, the tuned ones marked."""
+    if seen.best is None:
+        return None
+    rows = [(name, _text(value), _tuned(study, name)) for name, value in seen.best.parameters.items()]
+    return {"trial": seen.best, "parameters": rows}
+
+
+def _tuned(study: Study, name: str) -> bool:
+    parameter = study.space.get(name)
+    return (parameter is None and name != "GBS") or getattr(parameter, "type", "") in ("float", "int", "categorical")
+
+
+def _columns(sweep: Sweep) -> list[str]:
+    """The tuned names, in the order of the space."""
+    names: dict[str, None] = {}
+    for trial in sweep.trials.values():
+        names |= dict.fromkeys(trial.tuned)
+    return list(names)
+
+
+def _row(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+    """One row of the table of all trials; ``sort`` values are numbers or words, "" sorts last."""
+    evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
+    facts = trial.facts
+    return {
+        "number": trial.number,
+        "state": _state(sweep, trial),
+        "objective": facts.get("objective"),
+        "samples": trial.samples,
+        "loss": evals[-1].loss if evals else None,
+        "speed": facts.get("samples_per_second"),
+        "node_hours": sum(a.node_hours(now) for a in attempts),
+        "attempts": len(attempts),
+        "tuned": [(_text(trial.tuned.get(name)), trial.tuned.get(name)) for name in _columns(sweep)],
+        "sentence": trial.sentence,
+        "why": trial.why,
+        "folder": attempts[-1].folder if attempts else "",
+    }
+
+
+def _state(sweep: Sweep, trial: Trial) -> str:
+    attempts = sweep.attempts_of(trial.number)
+    return str(trial.verdict or (attempts[-1].state if attempts else trial.state))
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
+    seeds = [t.seed for t in sweep.trials.values()]
+    return {
+        "Study": f"{study.name}, hash {sweep.digest}",
+        "Began": _moment(sweep.began_at),
+        "Report written": _moment(now),
+        "lora_tune": __version__,
+        "Packages here": ", ".join(versions),
+        "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
+        "Trial seeds": f"{min(seeds)} to {max(seeds)}" if seeds else "none yet",
+        "Trials run on": f"{study.site.system}: {study.site.nodes} nodes x {study.site.gpus_per_node} GPUs, "
+        f"launcher {study.site.launcher}",
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--to", "path", type=click.Path(path_type=Path), help="file to write [the sweep's report.html]")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, path: Path | None) -> None:
+    """Write the sweep's report: one HTML file that needs no network."""
+    review = load_review(study_name, output, storage)
+    path = path or review.paths.report
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_report(review.study, review.sweep, path)
+    click.echo(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -150,7 +150,9 @@ def _condition(study: Study, condition: str, driver: tuple[str, float], now: flo
 
 def _best(study: Study, seen: Overview) -> Text:
     if seen.best is None:
-        return Text("no trial has reached the target yet" if not study.maximise else "nothing measured yet", style="dim")
+        return Text(
+            "no trial has reached the target yet" if not study.maximise else "nothing measured yet", style="dim"
+        )
     value = seen.best.facts["objective"]
     if study.maximise:
         text = Text(f"{value:.4g} samples/s", style="bold green")
@@ -183,7 +185,9 @@ def _failures(seen: Overview) -> Table:
 @storage_option
 @output_option
 @click.option("--watch", is_flag=True, help="refresh until the sweep ends or Ctrl-C")
-@click.option("--every", "period", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="seconds, with --watch")
+@click.option(
+    "--every", "period", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="seconds, with --watch"
+)
 @click.option("--json", "json_", is_flag=True, help="one JSON object; with --watch, one a line")
 @click.option("--all", "all_", is_flag=True, help="all trials, not only the open and the best")
 @guarded

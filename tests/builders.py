@@ -9,7 +9,11 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as State
 
 from lora_tune import decide
 from lora_tune.facts import Eval, Run
@@ -50,7 +54,14 @@ def study_of(text: str = STUDY, name: str = "built") -> Study:
 
 
 def sweep_of(
-    study: Study, *, trials: int = 24, evals: int = 9, seed: int = 0, text: str = STUDY, running: int = 0
+    study: Study,
+    *,
+    trials: int = 24,
+    evals: int = 9,
+    seed: int = 0,
+    text: str = STUDY,
+    running: int = 0,
+    began: float = BEGAN,
 ) -> Sweep:
     """A sweep of ``trials`` trials with every kind of end among them, the last ``running`` still open.
 
@@ -58,11 +69,11 @@ def sweep_of(
     The same arguments give the same sweep.
     """
     rng = random.Random(seed)
-    sweep = Sweep(name=study.name, digest=study.digest, study_toml=text, began_at=BEGAN)
+    sweep = Sweep(name=study.name, digest=study.digest, study_toml=text, began_at=began)
     records: dict[int, Trial] = {}
     attempts: dict[tuple[int, int], Attempt] = {}
     curves: dict[tuple[int, int], tuple[Eval, ...]] = {}
-    clock = [BEGAN, BEGAN]
+    clock = [began, began]
     for number in range(trials):
         slot = clock.index(min(clock))
         trial = _proposed(study, number, clock[slot], rng)
@@ -80,8 +91,8 @@ def sweep_of(
     return replace(sweep, trials=records, attempts=attempts, evals={k: v for k, v in curves.items() if v})
 
 
-def stored(folder: Path, sweep: Sweep) -> Path:
-    """The sweep in ``folder/sweep.db``, its logs under ``folder/trials``; returns the database file."""
+def stored(folder: Path, sweep: Sweep, study: Study | None = None) -> Path:
+    """The sweep in ``folder/sweep.db``, with a ``study`` in Optuna's tables too; returns the database file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sweep.db"
     store = Store(sqlite_url(path))
@@ -92,7 +103,38 @@ def stored(folder: Path, sweep: Sweep) -> Path:
     store.save(lease, changes, sweep.began_at)
     store.release(lease)
     store.close()
+    if study is not None:
+        _into_optuna(study, sweep, sqlite_url(path))
     return path
+
+
+def _into_optuna(study: Study, sweep: Sweep, url: str) -> None:
+    """The sweep's trials as the session would have told them to Optuna."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    direction = "maximize" if study.maximise else "minimize"
+    made = optuna.create_study(study_name=study.name, storage=url, direction=direction)
+    states = {None: State.RUNNING, Verdict.REACHED: State.COMPLETE, Verdict.FAILED: State.FAIL}
+    ended = {Verdict.CANCELLED: State.FAIL}
+    for trial in sweep.trials.values():
+        state = (states | ended).get(trial.verdict, State.PRUNED)
+        begin = datetime.fromtimestamp(trial.proposed_at)
+        made.add_trial(
+            FrozenTrial(
+                number=trial.number,
+                state=state,
+                value=trial.facts["objective"] if state is State.COMPLETE else None,
+                datetime_start=begin,
+                datetime_complete=datetime.fromtimestamp(trial.finished_at) if trial.finished_at else None,
+                params=dict(trial.tuned),
+                distributions=study.search_space.distributions(),
+                user_attrs={**trial.facts, "verdict": str(trial.verdict)} if trial.verdict else {},
+                system_attrs={},
+                intermediate_values={int(e.samples): e.loss for e in sweep.last_evals(trial.number)},
+                trial_id=trial.number,
+            )
+        )
 
 
 def with_trial(sweep: Sweep, trial: Trial, *attempts: Attempt) -> Sweep:
@@ -152,7 +194,7 @@ def _curve(trial: Trial, target: float, count: int, rng: random.Random, speed: f
 
 def _speed(trial: Trial, rng: random.Random) -> float:
     tp = float(trial.parameters.get("TP", 1))
-    return (2.4 - 0.05 * (tp - 2) ** 2) * math.exp(rng.gauss(0, 0.0014))
+    return (2.4 - 0.15 * abs(math.log2(tp) - 1)) * math.exp(rng.gauss(0, 0.0014))
 
 
 def _attempt(trial: Trial, number: int, start: float, seconds: float, slot: int) -> Attempt:
@@ -172,10 +214,8 @@ def _attempt(trial: Trial, number: int, start: float, seconds: float, slot: int)
     )
 
 
-def _running(
-    trial: Trial, now: float, slot: int, rng: random.Random, evals: int
-) -> tuple[Attempt, tuple[Eval, ...]]:
-    curve = _curve(trial, 0.5, max(2, evals // 2), rng, _speed(trial, rng))
+def _running(trial: Trial, now: float, slot: int, rng: random.Random, evals: int) -> tuple[Attempt, tuple[Eval, ...]]:
+    curve = _curve(trial, 0.925, evals, rng, _speed(trial, rng))[: max(2, evals // 2)]
     attempt = replace(_attempt(trial, 0, now, curve[-1].seconds, slot), state="running", ended_at=None, exit_code=None)
     return attempt, curve
 
@@ -236,7 +276,9 @@ def _out_of_memory(trial: Trial, now: float, slot: int) -> tuple[Trial, list[Att
     line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB."
     remedy = "more TP or CP, or smaller micro batches"
     attempts = [
-        replace(_attempt(trial, n, now + 300 * n, 250, slot), exit_code=1, failure="infeasible", line=line, remedy=remedy)
+        replace(
+            _attempt(trial, n, now + 300 * n, 250, slot), exit_code=1, failure="infeasible", line=line, remedy=remedy
+        )
         for n in range(2)
     ]
     facts = {"node_hours": sum(a.node_hours(now) for a in attempts), "evals": 0.0}

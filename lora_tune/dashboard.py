@@ -1,0 +1,142 @@
+"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, on this machine only."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune.commandline import (
+    Review,
+    guarded,
+    load_review,
+    load_sweep,
+    output_option,
+    storage_option,
+    study_option,
+)
+from lora_tune.errors import StoreError, SurroundingsError
+from lora_tune.store import sqlite_url
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def application(review: Review, storage: str | None) -> Application:
+    """optuna-dashboard over this sweep as a WSGI application that only shows. Raises StoreError."""
+    import optuna
+    import optuna_dashboard
+
+    from lora_tune.overlay import ReviewStorage, Snapshot, SweepFiles
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    url = storage or sqlite_url(review.paths.database)
+    snapshot = Snapshot(review.study, review.paths.root, lambda: load_sweep(review.study.name, review.paths, storage))
+    try:
+        inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
+        dressed = ReviewStorage(inner, snapshot)
+    except KeyError as error:
+        raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
+    except Exception as error:  # Optuna and the database driver each have a tree of their own
+        raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
+    inside: Application = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
+    return inside
+
+
+def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
+    """``inside`` without its ways to change a study, and only for requests that name one of ``hosts``.
+
+    The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
+    An empty ``hosts`` admits every name.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0].strip("[]").lower()
+        if hosts and host not in hosts:
+            return _refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _refusal(start_response, "this dashboard only shows; the sweep's driver is the only one that writes")
+        return inside(environ, start_response)
+
+    return answer
+
+
+def _refusal(start_response: Callable[..., Any], reason: str) -> list[bytes]:
+    body = json.dumps({"reason": reason}).encode()
+    start_response("403 Forbidden", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server bound to ``host`` can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int) -> None:
+    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends."""
+    review = load_review(study_name, output, storage)
+    hosts: frozenset[str] = frozenset()
+    if is_loopback(host):
+        hosts = frozenset({"127.0.0.1", "localhost", "::1", host})
+    else:
+        click.echo(
+            f"warning: {host} can be reached from other machines, and nobody is asked for a password; whoever reaches "
+            "the port reads all parameters and logs. Safer: leave --host out and use ssh -L",
+            err=True,
+        )
+    serve(only_shown(application(review, storage), hosts), host, port, review.study.name)
+
+
+def serve(shown: Application, host: str, port: int, name: str) -> None:
+    """Serve until Ctrl-C, a thread a request. Raises SurroundingsError when the port is taken."""
+    from socketserver import ThreadingMixIn
+    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+    class Server(ThreadingMixIn, WSGIServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            """As wsgiref's, without asking the name service for this machine's name."""
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind(self.server_address)
+            self.server_address = self.socket.getsockname()
+            self.server_name, self.server_port = host, self.server_address[1]
+            self.setup_environ()
+
+    class Handler(WSGIRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are nobody's news."""
+
+    try:
+        server = make_server(host, port, shown, server_class=Server, handler_class=Handler)
+    except OSError as error:
+        raise SurroundingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    shown_host = f"[{host}]" if ":" in host else host
+    click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard  (Ctrl-C ends)", err=False)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        click.echo("")
+    finally:
+        server.server_close()
+
+
+if __name__ == "__main__":
+    main()

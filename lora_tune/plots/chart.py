@@ -1,0 +1,135 @@
+"""A chart as data: axes and marks. One drawing function makes it; SVG and plotly both show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Colour = Literal["best", "good", "stopped", "bad", "muted", "target", "one", "two", "three", "four", "five", "six"]
+"""What a colour means, not what it is: the renderer's theme decides. ``one`` to ``six`` tell groups apart."""
+
+GROUPS: tuple[Colour, ...] = ("one", "two", "three", "four", "five", "six")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis. label: what it shows, with its unit. log: decades.
+
+    low, high: the range; None: from the marks. categories: names of the positions 0, 1, ... instead of numbers.
+    """
+
+    label: str
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    categories: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Polylines in one colour. Each is a sequence of (x, y); ``steps``: horizontal, then vertical."""
+
+    name: str
+    lines: Sequence[Sequence[tuple[float, float]]]
+    colour: Colour
+    width: float = 1.5
+    faint: bool = False
+    dashed: bool = False
+    steps: bool = False
+    texts: Sequence[str] = ()
+    """What a line says when pointed at; empty, or one a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Markers at (x, y). spans: (low, high) on the y axis a point, drawn as whiskers; empty: none."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: Colour
+    hollow: bool = False
+    size: float = 4.0
+    texts: Sequence[str] = ()
+    spans: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The area between two curves: (x, low, high)."""
+
+    name: str
+    edges: Sequence[tuple[float, float, float]]
+    colour: Colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Horizontal bars: (row, start, length); row is a position on a categorical y axis."""
+
+    name: str
+    bars: Sequence[tuple[float, float, float]]
+    colour: Colour
+    height: float = 0.7
+    texts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A straight line across the chart at one value of one axis, with its name beside it."""
+
+    name: str
+    value: float
+    axis: Literal["x", "y"] = "y"
+    colour: Colour = "target"
+
+
+Mark = Lines | Points | Band | Bars | Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Marks are drawn in order, the first at the back. note: what the reader should know, a sentence or two."""
+
+    title: str
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+    note: str = ""
+    height: int = 360
+
+
+def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:
+    """The range that an axis must show: its own limits, else those of the marks with a small margin."""
+    axis = chart.x if which == "x" else chart.y
+    if axis.categories:
+        return -0.5, len(axis.categories) - 0.5
+    values = [v for mark in chart.marks for v in _values(mark, which) if _usable(v, axis.log)]
+    low = axis.low if axis.low is not None else min(values, default=0.1 if axis.log else 0.0)
+    high = axis.high if axis.high is not None else max(values, default=1.0)
+    if not high > low:
+        low, high = (low / 1.5, low * 1.5) if axis.log else (low - 0.5 * abs(low or 1), low + 0.5 * abs(low or 1))
+    margin = (high / low) ** 0.03 if axis.log else 0.03 * (high - low)
+    if axis.low is None:
+        low = low / margin if axis.log else low - margin
+    if axis.high is None:
+        high = high * margin if axis.log else high + margin
+    return low, high
+
+
+def _usable(value: float, log: bool) -> bool:
+    return value == value and abs(value) < 1e300 and (value > 0 or not log)
+
+
+def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
+    at = 0 if which == "x" else 1
+    if isinstance(mark, Lines):
+        return [point[at] for line in mark.lines for point in line]
+    if isinstance(mark, Points):
+        spans = [v for span in mark.spans for v in span] if which == "y" else []
+        return [*(point[at] for point in mark.points), *spans]
+    if isinstance(mark, Band):
+        return [v for edge in mark.edges for v in (edge[:1] if which == "x" else edge[1:])]
+    if isinstance(mark, Bars):
+        return [v for _, start, length in mark.bars for v in (start, start + length)] if which == "x" else []
+    return [mark.value] if mark.axis == which else []
