@@ -86,7 +86,8 @@ class ReviewStorage(optuna.storages.BaseStorage):
         study, sweep = self._snapshot.study, self._snapshot.sweep()
         now = time.time()
         attributes = dict(self._inner.get_study_system_attrs(study_id))
-        attributes |= {"dashboard:note_ver": 1}
+        unit = "throughput (samples/s)" if study.maximise else "time to target (s)"
+        attributes |= {"dashboard:objective_names": [unit], "dashboard:note_ver": 1}
         attributes |= {"dashboard:note_str:0": notes.study_note(study, sweep, overview(study, sweep, now))}
         for name, chart in charts(study, sweep, now).items():
             attributes[f"dashboard:plot_data:{name}:0"] = json.dumps(figure(chart))
@@ -98,7 +99,7 @@ class ReviewStorage(optuna.storages.BaseStorage):
     def get_all_trials(
         self,
         study_id: int,
-        deepcopy: bool = True,  # noqa: ARG002  # Optuna's name; these trials are copies already
+        deepcopy: bool = True,  # Optuna's name; these trials are copies already
         states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
         """Optuna's trials with attributes for people, and their files as artifacts."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from lora_tune.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
 from lora_tune.plots.svg import LIGHT
+from lora_tune.plots.ticks import log_ticks, tick_text
 
 _SEE_THROUGH = 0.16
 
@@ -29,7 +30,7 @@ def figure(chart: Chart, theme: Mapping[str, str] = LIGHT) -> dict[str, Any]:
         else:
             data += _TRACES[type(mark)](mark, theme)
     layout = {
-        "title": {"text": escape(chart.title)},
+        "title": {"text": escape(chart.title), "x": 0.01},
         "xaxis": _axis(chart, "x"),
         "yaxis": _axis(chart, "y"),
         "shapes": shapes,
@@ -47,6 +48,8 @@ def _axis(chart: Chart, which: str) -> dict[str, Any]:
     low, high = extent(chart, "x" if which == "x" else "y")
     made: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True}
     if axis.log:
+        places = log_ticks(low, high)
+        made |= {"tickvals": places, "ticktext": [tick_text(v) for v in places]}
         return made | {"type": "log", "range": [math.log10(low), math.log10(high)]}
     if axis.categories:
         places = list(range(len(axis.categories)))
