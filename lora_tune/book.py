@@ -42,10 +42,8 @@ class Book:
         """
         key = (attempt.trial, attempt.number)
         known = self._evals.get(key, ())
-        if known == tuple(evals[: len(known)]):
-            fresh = evals[len(known) :]
-        else:
-            fresh = evals
+        grown = known == tuple(evals[: len(known)])
+        fresh = evals[len(known) :] if grown else evals
         if fresh:
             first = len(evals) - len(fresh)
             self._evals[key] = tuple(evals) if len(evals) >= len(known) else (*evals, *known[len(evals) :])

@@ -120,7 +120,7 @@ def references(sweep: Sweep, trial: Trial) -> list[Sequence[Eval]]:
 
 
 def conclude(
-    study: Study, trial: Trial, attempts: Sequence[Attempt], status: JobStatus, run: Run, diagnosis: Diagnosis
+    study: Study, attempts: Sequence[Attempt], status: JobStatus, run: Run, diagnosis: Diagnosis
 ) -> Finish | Retry:
     """For a job that is over: what its log and the driver's own stops make of the trial.
 
@@ -178,7 +178,7 @@ def _measured_throughput(run: Run) -> float | None:
     return speed if math.isfinite(speed) else None
 
 
-def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
+def facts(study: Study, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
     """What a finished trial is remembered by, as flat name -> number or words.
 
     ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.

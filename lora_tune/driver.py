@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lora_tune import decide
 from lora_tune.book import Book
@@ -21,10 +21,12 @@ from lora_tune.journal import Journal
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
-from lora_tune.search.session import Asked, Session
 from lora_tune.store import Changes, Lease, Store
 from lora_tune.study import Study
 from lora_tune.workloads.base import Job, Proposal, Workload
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked, Session
 
 
 class Clock(Protocol):
@@ -202,7 +204,7 @@ class Driver:
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
         found = diagnose(log.failures(), state=status.state.value, exit_code=status.exit_code, run=run)
         attempts = [*self.sweep.attempts_of(trial.number)[:-1], attempt]
-        action = decide.conclude(self._study, trial, attempts, status, run, found)
+        action = decide.conclude(self._study, attempts, status, run, found)
         failed = isinstance(action, decide.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
         if failed:
             kind = found.kind or "unknown"
@@ -219,7 +221,7 @@ class Driver:
             trial,
             seconds=stop.seconds if stop else None,
             samples=stop.samples if stop else None,
-            facts=decide.facts(self._study, trial, attempts, run, now),
+            facts=decide.facts(self._study, attempts, run, now),
         ).finished(action.verdict, action.sentence, now)
         self._book.put_trial(done)
         self._note(f"trial {trial.number}: {action.verdict.value}: {action.sentence}", "finished", trial.number)

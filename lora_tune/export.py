@@ -37,8 +37,8 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         result = f"measured {facts['objective']:.6g} samples/s"
     else:
         low, high = time_interval(trial)
-        result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, 90% interval {low:.1f} to {high:.1f} s"
-        result += f"; {trial.samples:g} samples; 1 run, seed {trial.seed}"
+        result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
+        result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",

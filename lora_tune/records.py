@@ -99,7 +99,7 @@ class Trial:
 
     tuned: values as the search proposed them. parameters: all resolved values.
     seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
-    reached. facts: further numbers and words by name (see ``lora_tune.facts``).
+    reached. facts: further numbers and words by name (see ``decide.facts``).
     told: the search has been told the end.
     """
 

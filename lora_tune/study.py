@@ -223,7 +223,8 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
     """The key path and a one-line problem with its remedy, of the first of pydantic's findings on ``model``."""
-    first = error.errors(include_url=False)[0]
+    # A misspelt key is often the cause of the missing one.
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     parts = [str(p) for p in first["loc"] if p not in ("float", "int", "categorical", "layout", "derived", "fixed")]
     key = ".".join(parts)
     message = str(first["msg"]).removeprefix("Value error, ")

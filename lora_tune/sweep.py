@@ -102,7 +102,7 @@ def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> 
 
     clock = RealClock()
     try:
-        launcher = make_launcher(study, paths)
+        launcher = make_launcher(study)
         store = _prepare(options, clock.now())
         lease = _take_lease(store, study.name, clock.now())
         try:
@@ -236,7 +236,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
     """Print the first proposals, their files, environment and command lines. Writes and submits nothing."""
     from lora_tune.search.session import Session
 
-    session = Session(study, "sqlite://", tune_sqlite)
+    session = Session(study, None, tune_sqlite)
     for _ in range(min(count, study.budget.trials or count)):
         asked = session.ask()
         trial = Trial(

@@ -140,13 +140,12 @@ class Screen:
 
 def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> RenderableType:
     """The whole picture, a pure function of the records."""
-    panel = Panel(
+    return Panel(
         Group(_headline(study, sweep), _budget(study, sweep, now), "", _trials(study, sweep, now), "", _log(lines)),
         title=f"[bold]lora_tune[/] · {study.name}",
         subtitle=study.description or None,
         border_style="cyan",
     )
-    return panel
 
 
 def _headline(study: Study, sweep: Sweep) -> Text:

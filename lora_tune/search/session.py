@@ -51,6 +51,13 @@ def make_sampler(study: Study) -> BaseSampler:
     )
 
 
+def _open_storage(url: str, tune: Callable[[Any], None]) -> optuna.storages.RDBStorage:
+    storage = optuna.storages.RDBStorage(url)
+    tune(storage.engine)
+    storage.engine.dispose()  # connections made before tuning
+    return storage
+
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -70,16 +77,15 @@ def _translated(method: Method) -> Method:
 class Session:
     """One Optuna study in the sweep's database."""
 
-    def __init__(self, study: Study, url: str, tune: Callable[[Any], None], sampler: BaseSampler | None = None) -> None:
-        """Open or create it. tune: prepares the database engine (pragmas). Raises StoreError."""
+    def __init__(
+        self, study: Study, url: str | None, tune: Callable[[Any], None], sampler: BaseSampler | None = None
+    ) -> None:
+        """Open or create it at ``url``, or in memory for None. tune: prepares the database's engine. Raises StoreError."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            storage = optuna.storages.RDBStorage(url)
-            tune(storage.engine)
-            storage.engine.dispose()
             self._study = optuna.create_study(
                 study_name=study.name,
-                storage=storage,
+                storage=None if url is None else _open_storage(url, tune),
                 sampler=sampler or make_sampler(study),
                 direction="maximize" if study.maximise else "minimize",
                 load_if_exists=True,

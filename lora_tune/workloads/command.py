@@ -93,7 +93,7 @@ class CommandWorkload:
         site = self._study.site
         layout = layout_of(proposal.parameters)
         name = config_file_name(site.system, site.nodes, max(1, site.gpus_per_node), layout)
-        values = self._values(proposal, Path("."))
+        values = self._values(proposal, Path())
         command = shlex.join(fill(word, values) for word in self._settings.argv)
         text = render(self._environment(values), comments=(*provenance, f"Run: source {name} && {command}"))
         return Export(files={name: text}, usage=f"source {name} && {command}")

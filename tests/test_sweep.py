@@ -1,0 +1,342 @@
+"""``python -m lora_tune.sweep`` as users run it: real processes, real jobs, real interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_tune.launchers.command import alive, read_json
+from lora_tune.mllog import MllogReader
+from lora_tune.records import Sweep, TrialState, Verdict
+from lora_tune.store import Store, sqlite_url
+from tests.waiting import wait_for
+
+TRIAL = r"""
+import json, math, os, sys, time
+rate, steps, pace = float(os.environ["LR"]), int(os.environ["STEPS"]), float(os.environ["PACE"])
+def say(key, value, **metadata):
+    record = {"namespace": "", "time_ms": round(time.time() * 1000), "event_type": "POINT_IN_TIME", "key": key}
+    print(":::MLLOG " + json.dumps({**record, "value": value, "metadata": {"file": "t.py", "lineno": 1, **metadata}}))
+    sys.stdout.flush()
+slope = 0.5 * math.exp(-(math.log10(rate) + 3) ** 2)
+say("run_start", None)
+for i in range(1, 11):
+    time.sleep(pace)
+    samples = i * steps * 8 // 10
+    say("eval_accuracy", 3.0 - slope * math.log(samples), samples_count=samples)
+    if 3.0 - slope * math.log(samples) <= float(os.environ["TARGET"]):
+        say("run_stop", None, status="success")
+        sys.exit(0)
+say("run_stop", None, status="aborted")
+"""
+
+
+def study(trials: int = 6, pace: float = 0.05, argv: str = "", extra: str = "") -> str:
+    """A study whose trials take a second or two."""
+    return f"""
+description = "short trials"
+[workload]
+kind = "command"
+argv = {argv or json.dumps([sys.executable, "trial.py"])}
+[site]
+system = "TEST"
+kill_seconds = 3
+[space]
+LR = {{ type = "float", low = 1e-4, high = 1e-2, log = true }}
+STEPS = {{ type = "int", low = 100, high = 400, step = 100 }}
+PACE = {pace}
+GBS = 8
+[objective]
+target = 0.0
+[budget]
+trials = {trials}
+parallel = 2
+trial_minutes = 1
+{extra}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with ``studies/quick.toml`` and the trial program, to run commands in."""
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "quick.toml").write_text(study())
+    (tmp_path / "trial.py").write_text(TRIAL)
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lora_tune.sweep", *arguments]
+
+
+def sweep(place: Path, *arguments: str, name: str = "quick") -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        command("--study", name, *arguments),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def records(place: Path, name: str = "quick") -> Sweep:
+    store = Store(sqlite_url(place / "sweeps" / name / "sweep.db"), read_only=True)
+    try:
+        found = store.load(name)
+    finally:
+        store.close()
+    assert found is not None
+    return found
+
+
+def executions(place: Path, name: str = "quick") -> dict[str, int]:
+    """How often each attempt's program really ran, by its own log."""
+    logs = (place / "sweeps" / name / "trials").glob("*/*/job.log")
+    return {log.parent.parent.name: log.read_text().count('"run_start"') for log in logs}
+
+
+def test_tunes_prunes_exports_and_reports(place: Path) -> None:
+    done = sweep(place)
+    assert done.returncode == 0, done.stderr
+    sweep_folder = place / "sweeps" / "quick"
+    assert (sweep_folder / "study.toml").read_text() == study()
+    assert "config   sweeps/quick/best/config_TEST_1x1x1xtp1pp1cp1.sh" in done.stdout
+    assert (sweep_folder / "report.html").stat().st_size > 0
+    found = records(place)
+    assert len(found.trials) == 6
+    assert all(t.state is TrialState.FINISHED for t in found.trials.values())
+    verdicts = {t.verdict for t in found.trials.values()}
+    assert Verdict.REACHED in verdicts
+    assert verdicts <= {Verdict.REACHED, Verdict.PRUNED, Verdict.CAPPED, Verdict.CENSORED}
+
+
+def test_the_time_is_the_one_in_the_log(place: Path) -> None:
+    sweep(place, "--trials", "2")
+    for trial in records(place).trials.values():
+        reader = MllogReader()
+        reader.feed((place / f"sweeps/quick/trials/{trial.number:04d}/attempt-0/job.log").read_bytes())
+        stop = reader.run().reached(0.0)
+        assert (trial.seconds, trial.samples) == ((stop.seconds, stop.samples) if stop else (None, None))
+
+
+def test_the_same_command_resumes(place: Path) -> None:
+    assert sweep(place, "--trials", "3").returncode == 0
+    first = records(place).trials
+    again = sweep(place, "--trials", "5")
+    assert again.returncode == 0, again.stderr
+    trials = records(place).trials
+    assert len(trials) == 5
+    assert all(trials[number] == trial for number, trial in first.items())
+    assert set(executions(place).values()) == {1}
+
+
+@pytest.mark.parametrize("moment", [1, 4, 7])
+def test_killed_in_the_middle_every_trial_is_accounted_for_and_none_runs_twice(place: Path, moment: int) -> None:
+    (place / "studies" / "quick.toml").write_text(study(pace=0.3))
+    driver = subprocess.Popen(command("--study", "quick", "--quiet"), cwd=place, stdout=subprocess.DEVNULL)
+    log = place / "sweeps" / "quick" / "driver.log"
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= moment, 60, "the driver's work")
+    driver.kill()
+    driver.wait()
+    # The lease of a dead process of this host does not keep anybody out.
+    running = [n for n in sorted((place / "sweeps/quick/trials").glob("*/*")) if alive(read_json(n / "started.json"))]
+    done = sweep(place)
+    assert done.returncode == 0, done.stderr
+    found = records(place)
+    assert len(found.trials) == 6
+    assert all(t.state is TrialState.FINISHED for t in found.trials.values())
+    assert executions(place) == {f"{n:04d}": 1 for n in range(6)}
+    for folder in running:
+        assert found.attempts[int(folder.parent.name), 0].exit_code is not None, "it was adopted and seen to its end"
+
+
+def test_a_second_driver_is_refused_with_the_owner(place: Path) -> None:
+    (place / "studies" / "quick.toml").write_text(study(pace=0.5))
+    driver = subprocess.Popen(command("--study", "quick", "--quiet"), cwd=place)
+    wait_for(lambda: (place / "sweeps/quick/driver.log").exists(), 30, "the first driver")
+    second = sweep(place)
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(30) == 130
+    assert second.returncode == 3
+    assert f"pid {driver.pid}" in second.stderr
+    assert os.uname().nodename in second.stderr
+
+
+def interrupt(place: Path, *answers: str) -> tuple[int, str]:
+    """Run under a terminal, press Ctrl-C once a trial runs, and answer what is asked."""
+    leader, follower = pty.openpty()
+    driver = subprocess.Popen(
+        command("--study", "quick"), cwd=place, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(follower)
+    wait_for(lambda: list((place / "sweeps/quick/trials").glob("*/*/started.json")), 60, "a running trial")
+    shown = b""
+    os.write(leader, b"\x03")
+    for answer in answers:
+        while b"[k]" not in shown:
+            shown += os.read(leader, 4096)
+        os.write(leader, answer.encode())
+    while True:
+        try:
+            piece = os.read(leader, 4096)
+        except OSError:
+            break
+        shown += piece
+    os.close(leader)
+    return driver.wait(60), shown.decode(errors="replace")
+
+
+def test_ctrl_c_keeps_the_jobs_on_request_and_the_next_start_adopts_them(place: Path) -> None:
+    (place / "studies" / "quick.toml").write_text(study(trials=2, pace=0.4))
+    code, shown = interrupt(place, "k\n")
+    assert code == 130
+    assert "the same command adopts them" in shown
+    assert any(t.state is not TrialState.FINISHED for t in records(place).trials.values())
+    assert sweep(place).returncode == 0
+    assert executions(place) == {"0000": 1, "0001": 1}
+
+
+def test_a_second_ctrl_c_cancels_the_jobs(place: Path) -> None:
+    (place / "studies" / "quick.toml").write_text(study(trials=2, pace=30))
+    code, _ = interrupt(place, "\x03")
+    assert code == 130
+    assert {t.verdict for t in records(place).trials.values()} == {Verdict.CANCELLED}
+    started = [read_json(p) for p in (place / "sweeps/quick/trials").glob("*/*/started.json")]
+    assert not any(alive(s) for s in started)
+
+
+def test_a_dry_run_shows_all_and_writes_nothing(place: Path) -> None:
+    done = sweep(place, "--dry-run")
+    assert done.returncode == 0
+    assert "trial.py" in done.stdout
+    assert "LR=" in done.stdout
+    assert not (place / "sweeps").exists()
+
+
+def test_json_is_one_object_a_line(place: Path) -> None:
+    done = sweep(place, "--json", "--trials", "2")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    ended = [e for e in events if e["event"] == "trial" and e["state"] in ("reached", "pruned", "censored")]
+    assert {e["trial"] for e in ended} == {0, 1}
+
+
+def test_nothing_reached_is_exit_code_4(place: Path) -> None:
+    (place / "studies" / "quick.toml").write_text(study(trials=2).replace("target = 0.0", "target = -9.0"))
+    done = sweep(place)
+    assert done.returncode == 4, done.stderr
+    assert "no trial reached eval loss -9" in done.stdout
+    assert not (place / "sweeps/quick/best").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "edit", "code", "message"),
+    [
+        (["--study", "quik"], None, 2, "there is no study 'quik'; did you mean quick?"),
+        ([], ("[budget]", "[budget"), 2, "quick.toml: is not valid TOML"),
+        ([], ("trials = 6", "trails = 6"), 2, "quick.toml: budget.trails: unknown key; did you mean trials?"),
+        ([], ("low = 1e-4", "low = 1.0"), 2, "space.LR: low = 1.0 is above high = 0.01; swap them"),
+        ([], ("GBS = 8", "layout = { type = 'layout', tp = [3], minibs = [1] }"), 2, "no layout of 1 GPUs satisfies"),
+        ([], ("trials = 6", "node_hours = -1"), 2, "budget.node_hours"),
+        (["--trials", "0"], None, 2, "option budget.trials"),
+        (["--budget-node-hours", "-4"], None, 2, "option budget.node_hours"),
+        (["--launcher", "cloud"], None, 2, "option site.launcher"),
+        (["--output", "/proc/no"], None, 3, "/proc/no: "),
+        (["--storage", "nonsense"], None, 3, "the storage URL is unreadable"),
+        ([], ('kind = "command"', 'kind = "comand"'), 2, "workload.kind: 'comand' is unknown; one of command"),
+        ([], ("argv = [", "argvs = ["), 2, "workload.argvs: unknown key; did you mean argv?"),
+        ([], ('"trial.py"', '"{NOPE}"'), 2, "{NOPE} is unknown"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_exit_code_and_writes_nothing(
+    place: Path, arguments: list[str], edit: tuple[str, str] | None, code: int, message: str
+) -> None:
+    file = place / "studies" / "quick.toml"
+    if edit:
+        assert edit[0] in file.read_text()
+        file.write_text(file.read_text().replace(*edit))
+    name = ["--study", "quick"] if "--study" not in arguments else []
+    done = subprocess.run(command(*name, *arguments), cwd=place, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    if "--storage" not in arguments:
+        assert not (place / "sweeps").exists()
+
+
+def test_a_damaged_database_is_left_as_it_is(place: Path) -> None:
+    sweep(place, "--trials", "1")
+    database = place / "sweeps" / "quick" / "sweep.db"
+    garbage = b"SQLite format 3\0" + b"\xff" * 5000
+    for extra in ("-wal", "-shm"):
+        database.with_name(database.name + extra).unlink(missing_ok=True)
+    database.write_bytes(garbage)
+    done = sweep(place)
+    assert done.returncode == 3
+    assert "sweep.db is damaged" in done.stderr
+    assert database.read_bytes() == garbage
+
+
+def test_a_changed_study_is_named_and_refused_unless_accepted(place: Path) -> None:
+    sweep(place, "--trials", "1")
+    file = place / "studies" / "quick.toml"
+    file.write_text(file.read_text().replace("high = 1e-2", "high = 2e-2"))
+    refused = sweep(place, "--trials", "2")
+    assert refused.returncode == 2
+    assert "space.LR.high: 0.01 -> 0.02" in refused.stderr
+    assert sweep(place, "--trials", "2", "--accept-changes").returncode == 0
+    assert (place / "sweeps/quick/study.toml").read_text() == file.read_text()
+
+
+def bad_trial(script: str) -> str:
+    return study(trials=50, argv=json.dumps(["bash", "-c", script]), extra="attempts = 1")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("true", "3 trials in a row failed"),
+        ("echo oops >&2; exit 1", "exit code 1"),
+        ("head -c 100000 /dev/urandom", "3 trials in a row failed"),
+        ("yes 'all work and no play' | head -c 400000000; exit 3", "exit code 3"),
+    ],
+    ids=["nothing", "exit 1", "garbage", "much"],
+)
+def test_trials_that_cannot_work_end_the_sweep_with_the_reason(place: Path, script: str, message: str) -> None:
+    (place / "studies" / "quick.toml").write_text(bad_trial(script))
+    done = sweep(place)
+    assert done.returncode == 3, done.stderr
+    assert message in done.stderr
+    found = records(place)
+    assert 3 <= len(found.trials) <= 4
+    assert all(t.seconds is None for t in found.trials.values())
+
+
+def test_a_log_that_vanishes_does_not_take_the_sweep_down(place: Path) -> None:
+    (place / "trial.py").write_text(
+        TRIAL.replace("for i in", "os.remove(os.path.join(os.environ['HERE'], 'job.log'))\nfor i in")
+    )
+    text = study(trials=2, extra="attempts = 1").replace(
+        'kind = "command"', 'kind = "command"\nenvironment = { HERE = "{folder}" }'
+    )
+    (place / "studies" / "quick.toml").write_text(text)
+    done = sweep(place)
+    assert done.returncode in (3, 4)
+    assert "Traceback" not in done.stderr
+    assert all(t.seconds is None for t in records(place).trials.values())
+
+
+def test_the_command_starts_without_what_it_may_not_need() -> None:
+    heavy = ("torch", "plotly", "optuna", "submitit", "scipy")
+    program = f"import sys, lora_tune.sweep; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
