@@ -11,10 +11,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from lora_tune.errors import InputError
+from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.recipes import text
 from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.settings import Settings
@@ -27,24 +27,7 @@ def build(settings: Settings) -> Any:
 
     Raises InputError where the folder holds no Llama checkpoint or one whose weights do not match its config.
     """
-    try:
-        config = LlamaConfig.from_pretrained(settings.model)
-    except (OSError, ValueError) as error:
-        raise InputError(f"MODEL={str(settings.model)!r}: no usable config.json: {_line(error)}") from error
-    if config.model_type != "llama":
-        raise InputError(f"MODEL={str(settings.model)!r}: model_type {config.model_type!r}; allowed is llama")
-    if settings.seq > config.max_position_embeddings:
-        raise InputError(
-            f"SEQ={settings.seq}: allowed is at most the model's {config.max_position_embeddings} positions"
-        )
-    logging.disable_progress_bar()
-    dtype = torch.bfloat16 if precision(settings) == "bf16" else torch.float32
-    try:
-        base = LlamaForCausalLM.from_pretrained(
-            settings.model, config=config, dtype=dtype, attn_implementation=settings.attn, **_distribution(settings)
-        )
-    except (OSError, RuntimeError, ValueError, ImportError, SafetensorError) as error:
-        raise InputError(f"MODEL={str(settings.model)!r}: weights not loaded: {_line(error)}") from error
+    base = _load(settings, _config(settings))
     base.config.use_cache = False
     adapters = LoraConfig(
         r=settings.lora_rank,
@@ -59,6 +42,49 @@ def build(settings: Settings) -> Any:
     _widths(model)
     _initialize(model, settings.seed)
     return model
+
+
+def _config(settings: Settings) -> LlamaConfig:
+    try:
+        config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"MODEL={str(settings.model)!r}: no usable config.json: {_line(error)}") from error
+    if config.model_type != "llama":
+        raise InputError(f"MODEL={str(settings.model)!r}: model_type {config.model_type!r}; allowed is llama")
+    if settings.seq > config.max_position_embeddings:
+        raise InputError(
+            f"SEQ={settings.seq}: allowed is at most the model's {config.max_position_embeddings} positions"
+        )
+    if config.num_key_value_heads % settings.tp:
+        raise InputError(
+            f"TP={settings.tp}: allowed is a divisor of the model's {config.num_key_value_heads} key-value heads"
+        )
+    return config
+
+
+def _load(settings: Settings, config: LlamaConfig) -> Any:
+    where = f"MODEL={str(settings.model)!r}"
+    logging.disable_progress_bar()
+    try:
+        base, report = LlamaForCausalLM.from_pretrained(
+            settings.model,
+            config=config,
+            dtype=torch.bfloat16 if precision(settings) == "bf16" else torch.float32,
+            attn_implementation=settings.attn,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # so that the report below names them
+            output_loading_info=True,
+            **_distribution(settings),
+        )
+    except ImportError as error:
+        raise SurroundingsError(f"ATTN={settings.attn!r}: {_line(error)}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{where}: weights not loaded: {_line(error)}") from error
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if report[kind]:
+            first = sorted(map(str, report[kind]))[0]
+            raise InputError(f"{where}: weights do not fit config.json: {len(report[kind])} {kind}, such as {first}")
+    return base
 
 
 def _distribution(settings: Settings) -> dict[str, Any]:

@@ -4,44 +4,64 @@ Knobs come from the environment (``settings.Settings`` names them), progress goe
 One process runs as it is; several run under ``torchrun`` or ``accelerate launch``. Without any variable set it adapts
 the shipped tiny base to the shipped text on one core.
 
-Exit codes: 0 the run ended, and the log says whether at its target; 2 a knob or the data cannot be used; 3 the machine
-cannot do what was asked; 1 the training itself failed.
+Exit codes: 0 the run ended, and the log says whether at its target; 2 a knob, the data or the checkpoint cannot be
+used; 3 the machine cannot do what was asked; 1 the training itself failed. A process that fails ends at once, without
+waiting for the others: they must not hang.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 from lora_tune.errors import LoraTuneError
 from lora_tune.recipes import settings
 from lora_tune.recipes.warm_worker import hand_over
 
-_QUIET = {
-    "HF_HUB_OFFLINE": "1",  # checkpoints are folders; nothing is fetched
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+"""Set unless the caller sets them: checkpoints are folders, so nothing is fetched, and the log is the only output."""
 
 
 def main() -> int:
     """Run the trial that the environment describes; returns the exit code."""
+    rank = os.environ.get("RANK", "0")
     try:
         chosen = settings.read(os.environ)
         # Before torch and transformers are loaded, which read these once.
-        for name, value in _QUIET.items():
+        for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("OMP_NUM_THREADS", str(chosen.threads))
-        from lora_tune.recipes import training  # only now: seconds to import, and a bad knob must not wait for it
+        # Only now: seconds to import, and a bad knob must not wait for it.
+        from lora_tune.recipes import training
 
         training.run(chosen)
     except LoraTuneError as error:
-        print(f"peft_lora: {error}", file=sys.stderr)
+        # Every rank finds the same fault in the same environment: one line is enough.
+        if rank == "0":
+            print(f"peft_lora: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
+        traceback.print_exc()
+        message = " ".join(str(error).split())
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        print(f"peft_lora: rank {rank}: {name}: {message}", file=sys.stderr, flush=True)
+        return 1
     return 0
+
+
+def leave(code: int) -> None:
+    """End this process now: a failed rank's destructors would wait for collectives that never come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
     handed_over = hand_over("lora_tune.recipes.peft_lora")
-    sys.exit(main() if handed_over is None else handed_over)
+    leave(main() if handed_over is None else handed_over)

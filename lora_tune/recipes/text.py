@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,14 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def check(self, vocabulary: int, name: str) -> None:
+        """Raise InputError where a token is none of the model's ``vocabulary``."""
+        low, high = int(self.tokens.min()), int(self.tokens.max())
+        if low < 0 or high >= vocabulary:
+            raise InputError(
+                f"{name}: tokens from {low} to {high}; the model's vocabulary allows 0 to {vocabulary - 1}"
+            )
 
     def spread(self, count: int) -> Sequences:
         """``count`` of them, evenly spaced from the first on; all where there are no more."""
@@ -96,7 +105,7 @@ def _packed(path: Path, seq: int) -> Sequences:
         # MLPerf's packed files are arrays of Python dictionaries, which numpy can only unpickle: as with any
         # checkpoint, read only files that you trust.
         rows = np.load(path, allow_pickle=True)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"{path}: not readable as .npy: {error}") from error
     if rows.dtype != object:
         if rows.ndim != 2 or rows.dtype.kind not in "iu" or rows.shape[1] != seq + 1:

@@ -42,6 +42,8 @@ def _run(settings: Settings, ranks: Ranks) -> None:
     if settings.eval_samples:
         validation = validation.spread(settings.eval_samples)
     trainer = Trainer(settings, ranks)
+    for name, sequences in (("train", train), ("validation", validation)):
+        sequences.check(trainer.vocabulary, f"{settings.datadir}/{name}")
     # The adapter's weights are the same everywhere; what ranks with other data drop must differ.
     torch.manual_seed(settings.seed + 7919 * (1 + ranks.dp_rank))
     log.init(_description(settings, ranks, len(train), len(validation)))
@@ -185,7 +187,7 @@ class Trainer:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         groups = _alike(self._parameters)
         optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
-        self._vocabulary = model.config.vocab_size
+        self.vocabulary = model.config.vocab_size
         self._model, self._optimizer = ranks.prepare(model, optimizer)
         # Sharding replaces the parameters.
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
@@ -236,7 +238,7 @@ class Trainer:
         before = [p.detach().clone() for p in self._parameters]
         devices = [self._ranks.device] if self._ranks.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            tokens = np.random.default_rng(0).integers(0, self._vocabulary, (settings.minibs, settings.seq + 1))
+            tokens = np.random.default_rng(0).integers(0, self.vocabulary, (settings.minibs, settings.seq + 1))
             synthetic = Sequences(tokens, np.ones((settings.minibs, settings.seq), np.bool_))
             for _ in range(WARM_UP_STEPS):
                 self.step(synthetic, settings.lr)

@@ -1,0 +1,135 @@
+"""How the shipped task answers to its knobs: ``python -m benchmarks.tiny_task``.
+
+Runs the PEFT recipe over a grid of LR x MAX_STEPS x WARMUP_STEPS to the last step, with no target, and reads from each
+whole curve when any target would have been met. Prints the date, the machine, a table of steps and seconds to the
+target, the spread between the best and the worst that reach it, and what one trial costs from start to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+
+from lora_tune.mllog import MllogReader, Run
+from lora_tune.recipes.settings import TINY_TARGET
+
+UNREACHABLE = "0.01"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One configuration of the grid."""
+
+    lr: float
+    max_steps: int
+    warmup_steps: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """wall: seconds from the start of the process to its end."""
+
+    point: Point
+    run: Run
+    wall: float
+    batch: int
+
+    def reached(self, target: float) -> tuple[int, int, float] | None:
+        """Evaluations, steps and seconds (from ``run_start``) to the target, or None."""
+        found = self.run.reached(target)
+        if found is None:
+            return None
+        return self.run.evals.index(found) + 1, round(found.samples / self.batch), found.seconds
+
+
+def measure(point: Point, fixed: dict[str, str]) -> Result:
+    """Run one trial to its last step."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TARGET": UNREACHABLE,
+        "LR": str(point.lr),
+        "MAX_STEPS": str(point.max_steps),
+        "WARMUP_STEPS": str(point.warmup_steps),
+        "SEED": str(point.seed),
+        **fixed,
+    }
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "lora_tune.recipes.peft_lora"], env=environment, capture_output=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr.decode())
+    reader = MllogReader()
+    reader.feed(done.stdout)
+    run = reader.run()
+    return Result(point, run, time.monotonic() - began, int(str(run.hyperparameters["global_batch_size"])))
+
+
+def rows(results: list[Result], target: float) -> Iterator[str]:
+    """The table, best first."""
+    yield f"{'LR':>8} {'MAX_STEPS':>9} {'WARMUP':>6} {'seed':>4} {'evals':>5} {'steps':>5} {'of all':>6} {'s':>6} {'last loss':>9}"
+    order = sorted(results, key=lambda r: (r.reached(target) or (0, 0, float("inf")))[2])
+    for result in order:
+        point, reached = result.point, result.reached(target)
+        last = result.run.evals[-1].loss if result.run.evals else float("nan")
+        evals, steps, seconds = reached if reached else ("-", "-", None)
+        share = f"{reached[1] / point.max_steps:.0%}" if reached else "-"
+        shown = f"{seconds:.2f}" if seconds is not None else "-"
+        yield (
+            f"{point.lr:>8.2g} {point.max_steps:>9} {point.warmup_steps:>6} {point.seed:>4} {evals:>5} {steps:>5} "
+            f"{share:>6} {shown:>6} {last:>9.4f}"
+        )
+
+
+def summary(results: list[Result], target: float) -> str:
+    seconds = sorted(r.reached(target)[2] for r in results if r.reached(target))  # type: ignore[index]
+    walls = [r.wall for r in results]
+    if not seconds:
+        return f"No configuration reaches {target}."
+    return (
+        f"Target {target}: {len(seconds)} of {len(results)} reach it, best {seconds[0]:.2f} s, worst {seconds[-1]:.2f} s, "
+        f"spread {seconds[-1] / seconds[0]:.1f}x. A whole trial takes {min(walls):.1f} to {max(walls):.1f} s "
+        f"(median {median(walls):.1f} s), imports included."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2])
+    parser.add_argument("--max-steps", type=int, nargs="+", default=[100, 200, 300])
+    parser.add_argument("--warmup-steps", type=int, nargs="+", default=[0, 40])
+    parser.add_argument("--seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--target", type=float, nargs="+", default=[TINY_TARGET])
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--curves", action="store_true", help="print every eval loss too")
+    parser.add_argument("--set", nargs="*", default=["VAL_CHECK_INTERVAL=10"], metavar="NAME=VALUE", dest="fixed")
+    options = parser.parse_args()
+    fixed = dict(item.split("=", 1) for item in options.fixed)
+    grid = itertools.product(options.lr, options.max_steps, options.warmup_steps, options.seed)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(lambda point: measure(Point(*point), fixed), grid))
+    print(
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {options.jobs} trials at a time, {fixed}"
+    )
+    for target in options.target:
+        print("\n".join(rows(results, target)))
+        print(summary(results, target))
+    if options.curves:
+        for result in results:
+            print(result.point, " ".join(f"{e.loss:.3f}" for e in result.run.evals))
+
+
+if __name__ == "__main__":
+    main()
