@@ -13,16 +13,19 @@ def value_text(value: Value) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def render(values: Mapping[str, Value], *, comments: Sequence[str] = (), before: Sequence[str] = ()) -> str:
+def render(
+    values: Mapping[str, Value], *, comments: Sequence[str] = (), before: Sequence[str] = (), after: Sequence[str] = ()
+) -> str:
     """A bash file that exports ``values``, in order.
 
-    comments: provenance, one line each (newlines within one are folded). before: bash lines ahead of the exports,
-    such as ``source config_common.sh``; the caller has quoted them. Sources cleanly under ``set -eu``.
+    comments: provenance, one line each (newlines within one are folded). before, after: bash lines around the
+    exports, such as ``source config_common.sh``; the caller has quoted them. Sources cleanly under ``set -eu``.
     """
     lines = ["#!/usr/bin/env bash"]
     lines += ["# " + " ".join(printable(comment).split()) for comment in comments]
     lines += before
     lines += [f"export {name}={shlex.quote(value_text(value))}" for name, value in values.items()]
+    lines += after
     return "\n".join(lines) + "\n"
 
 

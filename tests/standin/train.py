@@ -104,17 +104,13 @@ def curve_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> It
 def tiny_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> Iterator[float]:
     """Eval losses of a real LoRA training of the tiny model, one tiny sequence for eight samples."""
     environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("SLURM_")},
+        **{k: os.environ[k] for k in ("PATH", "HOME", "LANG", "PYTHONPATH", "SEED", "MAX_STEPS") if k in os.environ},
         "MINIBS": str(max(1, layout.gbs // 8)),
         "MBS": str(max(1, layout.gbs // 8)),
-        "TP": "1",
-        "CP": "1",
         "LR": str(float(values["LR"]) * 20),  # the tiny model likes rates about twenty times higher
         "VAL_CHECK_INTERVAL": str(evals[1] - evals[0] if len(evals) > 1 else evals[0]),
         "SEQ": "64",
         "EVAL_SAMPLES": "16",
-        "MODEL": "",
-        "DATADIR": "",
         "TARGET": "0.001",  # this program decides when the target is reached
         "WARMUP_STEPS": str(int(float(values["WARMUP_RATIO"]) * int(values["MAX_STEPS"]))),
         "WARMUP": "0",
@@ -135,7 +131,7 @@ def tiny_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> Ite
 
 
 def target() -> float:
-    return 1.70 if os.environ.get("STANDIN_TRAINING") == "tiny" else TARGET
+    return 1.62 if os.environ.get("STANDIN_TRAINING") == "tiny" else TARGET
 
 
 def die_early(modes: set[str]) -> None:

@@ -1,0 +1,248 @@
+"""NVIDIA's MLPerf implementation as a workload: a config_*.sh and a log folder for each trial, run.sub unchanged.
+
+The implementation's folder is only read. A trial's config sources ``config_common.sh`` from there and is named truly,
+since ``config_common.sh`` derives DGXSYSTEM from the name. What the config exports is also what ``sbatch`` is given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_tune.errors import InputError, StudyError
+from lora_tune.layout import Layout, config_file_name
+from lora_tune.mllog import LogReader, MllogReader
+from lora_tune.paths import AttemptPaths
+from lora_tune.rules import eval_schedule
+from lora_tune.study import Study
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.implementation import Implementation, read_implementation
+from lora_tune.workloads.recipe import layout_of
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "TP": ("TENSOR_MODEL_PARALLEL",),
+    "PP": ("PIPELINE_MODEL_PARALLEL",),
+    "VP": ("INTERLEAVED_PIPELINE",),
+    "CP": ("CONTEXT_PARALLEL",),
+    "SP": ("SEQ_PARALLEL",),
+    "MBS": ("MICRO_BATCH_SIZE",),
+    "FP8_ACT": ("FP8_ACTIVATION",),
+    "FP8_ACTIVATION": ("FP8_ACT",),
+    "SKIP_EVALS": ("SKIP_EVAL",),
+    "GBS": ("GLOBAL_BATCH_SIZE",),
+}
+"""Names that mean the same in other rounds (v4.0 to v5.1) and in Llama 3.1 405B."""
+
+NEUTRAL: Mapping[str, Value] = {"PP": 1, "VP": 1, "CP": 1, "SP": 0, "MBS": 1}
+"""Layout values that change nothing: an implementation that does not read them may go without."""
+
+PROBE_STEPS = 16
+"""Optimizer steps of each of a probe's two blocks; the second is warm."""
+
+
+class MlperfSettings(BaseModel):
+    """Keys of ``[workload]`` for ``kind = "mlperf"``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    implementation: Path | None = Field(
+        None, description="the implementation's folder; LORA_TUNE_IMPLEMENTATION when absent"
+    )
+    script: str = Field("run.sub", description="the batch script in it")
+    common: tuple[str, ...] = Field((), description="config files to source after config_common.sh, beside it")
+    suffix: str = Field("", description="ends the config's name, before .sh")
+    first_eval: int | None = Field(None, ge=1, description="samples before the first eval; open division only")
+    eval_every: int | None = Field(None, ge=1, description="samples between evals; open division only")
+    compliance: bool = Field(False, description="let run.sub call the compliance checker after each run")
+
+
+class MlperfWorkload:
+    """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
+
+    Settings = MlperfSettings
+
+    def __init__(self, study: Study, settings: MlperfSettings) -> None:
+        file = f"study {study.name}"
+        if study.division == "closed" and (settings.first_eval or settings.eval_every):
+            raise StudyError(file, "workload.first_eval", "the closed division fixes the evals; remove it, or use open")
+        if study.site.container_mounts:
+            raise StudyError(
+                file,
+                "site.container_mounts",
+                "cannot reach run.sub's steps: pyxis takes mounts from srun's command line only; add them there",
+            )
+        self._study = study
+        self._settings = settings
+
+    @functools.cached_property
+    def implementation(self) -> Implementation:
+        """The folder as read now. Raises SurroundingsError when it is not there."""
+        found = self._settings.implementation or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
+        return read_implementation(Path(found), self._settings.script, self._settings.common)
+
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """The attempt's config file and run.sub with exactly its environment.
+
+        Raises InputError for a variable that the implementation never reads, SurroundingsError without its folder.
+        """
+        site = self._study.site
+        attempt = AttemptPaths(folder)
+        job_name = f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}"
+        exports = self._exports(proposal)
+        sources = [f"source {shlex.quote(str(self.implementation.folder / c))}" for c in self.implementation.common]
+        logs = site.log_folder / job_name if site.log_folder else folder / "results"
+        run: dict[str, Value] = {
+            "NEXP": proposal.replicates,
+            "SEED_BASE": proposal.seed,
+            "LOGDIR": str(logs),
+            # Fixed, so that the replicates' own logs have names that are known beforehand: run_1.log, run_2.log ...
+            "DATESTAMP": "run",
+            "CHECK_COMPLIANCE": int(self._settings.compliance),
+        }
+        environment = {
+            **self.implementation.values,
+            **{name: value_text(value) for name, value in {**exports, **run}.items()},
+            "WALLTIME": str(self._walltime(proposal)),
+            **self._places(),
+            **site.environment,
+        }
+        return Job(
+            name=job_name,
+            folder=folder,
+            files={self._file_name(proposal): render(exports, before=sources, after=[_WALLTIME])},
+            argv=(self._settings.script,),
+            environment=environment,
+            cwd=self.implementation.folder,
+            log=attempt.log,
+            resources=Resources(
+                nodes=site.nodes, gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
+            ),
+            script=True,
+        )
+
+    def reader(self) -> LogReader:
+        """run.sub's output holds MLLOG lines behind rank prefixes."""
+        return MllogReader()
+
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The config as its users keep it: beside config_common.sh, which it sources from its own folder."""
+        name = self._file_name(proposal)
+        place = Path(self.implementation.common[0]).parent
+        sources = [
+            f'source "$(dirname "${{BASH_SOURCE[0]}}")"/{shlex.quote(Path(common).name)}'
+            for common in self.implementation.common
+        ]
+        usage = (
+            f"cp {name} {shlex.quote(str(self.implementation.folder / place))}/ && "
+            f"cd {shlex.quote(str(self.implementation.folder))} && source {place / name} && "
+            f"sbatch -N $DGXNNODES -t $WALLTIME {self._settings.script}"
+        )
+        comments = (*provenance, f"Run, with CONT, DATADIR, MODEL and LOGDIR exported: {usage}")
+        text = render(self._exports(proposal), comments=comments, before=sources, after=[_WALLTIME])
+        return Export(files={name: text}, usage=usage)
+
+    # -- values
+
+    def _exports(self, proposal: Proposal) -> dict[str, Value]:
+        """What the config sets, in this implementation's names."""
+        site = self._study.site
+        values = {**proposal.parameters, **self._evals(proposal)}
+        if proposal.probe:
+            values |= _probe(self._gbs(proposal))
+        exports = spelled(values, self.implementation)
+        exports |= {
+            "DGXNNODES": site.nodes,
+            "DGXNGPU": site.gpus_per_node,
+            "DGXSYSTEM": self._file_name(proposal).removeprefix("config_").removesuffix(".sh"),
+            "WALLTIME_RUNANDTIME": self._run_minutes(),
+        }
+        _refuse_illegal({**self.implementation.values, **exports})
+        return exports
+
+    def _evals(self, proposal: Proposal) -> dict[str, Value]:
+        """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise."""
+        rule = eval_schedule(self._gbs(proposal))
+        every = self._settings.eval_every or int(rule.interval_samples)
+        first = self._settings.first_eval or int(rule.first_samples)
+        derived: dict[str, Value] = {"VAL_CHECK_INTERVAL": every, "SKIP_EVALS": max(0, round(first / every) - 1)}
+        if not {"SKIP_EVALS", "SKIP_EVAL"} & self.implementation.reads:
+            del derived["SKIP_EVALS"]
+        return {name: value for name, value in derived.items() if name not in proposal.parameters}
+
+    def _file_name(self, proposal: Proposal) -> str:
+        site = self._study.site
+        return config_file_name(
+            site.system, site.nodes, site.gpus_per_node, self._layout(proposal), self._settings.suffix
+        )
+
+    def _layout(self, proposal: Proposal) -> Layout:
+        """The effective layout: what the study leaves open comes from config_common.sh."""
+        inherited = {k: v for k, v in self.implementation.values.items() if k in ("TP", "PP", "CP", "MBS", "MINIBS")}
+        return layout_of({**inherited, **proposal.parameters})
+
+    def _gbs(self, proposal: Proposal) -> int:
+        given = proposal.parameters.get("GBS")
+        return int(given) if given else self._layout(proposal).gbs(self._study.search_space.gpus)
+
+    def _run_minutes(self) -> int:
+        return math.ceil(self._study.budget.trial_minutes)
+
+    def _walltime(self, proposal: Proposal) -> int:
+        return 5 + proposal.replicates * (self._run_minutes() + 5)
+
+    def _places(self) -> dict[str, str]:
+        """Container, data and model: the site's, else what the user's shell exports, as run.sub's users do."""
+        site = self._study.site
+        given = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
+        found = {name: str(value) if value else os.environ.get(name, "") for name, value in given.items()}
+        return {name: value for name, value in found.items() if value}
+
+
+_WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
+
+
+def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:
+    """``values`` under the names that the implementation reads.
+
+    Raises InputError for a value that it reads under no name: such a knob has no effect.
+    """
+    found: dict[str, Value] = {}
+    for name, value in values.items():
+        known = next((n for n in (name, *ALIASES.get(name, ())) if implementation.knows(n)), None)
+        if known is not None:
+            found[known] = value
+        elif name == "WARMUP_STEPS" and implementation.knows("WARMUP_RATIO"):
+            found["WARMUP_RATIO"] = float(value) / float(values["MAX_STEPS"])
+        elif name != "GBS" and NEUTRAL.get(name) != value:
+            near = difflib.get_close_matches(name, sorted(implementation.reads), n=3)
+            hint = f"; it reads {', '.join(near)}" if near else ""
+            raise InputError(
+                f"space.{name}: no file in {implementation.folder} reads {name}, so setting it has no effect{hint}; "
+                "remove it or name the variable that it reads"
+            )
+    return found
+
+
+def _probe(gbs: int) -> dict[str, Value]:
+    """Two short blocks with an eval behind each, and an end of its own should nobody stop it."""
+    return {"VAL_CHECK_INTERVAL": PROBE_STEPS * gbs, "SKIP_EVALS": 0, "MAX_STEPS": 2 * PROBE_STEPS}
+
+
+def _refuse_illegal(values: Mapping[str, Value]) -> None:
+    """Combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1)."""
+
+    def on(name: str) -> bool:
+        return str(values.get(name, "")).lower() in ("1", "true")
+
+    if on("FP8") and on("FP4"):
+        raise InputError("FP8 and FP4 are both on; the implementation allows one of them")
+    if str(values.get("CP_EVAL", "")) not in ("", "1", "null"):
+        raise InputError(f"CP_EVAL={values['CP_EVAL']}; only 1 or unset works")
