@@ -5,8 +5,9 @@ Pure functions of evals; nothing here raises on bad data. See docs/statistics.md
 
 from lora_tune.curve.crossing import Crossing, estimate
 from lora_tune.curve.family import Family, log_linear
-from lora_tune.curve.forecast import Forecast, forecast
+from lora_tune.curve.forecast import Forecast, expected_stop, forecast
 from lora_tune.curve.learn import learn_family
+from lora_tune.curve.published import published
 from lora_tune.curve.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
 from lora_tune.curve.timing import Schedule, Timing, predicted_seconds, timing
 
@@ -21,10 +22,12 @@ __all__ = [
     "Verdict",
     "envelope_from",
     "estimate",
+    "expected_stop",
     "forecast",
     "learn_family",
     "log_linear",
     "predicted_seconds",
+    "published",
     "stalled",
     "timing",
     "verdict",

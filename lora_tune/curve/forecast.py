@@ -11,6 +11,7 @@ import numpy as np
 from lora_tune.curve.family import Family, fit_offset
 from lora_tune.curve.learn import before_target, free_family
 from lora_tune.curve.points import Array, eval_interval, evals_of, first_reached
+from lora_tune.curve.timing import Schedule
 from lora_tune.mllog import Eval, Run
 
 TAIL_DEGREES = 5
@@ -79,6 +80,22 @@ def forecast(
     above = family.loss_at(stops) + offset.value + _student_nodes()[:, None] * sd - target
     chance = 1.0 - np.cumprod(_phi(above / family.noise_at(stops)), axis=1).mean(axis=0)
     return Forecast(tuple(stops.tolist()), tuple(np.maximum.accumulate(chance).tolist()))
+
+
+def expected_stop(crossing: float, family: Family, schedule: Schedule) -> float:
+    """The mean raw stop, in samples, of a run whose noise-free curve crosses the target at ``crossing``.
+
+    Between two evals the crossing is seen late, by half an interval on average; noise sometimes shows it early. Both
+    follow from ``P(not stopped by j) = prod_{i<=j} Phi((f_i + b - target) / noise_i)``. Infinite beyond ``FURTHEST``.
+    """
+    if not (0 < crossing < math.inf) or not schedule.interval_samples > 0:
+        return math.inf if not crossing < math.inf else max(crossing, schedule.first_samples)
+    stops: Array = schedule.first_samples + schedule.interval_samples * np.arange(FURTHEST, dtype=np.float64)
+    if crossing > stops[-1]:
+        return math.inf
+    above = family.loss_at(stops) - float(family.loss_at(np.array([crossing]))[0])
+    going_on = np.cumprod(_phi(above / family.noise_at(stops)))
+    return float(stops[0] + schedule.interval_samples * going_on[:-1].sum())
 
 
 def _student_nodes() -> Array:

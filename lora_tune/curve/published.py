@@ -39,11 +39,12 @@ def envelope(calibration: Mapping[str, Any], gbs: float) -> Envelope | None:
     slope = calibration["slope"][0] + calibration["slope"][1] * g
     crossing = sum(c * g**power for power, c in enumerate(calibration["log_crossing"]))
     at = calibration["noise"]["at"]
+    persistent = math.exp(calibration["seed_gbs_power"] * g)
     family = Family(
         log_samples=tuple(crossing + x for x in at),
         loss=tuple(calibration["target"] + slope * x for x in at),
-        noise=tuple(calibration["noise"]["sd"]),
-        seed=calibration["seed"], wander=calibration["wander"], spread=calibration["spread"], drift=0.0,
-        name=f"public runs, GBS {gbs:g}",
+        noise=tuple(sd * math.exp(calibration["noise"]["gbs_power"] * g) for sd in calibration["noise"]["sd"]),
+        seed=calibration["seed"] * persistent, wander=calibration["wander"] * persistent,
+        spread=calibration["spread"], drift=0.0, name=f"public runs, GBS {gbs:g}",
     )  # fmt: skip
     return Envelope(family=family, thresholds=tuple((rate, excess) for rate, excess in calibration["thresholds"]))
