@@ -25,7 +25,7 @@ def make_launcher(study: Study) -> Launcher:
 def preview(study: Study, job: Job) -> list[str]:
     """The command line that starts ``job``, for people to read; nothing is started."""
     if study.site.launcher == "slurm":
-        from lora_tune.launchers.slurm import submission_command
+        from lora_tune.launchers import slurm_submission
 
-        return submission_command(job, study.site)
+        return slurm_submission.preview(job, study.site)
     return list(job.argv)

@@ -7,24 +7,21 @@ job it would deadlock or silently start one task. Our own recipes go submitit's 
 from __future__ import annotations
 
 import functools
-import math
 import os
-import shlex
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lora_tune.errors import LauncherError, SurroundingsError
 from lora_tune.launchers import slurm_text
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.command import read_json, run_job, write_json
 from lora_tune.launchers.local import command_record
+from lora_tune.launchers.slurm_submission import executor, submission_command
 from lora_tune.paths import AttemptPaths
 from lora_tune.site import Site
 from lora_tune.workloads.base import Job
@@ -32,17 +29,13 @@ from lora_tune.workloads.base import Job
 ANSWER_SECONDS = 30.0
 """How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
 
-COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 """What must be on PATH. sacct is used where it works and not missed where it does not."""
 
-INHERITED = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
-    *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "MODULEPATH", "ENROOT_CONFIG_PATH"),
-    *("http_proxy", "https_proxy", "no_proxy", "SLURM_CONF"),
+_ELSEWHERE = (
+    "run it on the cluster's login node, where python -m lora_tune.doctor says what else it needs; "
+    "--study tiny runs on this machine"
 )
-"""What a job takes from the submitting shell. Everything else stays out: a config sourced there would leak into
-every trial, and SLURM_* or SBATCH_* of an enclosing job would change the submission."""
-
 
 _COLUMNS = f"--Format={slurm_text.SQUEUE_FORMAT}"
 
@@ -56,11 +49,18 @@ class SlurmLauncher:
     def __init__(self, site: Site) -> None:
         absent = [command for command in COMMANDS if shutil.which(command) is None]
         if absent:
+            raise SurroundingsError(f"this study runs on Slurm, and {', '.join(absent)} are not on PATH; {_ELSEWHERE}")
+        try:
+            partitions = [line.strip(" *") for line in _ask("sinfo", "--noheader", "--format=%P").splitlines()]
+        except LauncherError as error:
             raise SurroundingsError(
-                f"this study runs on Slurm, and {', '.join(absent)} are not on PATH; run it on the cluster's login "
-                "node (python -m lora_tune.doctor says what else it needs); --study tiny runs on this machine"
+                f"this study runs on Slurm, and no cluster answers: {error}; {_ELSEWHERE}"
+            ) from error
+        if site.partition and not set(site.partition.split(",")) <= set(partitions):
+            raise SurroundingsError(
+                f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
-        self._site = site
+        self._site = _only_these_nodes(site)
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
@@ -75,7 +75,7 @@ class SlurmLauncher:
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
         try:
-            submitted = _executor(job, self._site, token).submit(run_job, str(job.folder))
+            submitted = executor(job, self._site, token).submit(run_job, str(job.folder))
         except (OSError, RuntimeError) as error:  # what sbatch says, or that srun is not installed
             raise LauncherError(f"{job.name} was not submitted: {_refusal(error)}") from error
         return str(submitted.job_id)
@@ -107,104 +107,19 @@ class SlurmLauncher:
             _cancel(job_id, ticket.name, *(("--signal=KILL", "--full") if force else ()))
 
 
-def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
-    """The command that submits ``job``: environment, sbatch, its options, and the script (own recipes: ``FILE``)."""
-    from submitit.slurm.slurm import _make_sbatch_string
+def _only_these_nodes(site: Site) -> Site:
+    """The site with a list of more nodes than a trial has turned round: every other node excluded.
 
-    text = _make_sbatch_string(command="", folder=job.folder, **_parameters(job, site, token))
-    return _command(job, site, _options(text, job), job.argv if job.script else ("FILE",))
-
-
-def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
-    """What the job needs, in submitit's terms; what submitit has no word for goes through unchanged."""
-    need = job.resources
-    whole_nodes = need.gpus_per_node > 0 and need.gpus_per_node >= site.gpus_per_node
-    own_gres = f"gpu:{need.gpus_per_node}" if need.gpus_per_node and not job.script else None
-    parameters: dict[str, Any] = {
-        "job_name": job.name,
-        "comment": token,
-        "nodes": need.nodes,
-        "time": max(1, math.ceil(need.minutes)),
-        "partition": site.partition,
-        "account": site.account,
-        "qos": site.qos,
-        "nodelist": site.nodelist,
-        "exclude": ",".join(filter(None, (site.exclude, *job.exclude_nodes))) or None,
-        # --exclusive alone gives a batch script its GPUs, but not submitit's step.
-        "gres": site.gres or own_gres,
-        # Two trials on one node would share ports, caches and container names.
-        "exclusive": whole_nodes or None,
-        "mem": "0" if whole_nodes else None,
-    }
-    further = {
-        "reservation": site.reservation,
-        "chdir": str(job.cwd or job.folder),
-        "output": _literal(job.log),
-        "open-mode": "append",
-        # A requeued job would run twice into one log; a new attempt is the sweep's own decision.
-        "no-requeue": True,
-    }
-    given = {key: value for key, value in parameters.items() if value is not None}
-    return given | {"additional_parameters": {key: value for key, value in further.items() if value is not None}}
-
-
-def _own_steps(job: Job, site: Site) -> dict[str, Any]:
-    """How submitit starts our own recipes: one task that runs the recipe, in the site's container if it has one."""
-    steps = [f"--output={_literal(job.log)}", "--open-mode=append", "--kill-on-bad-exit=1"]
-    if site.container:
-        mounts = ",".join((f"{job.folder}:{job.folder}", *site.container_mounts))
-        steps += [f"--container-image={site.container}", f"--container-mounts={mounts}"]
-    # A batch shell that dies of SIGTERM takes srun along, and the step then looks for it for seconds.
-    return {"ntasks_per_node": 1, "srun_args": steps, "stderr_to_stdout": True, "setup": ["trap : TERM"]}
-
-
-def _options(text: str, job: Job) -> list[str]:
-    """The options in submitit's batch file, less those that would harm.
-
-    ``--signal`` ends a training up to 150 s before its limit; ``--error`` would split the log; ``--wckey`` is refused
-    by some clusters; ``--time`` where the job has no limit is submitit's own five minutes.
+    sbatch's own --nodelist demands all nodes of the list for each job.
     """
-    unwanted = ("--signal=", "--error=", "--wckey=", *(() if job.resources.minutes else ("--time=",)))
-    options = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
-    return [option for option in options if not option.startswith(unwanted)]
-
-
-def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """``env -i`` with exactly the job's environment, and sbatch. srun's own variables carry the site to every step."""
-    inherited = {k: os.environ[k] for k in INHERITED if k in os.environ}
-    steps = {"SLURM_GRES": site.gres, "SLURM_MPI_TYPE": site.mpi, "SLURM_CPU_BIND": site.cpu_bind}
-    variables = inherited | {k: v for k, v in steps.items() if v} | dict(job.environment)
-    pairs = [f"{key}={value}" for key, value in variables.items()]
-    return ["env", "-i", *pairs, "sbatch", *options, *site.sbatch_args, *script]
-
-
-def _executor(job: Job, site: Site, token: str) -> Any:
-    """submitit's executor for this one job."""
-    from submitit import SlurmExecutor  # 0.3 s to import, and only submitting needs it
-
-    class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit ships no types for mypy
-        """submitit with the options above, and existing scripts in place of its own."""
-
-        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            text = submission_file_path.read_text(encoding="utf-8")
-            options = _options(text, job)
-            if job.script:
-                return _command(job, site, options, job.argv)
-            body = [line for line in text.splitlines() if not line.startswith("#SBATCH ")]
-            submission_file_path.write_text("\n".join(body) + "\n", encoding="utf-8")
-            return _command(job, site, options, (str(submission_file_path),))
-
-    folder = AttemptPaths(job.folder).submitit
-    if "%" in str(folder):
-        raise LauncherError(f"{folder} holds a %, which submitit and Slurm expand; use another sweeps folder")
-    executor = Executor(folder=folder, python=shlex.quote(site.python or sys.executable))
-    executor.update_parameters(**_parameters(job, site, token), **({} if job.script else _own_steps(job, site)))
-    return executor
-
-
-def _literal(path: Path) -> str:
-    """A path in which Slurm, and submitit, expand no ``%j``."""
-    return str(path).replace("%", "%%")
+    wanted = set(slurm_text.hostnames(site.nodelist or ""))
+    if len(wanted) <= site.nodes:
+        return site
+    every = _ask("sinfo", "--noheader", "--Node", "--format=%N").split()
+    others = sorted(set(every) - wanted)
+    return site.model_copy(
+        update={"nodelist": None, "exclude": ",".join(filter(None, (site.exclude, *others))) or None}
+    )
 
 
 def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
@@ -270,8 +185,12 @@ def _ask(*command: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise LauncherError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s; the jobs go on") from error
     if done.returncode:
-        raise LauncherError(f"{command[0]} failed: {done.stderr.strip() or f'exit {done.returncode}'}")
+        raise LauncherError(f"{command[0]} failed: {_last_line(done.stderr) or f'exit {done.returncode}'}")
     return done.stdout
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -66,7 +66,7 @@ def read_implementation(folder: Path, script: str, also: Iterable[str] = ()) -> 
     if not folder.is_dir():
         raise SurroundingsError(
             f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
-            "LORA_TUNE_IMPLEMENTATION"
+            "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
         )
     first = next((name for name in COMMON if (folder / name).is_file()), None)
     if first is None:

@@ -12,7 +12,8 @@ import pytest
 
 from lora_tune.errors import LauncherError, SurroundingsError
 from lora_tune.launchers.base import JobState, Launcher
-from lora_tune.launchers.slurm import SlurmLauncher, submission_command
+from lora_tune.launchers.slurm import SlurmLauncher
+from lora_tune.launchers.slurm_submission import submission_command
 from lora_tune.paths import AttemptPaths
 from lora_tune.site import Site
 from lora_tune.workloads.base import Job, Resources
@@ -122,6 +123,16 @@ class TestScripts:
         third = launcher.poll(tickets)[tickets[2].name]
         assert third.state is JobState.QUEUED
         assert third.reason
+
+    def test_a_list_of_nodes_is_where_trials_go_not_what_each_of_them_needs(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        launcher = SlurmLauncher(site(nodelist=",".join(slurm.nodes[1:3])))
+        jobs = [script_job(tmp_path / f"{i}", "sleep 60", name=f"study-{i}-0") for i in range(3)]
+        tickets = [ticket_of(job, launcher.submit(job)) for job in jobs]
+        used = [poll_until(launcher, ticket, JobState.RUNNING).nodes for ticket in tickets[:2]]
+        assert sorted(used) == [(slurm.nodes[1],), (slurm.nodes[2],)]
+        assert launcher.poll(tickets)[tickets[2].name].state is JobState.QUEUED
 
     def test_a_training_that_fails_inside_the_script_shows_although_the_job_completed(
         self, slurm: Cluster, tmp_path: Path
@@ -249,9 +260,21 @@ class TestFaults:
         poll_until(launcher, ticket, JobState.ENDED)
 
     def test_what_sbatch_refuses_is_an_error_with_its_words(self, slurm: Cluster, tmp_path: Path) -> None:
-        launcher = SlurmLauncher(site(partition="nowhere"))
-        with pytest.raises(LauncherError, match="not submitted: invalid partition specified: nowhere"):
+        launcher = SlurmLauncher(site(gres="fpga:3"))
+        with pytest.raises(LauncherError, match="not submitted: Invalid generic resource"):
             launcher.submit(script_job(tmp_path / "a", "true"))
+
+    def test_a_partition_that_does_not_exist_is_said_before_anything_is_submitted(self, slurm: Cluster) -> None:
+        with pytest.raises(SurroundingsError, match="no partition nowhere; it has gpu, urgent"):
+            SlurmLauncher(site(partition="nowhere"))
+
+    def test_a_controller_that_does_not_answer_at_the_start(self, slurm: Cluster) -> None:
+        slurm.stop_controller()
+        try:
+            with pytest.raises(SurroundingsError, match=r"no cluster answers: sinfo failed.*--study tiny"):
+                SlurmLauncher(CPU)
+        finally:
+            slurm.start_controller()
 
     def test_the_time_limit(self, slurm: Cluster, tmp_path: Path) -> None:
         job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
