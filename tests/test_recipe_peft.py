@@ -32,7 +32,7 @@ from lora_tune.recipes.ranks import connect, refuse
 from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.settings import TINY
 from lora_tune.recipes.text import Sequences, byte_tokens
-from lora_tune.recipes.training import Trainer, clip
+from lora_tune.recipes.trainer import Trainer, clip
 from tests.waiting import wait_for
 
 SHORT = {"MAX_STEPS": "20", "VAL_CHECK_INTERVAL": "10", "EVAL_SAMPLES": "8", "TARGET": "0.01"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,8 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def build(settings: Settings) -> Any:
-    """The frozen base with fresh adapters in float32, as ``settings.seed`` makes them.
-
-    Raises InputError where the folder holds no Llama checkpoint or one whose weights do not match its config.
-    """
-    base = _load(settings, _config(settings))
-    base.config.use_cache = False
+    """The base of ``load_base`` with fresh adapters in float32, as ``settings.seed`` makes them."""
+    base = load_base(settings)
     adapters = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
@@ -62,7 +59,12 @@ def _config(settings: Settings) -> LlamaConfig:
     return config
 
 
-def _load(settings: Settings, config: LlamaConfig) -> Any:
+def load_base(settings: Settings) -> Any:
+    """The model of the checkpoint folder, in the precision that it computes in.
+
+    Raises InputError where the folder holds no Llama checkpoint or one whose weights do not match its config.
+    """
+    config = _config(settings)
     where = f"MODEL={str(settings.model)!r}"
     logging.disable_progress_bar()
     try:
@@ -84,6 +86,7 @@ def _load(settings: Settings, config: LlamaConfig) -> Any:
         if report[kind]:
             first = sorted(map(str, report[kind]))[0]
             raise InputError(f"{where}: weights do not fit config.json: {len(report[kind])} {kind}, such as {first}")
+    base.config.use_cache = False
     return base
 
 
@@ -107,27 +110,28 @@ def _widths(model: Any) -> None:
 
 @torch.no_grad()
 def _initialize(model: Any, seed: int) -> None:
-    """Set every A to the seed's values and every B to zero, whichever part of them this rank holds.
-
-    The distribution is peft's own, uniform within 1/sqrt(width of the input). Drawn here, in float32 on the CPU and
-    from a generator of its own, it is the same for every layout, device and precision.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "lora_A" in name:
-            bound = 1.0 / math.sqrt(parameter.shape[1])
-            whole = torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-            assign(parameter, whole)
-        elif "lora_B" in name:
+    """Set every A to the seed's values and every B to zero, whichever part of them this rank holds."""
+    named = list(model.named_parameters())
+    reducing = [parameter for name, parameter in named if "lora_A" in name]
+    for parameter, whole in zip(reducing, initial_weights([tuple(p.shape) for p in reducing], seed), strict=True):
+        value = whole.to(parameter.device, parameter.dtype)
+        if isinstance(parameter, DTensor):
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.copy_(value)
+    for name, parameter in named:
+        if "lora_B" in name:
             parameter.zero_()
 
 
-def assign(parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
-    """Give ``parameter`` the values of ``whole``, a tensor of its global shape that every rank has."""
-    value = whole.to(parameter.device, parameter.dtype)
-    if isinstance(parameter, DTensor):
-        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    parameter.copy_(value)
+def initial_weights(shapes: Sequence[tuple[int, ...]], seed: int) -> list[torch.Tensor]:
+    """The adapters' A matrices [rank, width] in the order of the model's layers; the B matrices start at zero.
+
+    The distribution is peft's own, uniform within 1/sqrt(width). Drawn in float32 on the CPU and from a generator of
+    its own, it is the same for every layout, device and precision.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    bounds = [1.0 / math.sqrt(shape[1]) for shape in shapes]
+    return [torch.empty(s).uniform_(-b, b, generator=generator) for s, b in zip(shapes, bounds, strict=True)]
 
 
 def tokenizer(folder: Path) -> text.Tokenize:

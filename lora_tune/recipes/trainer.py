@@ -1,0 +1,107 @@
+"""The steps of a LoRA training on this rank: forward, backward, optimizer, evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from lora_tune.recipes.batch import Batch, weighted_losses
+from lora_tune.recipes.lora_model import build
+from lora_tune.recipes.ranks import Ranks
+from lora_tune.recipes.settings import Settings
+from lora_tune.recipes.text import Sequences
+
+DROPOUT_SEEDS = 7919
+"""Apart from one rank to the next, so that neighbouring seeds share no stream of random numbers."""
+WARM_UP_STEPS = 2
+"""The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
+
+
+def _alike(parameters: list[torch.nn.Parameter]) -> list[dict[str, object]]:
+    """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together."""
+    kinds = ([p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (False, True))
+    return [{"params": kind} for kind in kinds if kind]
+
+
+def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
+    """Scale all gradients so that their joint 2-norm is at most ``limit``; whole and sharded ones may be mixed."""
+    norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]))
+    # As torch's clip_grad_norm_: no branch on the norm, so that no device has to wait for it.
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+class Trainer:
+    """The model with its adapter and the optimizer, on this rank."""
+
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        self._settings = settings
+        self._ranks = ranks
+        model = build(settings)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        groups = _alike(self._parameters)
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+        self.vocabulary = model.config.vocab_size
+        self._model, self._optimizer = ranks.prepare(model, optimizer)
+        # Sharding replaces the parameters.
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._model.train()
+
+    def step(self, sequences: Sequences, lr: float) -> torch.Tensor:
+        """One optimizer step on this rank's ``minibs`` sequences; returns their mean loss, still on the device."""
+        batch = Batch.of(sequences, self._ranks.device)
+        passes = batch._replace(weight=batch.weight / len(sequences)).split(self._settings.mbs)
+        total = torch.zeros((), device=self._ranks.device)
+        for i, part in enumerate(passes):
+            with self._ranks.exchange(self._model, now=i == len(passes) - 1), self._ranks.parts(*part) as own:
+                loss = self._loss(*own)
+                # The ranks' gradients are averaged, but the parts of one sequence add up.
+                self._ranks.backward(loss * self._ranks.parts_per_sequence)
+            total += loss.detach()
+        if self._settings.grad_clip:
+            clip(self._parameters, self._settings.grad_clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, validation: Sequences) -> float:
+        """The mean over all validation sequences of their mean loss, the same on every rank."""
+        self._model.eval()
+        total = torch.zeros((), device=self._ranks.device)
+        for rows in self._ranks.shares(len(validation), self._settings.mbs):
+            with self._ranks.parts(*Batch.of(validation.rows(rows), self._ranks.device)) as own:
+                total += self._loss(*own)
+        self._model.train()
+        return self._ranks.sum(total) / len(validation)
+
+    def _loss(
+        self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """The weighted sum of the cross entropies."""
+        with self._ranks.autocast():
+            logits = self._model(input_ids=read, position_ids=position, use_cache=False).logits
+        return weighted_losses(logits, predict, weight).sum()
+
+    def warm_up(self) -> None:
+        """Load and tune the kernels on random tokens, and leave weights, optimizer and random state as they were."""
+        settings = self._settings
+        before = [p.detach().clone() for p in self._parameters]
+        devices = [self._ranks.device] if self._ranks.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            tokens = np.random.default_rng(0).integers(0, self.vocabulary, (settings.minibs, settings.seq + 1))
+            synthetic = Sequences(tokens, np.ones((settings.minibs, settings.seq), np.bool_))
+            for _ in range(WARM_UP_STEPS):
+                self.step(synthetic, settings.lr)
+            self.evaluate(synthetic)
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, before, strict=True):
+                parameter.copy_(value)
+        self._optimizer.state.clear()
+        self._ranks.synchronize()
