@@ -97,9 +97,18 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | No
         false_prune_rate=study.pruning.false_prune_rate,
         no_verdict_before=study.pruning.no_verdict_before,
         max_samples=max_samples(trial),
+        reference=envelope(study, trial),
     )
     verdict = curve.verdict(run.evals, study.objective.target, references(sweep, trial), settings)
     return Stop(StopKind.PRUNED, verdict.sentence) if verdict.stop else None
+
+
+def envelope(study: Study, trial: Trial) -> curve.Envelope | None:
+    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
+    batch = trial.parameters.get("GBS")
+    if study.objective.curves == "own" or not isinstance(batch, int | float):
+        return None
+    return curve.published(batch)
 
 
 def max_samples(trial: Trial) -> float | None:
@@ -178,14 +187,15 @@ def _measured_throughput(run: Run) -> float | None:
     return speed if math.isfinite(speed) else None
 
 
-def facts(study: Study, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
+def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
     """What a finished trial is remembered by, as flat name -> number or words.
 
     ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
     Unknown numbers are left out, never zero.
     """
     timing = curve.timing(run)
-    crossing = curve.estimate(run, study.objective.target)
+    known = envelope(study, trial)
+    crossing = curve.estimate(run, study.objective.target, family=known.family if known else None)
     stop = None if study.maximise else run.reached(study.objective.target)
     numbers: dict[str, float | None] = {
         "samples_per_second": timing.samples_per_second,
@@ -201,8 +211,12 @@ def facts(study: Study, attempts: Sequence[Attempt], run: Run, now: float) -> di
     }
     if stop is not None:
         numbers |= {"stop_samples": stop.samples, "stop_seconds": stop.seconds}
-        seconds = _curve_seconds(crossing, timing, run) if study.objective.estimator == "curve" else stop.seconds
-        numbers["objective"] = seconds if seconds is not None and math.isfinite(seconds) else stop.seconds
+        by_curve = _curve_seconds(crossing, timing, run) if study.objective.estimator == "curve" else None
+        seconds = by_curve if by_curve is not None and math.isfinite(by_curve) else stop.seconds
+        samples = stop.samples if by_curve is None else crossing.samples
+        numbers["mlperf_score"] = _mlperf_seconds(study, trial, seconds, samples)
+        wanted = numbers["mlperf_score"] if study.objective.score == "mlperf_score" else None
+        numbers["objective"] = seconds if wanted is None else wanted
     elif study.maximise:
         numbers["objective"] = _measured_throughput(run)
     found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
@@ -217,6 +231,20 @@ def _curve_seconds(crossing: curve.Crossing, timing: curve.Timing, run: Run) -> 
         return None
     schedule = curve.Schedule(run.evals[0].samples, run.evals[1].samples - run.evals[0].samples)
     return curve.predicted_seconds(crossing.samples, timing, schedule)
+
+
+def _mlperf_seconds(study: Study, trial: Trial, seconds: float, samples: float) -> float | None:
+    """``seconds`` after RCP normalisation: a run that converges faster than the reference is scaled back to it.
+
+    None where the study is not of llama2_70b_lora, or its batch size has no reference.
+    """
+    batch = trial.parameters.get("GBS")
+    if study.objective.curves != "llama2_70b_lora" or not isinstance(batch, int):
+        return None
+    from lora_tune import rules
+
+    reference = rules.reference(batch)
+    return None if reference is None else seconds * max(1.0, reference.mean / samples)
 
 
 def may_propose(study: Study, sweep: Sweep, now: float) -> str:

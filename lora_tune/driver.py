@@ -221,7 +221,7 @@ class Driver:
             trial,
             seconds=stop.seconds if stop else None,
             samples=stop.samples if stop else None,
-            facts=decide.facts(self._study, attempts, run, now),
+            facts=decide.facts(self._study, trial, attempts, run, now),
         ).finished(action.verdict, action.sentence, now)
         self._book.put_trial(done)
         self._note(f"trial {trial.number}: {action.verdict.value}: {action.sentence}", "finished", trial.number)

@@ -8,13 +8,16 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lora_tune.errors import InputError, StudyError
 from lora_tune.site import Site
-from lora_tune.space import Parameter, Space, SpaceError, Value, as_parameter
+from lora_tune.space import FixedParameter, LayoutParameter, Parameter, Space, SpaceError, Value, as_parameter
+
+if TYPE_CHECKING:
+    from lora_tune.rules import Violation
 
 
 class _Frozen(BaseModel):
@@ -39,6 +42,9 @@ class Objective(_Frozen):
     )
     estimator: Literal["stop", "curve"] = Field(
         "stop", description="time of the first eval at the target, or where the fitted curve crosses it"
+    )
+    curves: Literal["own", "llama2_70b_lora"] = Field(
+        "own", description="what a good curve looks like: this study's own runs, or the public MLPerf runs"
     )
 
 
@@ -193,6 +199,11 @@ def _check_whole(study: Study, path: Path) -> None:
     budget = study.budget
     if budget.trials is None and budget.node_hours is None and budget.wall_hours is None:
         raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
+    for violation in closed_violations(study):
+        if violation.fatal:
+            raise StudyError(path, f"space.{violation.name}", violation.sentence)
+    if study.objective.score == "mlperf_score" and study.objective.curves != "llama2_70b_lora":
+        raise StudyError(path, "objective.score", 'mlperf_score needs curves = "llama2_70b_lora" beside it')
     tuned = space.distributions()
     for index, point in enumerate(study.search.enqueue):
         for key, value in point.items():
@@ -200,6 +211,19 @@ def _check_whole(study: Study, path: Path) -> None:
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {sorted(tuned)}")
             if not tuned[key]._contains(tuned[key].to_internal_repr(value)):
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} lies outside {tuned[key]}")
+
+
+def closed_violations(study: Study) -> list[Violation]:
+    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
+    if study.division == "open":
+        return []
+    from lora_tune.rules import check_closed
+
+    space = study.search_space
+    fixed = {n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)}
+    batches = {x.gbs(space.gpus) for n, p in space.parameters.items() if isinstance(p, LayoutParameter)
+               for x in space.layouts(n).layouts}  # fmt: skip
+    return check_closed(tuned=space.distributions(), values=fixed, batch_sizes=batches)
 
 
 def study_changes(before: Study, after: Study) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -175,9 +177,14 @@ def interrupt(place: Path, *answers: str) -> tuple[int, str]:
     """Run under a terminal, press Ctrl-C once a trial runs, and answer what is asked."""
     leader, follower = pty.openpty()
     driver = subprocess.Popen(
-        command("--study", "quick"), cwd=place, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-    )  # fmt: skip
+        command("--study", "quick"),
+        cwd=place,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
     os.close(follower)
     wait_for(lambda: list((place / "sweeps/quick/trials").glob("*/*/started.json")), 60, "a running trial")
     shown = b""
