@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -43,8 +44,31 @@ def application(review: Review, storage: str | None) -> Application:
         raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
     except Exception as error:  # Optuna and the database driver each have a tree of their own
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
-    inside: Application = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
-    return inside
+    return with_notes(optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot)), dressed.note)
+
+
+def with_notes(inside: Application, note: Callable[[int], str]) -> Application:
+    """``inside`` with the note of each trial, by its number, put into the answers that list trials."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if not _STUDY_DETAIL.fullmatch(environ["PATH_INFO"]) or environ["REQUEST_METHOD"] != "GET":
+            return inside(environ, start_response)
+        started: list[Any] = []
+        body = b"".join(inside(environ, lambda *arguments: started.append(arguments)))
+        status, headers, *rest = started[0]
+        if status.startswith("200"):
+            detail = json.loads(body)
+            for trial in (*detail["trials"], *detail["best_trials"]):
+                trial["note"] = {"version": 1, "body": note(trial["number"])}
+            body = json.dumps(detail).encode()
+        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        start_response(status, [*kept, ("Content-Length", str(len(body)))], *rest)
+        return [body]
+
+    return answer
+
+
+_STUDY_DETAIL = re.compile(r"/api/studies/\d+/?")
 
 
 def only_shown(inside: Application, hosts: frozenset[str]) -> Application:

@@ -6,10 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from lora_tune import decide, export
 from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
+
+if TYPE_CHECKING:
+    from lora_tune.rules import Prediction
 
 STOPPED_EARLY = (Verdict.PRUNED, Verdict.CAPPED)
 
@@ -126,3 +130,26 @@ def ranked(study: Study, sweep: Sweep) -> list[Trial]:
     """Trials that reached the target, best first."""
     done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and "objective" in t.facts]
     return sorted(done, key=lambda t: t.facts["objective"], reverse=study.maximise)
+
+
+def objective_words(study: Study) -> str:
+    """What the objective is, for people; its unit is seconds, or samples/s for throughput studies."""
+    if study.maximise:
+        return "throughput"
+    words = f"time to eval loss {study.objective.target:g}"
+    return words + ", RCP-normalised" if study.objective.score == "mlperf_score" else words
+
+
+def passing(study: Study, best: Trial | None) -> Prediction | None:
+    """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
+
+    None where the study is not of llama2_70b_lora. Loads ``mlperf_logging``, which takes about a second.
+    """
+    if best is None or study.objective.curves != "llama2_70b_lora" or best.seconds is None or best.samples is None:
+        return None
+    batch = best.parameters.get("GBS")
+    if not isinstance(batch, int):
+        return None
+    from lora_tune import rules
+
+    return rules.predict([best.seconds / 60], [best.samples], batch)

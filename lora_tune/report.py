@@ -17,7 +17,7 @@ import click
 
 from lora_tune import __version__, view
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
-from lora_tune.overview import Overview, overview
+from lora_tune.overview import Overview, objective_words, overview, passing
 from lora_tune.plots import charts, svg
 from lora_tune.records import Sweep, Trial
 from lora_tune.study import Study
@@ -62,6 +62,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         script=script,
         script_hash=digest,
         duration=view.duration,
+        hours=hours,
     )
     return page
 
@@ -85,29 +86,41 @@ def _template() -> Any:
     return environment.get_template("report.html.j2")
 
 
-def _cards(study: Study, seen: Overview) -> list[tuple[str, str, str]]:
-    """(label, value, explanation) of the summary."""
+Card = tuple[str, str, str]
+"""(label, value, explanation) of the summary."""
+
+
+def _cards(study: Study, seen: Overview) -> list[Card]:
     cards = [_result_card(study, seen)]
+    if expected := passing(study, seen.best):
+        cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
     ended = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
     cards.append(("Trials", str(seen.trials), ended + (f", {seen.open} open" if seen.open else "")))
     price = study.budget.price_per_node_hour
     money = f"= {seen.node_hours * price:,.0f} in money, " if price else ""
     budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
-    cards.append(("Node-hours spent", f"{seen.node_hours:.3g}", f"{budget}{money}in {view.duration(seen.seconds)}"))
+    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {view.duration(seen.seconds)}"))
     share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
-    cards.append(("Saved by stopping early", f"{seen.saved:.2g} node-h", share or "no trial was stopped early"))
+    cards.append(("Node-hours saved by stopping early", hours(seen.saved), share or "no trial was stopped early"))
     return cards
 
 
-def _result_card(study: Study, seen: Overview) -> tuple[str, str, str]:
+def hours(value: float) -> str:
+    """Node-hours to three digits, never in powers of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1e-4 or value == 0 else "0.0001"
+
+
+def _result_card(study: Study, seen: Overview) -> Card:
+    label = objective_words(study)
+    label = label[0].upper() + label[1:]
     if seen.best is None:
-        return ("Best", "none yet", f"no trial reached eval loss {study.objective.target:g}")
-    value = seen.best.facts["objective"]
+        return (label, "none yet", "no trial reached the target" if not study.maximise else "nothing was measured")
+    value, number = seen.best.facts["objective"], seen.best.number
     if study.maximise:
-        return ("Best throughput", f"{value:.4g} samples/s", f"trial {seen.best.number}")
-    low, high = seen.best_interval or (value, value)
-    words = f"trial {seen.best.number}; 90% interval {view.duration(low)} to {view.duration(high)}, from one run"
-    return (f"Time to eval loss {study.objective.target:g}", view.duration(value), words)
+        return (label, f"{value:.4g} samples/s", f"trial {number}")
+    low, high = (view.duration(v) for v in seen.best_interval or (value, value))
+    raw = f"before that {view.duration(seen.best.seconds)}, " if study.objective.score == "mlperf_score" else ""
+    return (label, view.duration(value), f"trial {number}; {raw}90% interval {low} to {high}, from one run")
 
 
 def _best(study: Study, seen: Overview) -> dict[str, Any] | None:

@@ -265,7 +265,7 @@ def _finish(
         trial,
         seconds=reached.seconds if reached and verdict is Verdict.REACHED else None,
         samples=reached.samples if reached and verdict is Verdict.REACHED else None,
-        facts=decide.facts(study, attempts, run, now),
+        facts=decide.facts(study, trial, attempts, run, now),
     )
     end = attempt.ended_at
     assert end is not None

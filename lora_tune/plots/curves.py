@@ -53,16 +53,17 @@ def _line(sweep: Sweep, trial: Trial) -> Line:
 
 
 def _envelope(study: Study, sweep: Sweep, best: Trial) -> list[tuple[float, float, float]]:
-    """Median and limit of the learned envelope over the samples that its reference curves cover."""
+    """Median and limit of the envelope that runs of this batch size are judged by, where such runs have evals."""
     references = decide.references(sweep, best)
-    envelope = curve.envelope_from(references, study.objective.target)
+    envelope = decide.envelope(study, best) or curve.envelope_from(references, study.objective.target)
     samples = [e.samples for r in references for e in r if e.samples > 0]
     if envelope is None or not samples:
         return []
     grid = np.geomspace(min(samples), max(samples), 40)
-    limit = envelope.threshold(study.pruning.false_prune_rate)
-    middle = envelope.family.loss_at(grid)
-    return [(float(s), float(m), float(m) + limit) for s, m in zip(grid, middle, strict=True)]
+    family = envelope.family
+    middle, unit = family.loss_at(grid), np.hypot(family.noise_at(grid), family.spread)
+    limit = middle + envelope.threshold(study.pruning.false_prune_rate) * unit
+    return [(float(s), float(m), float(x)) for s, m, x in zip(grid, middle, limit, strict=True)]
 
 
 def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
@@ -73,8 +74,8 @@ def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
         return None
     marks: list[Mark] = []
     if data.envelope:
-        share = f"{study.pruning.false_prune_rate:.2g}"
-        name = f"pruning envelope, GBS {data.gbs}: median to the limit that {share} of good runs pass"
+        share = f"{100 * study.pruning.false_prune_rate:g}%"
+        name = f"GBS {data.gbs}: from the median to where at most {share} of good runs go"
         marks.append(Band(name=name, edges=data.envelope, colour="muted"))
     for name, group, colour in (
         ("open, censored or failed", data.others, "muted"),

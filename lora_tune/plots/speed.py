@@ -127,6 +127,6 @@ def throughput(study: Study, sweep: Sweep) -> Chart | None:
             ),
             Points(name="one trial", points=points, colour="two", size=3, texts=texts),
         ),
-        note="A layout measured once serves every learning rate: throughput hardly depends on it.",
+        note="Trials of one layout should agree within a percent; scatter means a noisy machine.",
         height=90 + 24 * len(found),
     )
