@@ -49,7 +49,7 @@ from lora_tune.recipes.trainer import DROPOUT_SEEDS
 
 OF_BASE = ("model", "datadir", "dtype", "attn", "seq", "eval_samples", "lora_dropout", "threads")
 """What the model and the data depend on."""
-OF_PASS = (*OF_BASE, "max_steps", "val_check_interval", "eval_every", "minibs", "lora_rank")
+OF_PASS = (*OF_BASE, "max_steps", "val_check_interval", "minibs", "lora_rank")
 """What the trials of one pass must have in common; everything else may differ from adapter to adapter."""
 IGNORED = frozenset({"TARGET", "PROBE", "WARMUP", "MBS"})
 """Knobs of a trial that make no difference to a whole curve."""

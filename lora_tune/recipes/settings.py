@@ -31,9 +31,7 @@ class Settings:
     warmup_steps: int
     """Steps of linear learning-rate warm-up."""
     val_check_interval: int
-    """Optimizer steps between evaluations; 0 evaluates every ``eval_every`` samples."""
-    eval_every: int
-    """Not a variable: the recipe's own distance between evaluations, in samples."""
+    """Training samples between evaluations, as in MLPerf's files; 0 takes the default. The last step evaluates too."""
     minibs: int
     """Sequences per data-parallel rank and optimizer step."""
     mbs: int
@@ -80,7 +78,7 @@ class Settings:
 
     def interval(self, batch: int) -> int:
         """Optimizer steps between evaluations at a global batch of ``batch``."""
-        return self.val_check_interval or math.ceil(self.eval_every / batch)
+        return math.ceil(self.val_check_interval / batch)
 
 
 def read(environment: Mapping[str, str]) -> Settings:
@@ -90,7 +88,10 @@ def read(environment: Mapping[str, str]) -> Settings:
     """
     knobs = Knobs(environment)
     _refuse_foreign(knobs)
-    max_steps, warmup_steps, interval = _steps(knobs)
+    max_steps = knobs.integer("MAX_STEPS", 200, low=1)
+    warmup_steps = knobs.integer("WARMUP_STEPS", 0, low=0)
+    if warmup_steps >= max_steps:
+        raise knobs.refusal("WARMUP_STEPS", f"a whole number below MAX_STEPS={max_steps}")
     minibs = knobs.integer("MINIBS", 4, low=1)
     mbs = knobs.integer("MBS", minibs, low=1)
     if minibs % mbs:
@@ -110,8 +111,8 @@ def read(environment: Mapping[str, str]) -> Settings:
         min_lr=min_lr,
         max_steps=max_steps,
         warmup_steps=warmup_steps,
-        val_check_interval=interval,
-        eval_every=TINY_EVAL_EVERY if shipped else EVAL_EVERY,
+        val_check_interval=knobs.integer("VAL_CHECK_INTERVAL", 0, low=0)
+        or (TINY_EVAL_EVERY if shipped else EVAL_EVERY),
         minibs=minibs,
         mbs=mbs,
         tp=knobs.integer("TP", 1, low=1),
@@ -134,18 +135,6 @@ def read(environment: Mapping[str, str]) -> Settings:
         probe=knobs.switch("PROBE", default=False),
         threads=knobs.integer("THREADS", 1, low=1),
     )
-
-
-def _steps(knobs: Knobs) -> tuple[int, int, int]:
-    """MAX_STEPS, WARMUP_STEPS and VAL_CHECK_INTERVAL, which must fit together."""
-    max_steps = knobs.integer("MAX_STEPS", 200, low=1)
-    warmup_steps = knobs.integer("WARMUP_STEPS", 0, low=0)
-    if warmup_steps >= max_steps:
-        raise knobs.refusal("WARMUP_STEPS", f"a whole number below MAX_STEPS={max_steps}")
-    interval = knobs.integer("VAL_CHECK_INTERVAL", 0, low=0)
-    if interval > max_steps:
-        raise knobs.refusal("VAL_CHECK_INTERVAL", f"a whole number of at most MAX_STEPS={max_steps}, or 0")
-    return max_steps, warmup_steps, interval
 
 
 def _refuse_foreign(knobs: Knobs) -> None:
