@@ -43,6 +43,7 @@ class Outcome:
     """One simulated run. Seconds count from the start of the job; ``evals`` are (samples, loss, second) at eval end."""
 
     init_seconds: float
+    samples_per_second: float
     block_seconds: tuple[float, ...]
     seconds_per_eval: float
     evals: tuple[tuple[float, float, float], ...]
@@ -108,8 +109,9 @@ class SimulatedRun:
         speed = self.machine.samples_per_second(layout) * math.exp(rng.normal(0, 0.0014))
         eval_seconds = self.machine.seconds_per_eval(layout) * math.exp(rng.normal(0, 0.005))
         out_of_memory = rng.random() < self.machine.oom_probability(layout)
-        # Half of the memory deaths come at once, the others when a fragmented allocator meets its peak.
-        lived = rng.random() if rng.random() < 0.5 else 0.0
+        # Certain deaths come at once; of the lucky layouts' half, when a fragmented allocator meets its peak.
+        at_once = rng.random() < max(0.5, self.machine.oom_probability(layout))
+        lived = 0.0 if at_once else rng.random()
         diverges = rng.random() < convergence.divergence_probability(recipe, self.site)
         blow_up = rng.uniform(0.02, 0.3) * recipe.total_samples if diverges else math.inf
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
@@ -154,6 +156,7 @@ class SimulatedRun:
         last = evals[-1][2] if evals and evals[-1][0] >= stop else float(ends[-1])
         return Outcome(
             init_seconds=init,
+            samples_per_second=speed,
             block_seconds=tuple(blocks.tolist()),
             seconds_per_eval=eval_seconds,
             evals=evals,
@@ -177,18 +180,20 @@ class SimulatedRun:
         losses = convergence.noisy_losses(convergence.median_losses(at, crossing, recipe.gbs), rng, DRAWS)
         reached = losses <= TARGET
         finishes = reached.any(axis=1)
-        survives = (1 - self.machine.oom_probability(layout)) * (
-            1 - convergence.divergence_probability(recipe, self.site)
-        )
-        chance = float(finishes.mean()) * survives
+        lives = 1 - self.machine.oom_probability(layout)
+        tame = 1 - convergence.divergence_probability(recipe, self.site)
+        chance = float(finishes.mean()) * lives * tame
         if chance < 1e-3:
             return math.inf
         first = reached[finishes].argmax(axis=1)
         speed, eval_seconds = self.machine.samples_per_second(layout), self.machine.seconds_per_eval(layout)
         samples = float(at[first].mean())
         seconds = self.machine.cold_seconds() + float((at[first] / speed + eval_seconds * (first + 1)).mean())
-        failed = recipe.total_samples / speed + eval_seconds * len(at)
-        expected = seconds + (1 - chance) / chance * failed
+        # A death of memory costs a quarter of a run (half of them come at once), the other failures a whole one.
+        whole = recipe.total_samples / speed + eval_seconds * len(at)
+        expected = (
+            seconds + ((1 - lives) * 0.25 * seconds + lives * (1 - float(finishes.mean()) * tame) * whole) / chance
+        )
         if self.score == "mlperf_score":
             expected *= max(1.0, rcp_samples(recipe.gbs) / samples)
         return expected

@@ -1,0 +1,100 @@
+"""A problem of the laboratory: a surface, the space that is searched, and the truth about its best point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution
+
+from lora_tune.search.coordinates import Coordinates, from_unit, unit
+from lora_tune.space import Space
+from lora_tune.surfaces.simulated_run import rcp_samples
+
+Values = Mapping[str, Any]
+
+
+@dataclass
+class Problem:
+    """surface: has ``outcome(parameters, seed)`` and ``expected_score(parameters)``. nodes: of one trial.
+
+    trial_minutes: the time limit that every method's runs are held to.
+    """
+
+    name: str
+    surface: Any
+    space: Space
+    nodes: int = 1
+    target: float = 0.925
+    trial_minutes: float = 60.0
+    _scores: dict[tuple[Any, ...], float] = field(default_factory=dict)
+
+    @cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """The tuned parameters."""
+        return self.space.distributions()
+
+    @cached_property
+    def coordinates(self) -> Coordinates:
+        """The parameters by what they decide."""
+        return Coordinates(distributions=self.distributions, gpus=self.space.gpus)
+
+    def score(self, tuned: Values) -> float:
+        """The true expected score of tuned values, seconds; computed once."""
+        key = tuple(sorted(tuned.items()))
+        if key not in self._scores:
+            self._scores[key] = float(self.surface.expected_score(self.space.resolve(tuned)))
+        return self._scores[key]
+
+    @cached_property
+    def best(self) -> float:
+        """The lowest expected score of the space: hyperparameters by random and local search for each batch size on its
+        best layout so far, then every layout at those, twice over."""
+        rng = np.random.default_rng(5)
+        c = self.coordinates
+        names = c.convergence_names
+        layouts = [{n: v for n, v in self._random(rng, c.speed_names).items()} for _ in range(200)]
+        if c.layout is not None and c.speed_names == (c.layout,):
+            layouts = [{c.layout: choice} for choice in c.batches_by_layout]
+        by_batch: dict[float, list[dict[str, Any]]] = {}
+        for layout in layouts:
+            by_batch.setdefault(c.batch(layout), []).append(layout)
+        lowest = math.inf
+        for members in by_batch.values():
+            tries = [(self._random(rng, names), m) for m in members for _ in range(40)]
+            point, layout = min(tries, key=lambda t: self.score({**t[0], **t[1]}))
+            for _ in range(2):
+                point = self._descend(point, layout, rng)
+                layout = min(members, key=lambda m: self.score({**point, **m}))
+            lowest = min(lowest, self.score({**point, **layout}))
+        return min(lowest, *self._scores.values())
+
+    def _random(self, rng: np.random.Generator, names: tuple[str, ...]) -> dict[str, Any]:
+        return {n: from_unit(self.distributions[n], float(rng.uniform(-1, 1))) for n in names}
+
+    def _descend(self, point: dict[str, Any], layout: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        trials = [self._random(rng, tuple(point)) for _ in range(250)]
+        best = min([point, *trials], key=lambda p: self.score({**p, **layout}))
+        width = 0.3
+        for round_ in range(160):
+            width = 0.3 * 0.97**round_
+            near = {
+                n: from_unit(self.distributions[n], unit(self.distributions[n], v) + float(rng.normal(0, width)))
+                for n, v in best.items()
+            }
+            best = min(best, near, key=lambda p: self.score({**p, **layout}))
+        return best
+
+    def single_run_factor(self, tuned: Values, samples: float) -> float:
+        """What RCP normalisation makes of one run that stopped after ``samples``, where the score is normalised."""
+        if getattr(self.surface, "score", "") != "mlperf_score":
+            return 1.0
+        return max(1.0, rcp_samples(int(self.coordinates.batch(tuned))) / samples)
+
+    def regret(self, tuned: Values) -> float:
+        """Score of tuned values over the best, less 1."""
+        return max(0.0, self.score(tuned) / self.best - 1)

@@ -1,0 +1,188 @@
+"""Gaussian-process regression with a trend, several sources and one-sided observations. No tuning of anything here.
+
+The model of one quantity y over features x in about [-1, 1]: a linear trend with Gaussian coefficients, a smooth
+residual (Matern 5/2), and for every source of data but this study a shift and a residual of its own, so that old or
+published figures inform without being believed: how far a source may depart is learned from the data.
+Rasmussen and Williams (2006), chapters 2 (regression, trends) and 3.6 (expectation propagation for one-sided sites).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.special import log_ndtr
+
+Array = npt.NDArray[np.float64]
+HERE = 0
+"""The source number of this study's own data; every other number is another source."""
+
+EP_SWEEPS = 6
+LARGEST_VARIANCE = 1e8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """n readings: features (n, d), trend basis (n, p), y (n), sd (n) of each reading about the truth at its features.
+
+    source: (n) numbers; rows with the same number share a shift. below: (n) True where y is only a lower bound.
+    """
+
+    x: Array
+    basis: Array
+    y: Array
+    sd: Array
+    source: npt.NDArray[np.int64]
+    below: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed before data: trend coefficients (p) with their sd (p), and the scales of the residuals.
+
+    amplitude, length: of the smooth residual; length is in feature units. shift: sd of another source's departure.
+    noise_scale: multiplies every reading's sd. weights: (d) relevance of each feature, 1 = as given.
+    """
+
+    mean: Array
+    sd: Array
+    amplitude: float
+    length: float
+    shift: float = 0.1
+    noise_scale: float = 1.0
+    weights: Array
+
+
+def matern(a: Array, b: Array, length: float) -> Array:
+    """Matern-5/2 correlation of feature rows ``a`` (n, d) and ``b`` (m, d)."""
+    squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+    r = np.sqrt(np.maximum(squares, 0.0) * 5) / length
+    return np.asarray((1 + r + r * r / 3) * np.exp(-r))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """What is believed after data. Predictions are of the truth at this study's own source."""
+
+    prior: Prior
+    data: Data
+    factor: Array
+    weights: Array
+    log_evidence: float
+
+    def predict(self, x: Array, basis: Array) -> tuple[Array, Array]:
+        """Mean (m) and covariance (m, m) at feature rows ``x`` with trend rows ``basis``."""
+        cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
+        half = solve_triangular(self.factor, cross.T, lower=True)
+        here = (x, basis, np.zeros(len(x), np.int64))
+        mean = basis @ self.prior.mean + cross @ self.weights
+        covariance = _covariance(self.prior, here, here) - half.T @ half
+        return mean, 0.5 * (covariance + covariance.T) + 1e-10 * np.eye(len(x))
+
+
+Rows = tuple[Array, Array, npt.NDArray[np.int64]]
+
+
+def _rows(data: Data) -> Rows:
+    return data.x, data.basis, data.source
+
+
+def _covariance(prior: Prior, a: Rows, b: Rows) -> Array:
+    xa, xb = a[0] * prior.weights, b[0] * prior.weights
+    smooth = matern(xa, xb, prior.length)
+    trend = (a[1] * prior.sd**2) @ b[1].T
+    same = (a[2][:, None] == b[2][None, :]) & (a[2][:, None] != HERE)
+    # A source departs by a shift and, half as much, by a smooth curve of its own.
+    return np.asarray(trend + prior.amplitude**2 * smooth + same * prior.shift**2 * (1 + 0.25 * smooth))
+
+
+def condition(data: Data, prior: Prior) -> Posterior:
+    """The posterior given ``data``; lower bounds enter as Gaussian sites found by expectation propagation."""
+    kernel = _covariance(prior, _rows(data), _rows(data))
+    offset = data.y - data.basis @ prior.mean
+    variance = (prior.noise_scale * data.sd) ** 2
+    site_y, site_variance = offset.copy(), variance.copy()
+    bounds = np.flatnonzero(data.below)
+    site_variance[bounds] = LARGEST_VARIANCE
+    for _ in range(EP_SWEEPS if len(bounds) else 0):
+        factor = cholesky(kernel + np.diag(site_variance), lower=True)
+        half = solve_triangular(factor, kernel[:, bounds], lower=True)
+        mean = kernel[bounds] @ cho_solve((factor, True), site_y)
+        spread = np.maximum(np.diag(kernel)[bounds] - (half**2).sum(0), 1e-12)
+        site_y[bounds], site_variance[bounds] = _one_sided_sites(
+            (mean, spread), (site_y[bounds], site_variance[bounds]), offset[bounds], variance[bounds]
+        )
+    factor = cholesky(kernel + np.diag(site_variance), lower=True)
+    weights = cho_solve((factor, True), site_y)
+    known = ~data.below
+    evidence = _evidence(kernel[np.ix_(known, known)] + np.diag(variance[known]), offset[known])
+    evidence += _bounds_evidence(kernel, weights, factor, offset, variance, bounds)
+    return Posterior(prior=prior, data=data, factor=factor, weights=weights, log_evidence=evidence)
+
+
+def _one_sided_sites(
+    marginal: tuple[Array, Array], site: tuple[Array, Array], bound: Array, variance: Array
+) -> tuple[Array, Array]:
+    """One damped sweep: sites whose moments match Phi((f - bound) / sd); equations 3.58, 3.59 of the book."""
+    mean, spread = marginal
+    site_y, site_variance = site
+    precision = np.maximum(1 / spread - 1 / site_variance, 1e-9)
+    cavity_mean = (mean / spread - site_y / site_variance) / precision
+    cavity = 1 / precision
+    scale = np.sqrt(variance + cavity)
+    z = (cavity_mean - bound) / scale
+    ratio = np.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - log_ndtr(z))
+    new_mean = cavity_mean + cavity * ratio / scale
+    new_variance = np.maximum(cavity - cavity**2 * ratio * (z + ratio) / scale**2, 1e-9)
+    tilt = np.clip(1 / new_variance - precision, 1 / LARGEST_VARIANCE, 1e9)
+    shift = new_mean / new_variance - cavity_mean * precision
+    damped = 0.5 * tilt + 0.5 / site_variance
+    damped_shift = 0.5 * shift + 0.5 * site_y / site_variance
+    return damped_shift / damped, 1 / damped
+
+
+def _evidence(covariance: Array, offset: Array) -> float:
+    """ln N(offset; 0, covariance)."""
+    if not len(offset):
+        return 0.0
+    factor = cholesky(covariance, lower=True)
+    half = solve_triangular(factor, offset, lower=True)
+    return float(-0.5 * half @ half - np.log(np.diag(factor)).sum() - 0.5 * len(offset) * math.log(2 * math.pi))
+
+
+def _bounds_evidence(
+    kernel: Array, weights: Array, factor: Array, offset: Array, variance: Array, bounds: npt.NDArray[np.int64]
+) -> float:
+    """ln probability of the lower bounds under the fitted marginals (the part of the evidence that they decide)."""
+    if not len(bounds):
+        return 0.0
+    half = solve_triangular(factor, kernel[:, bounds], lower=True)
+    spread = np.maximum(np.diag(kernel)[bounds] - (half**2).sum(0), 1e-12)
+    return float(log_ndtr((kernel[bounds] @ weights - offset[bounds]) / np.sqrt(spread + variance[bounds])).sum())
+
+
+Belief = Callable[[Prior], float]
+
+
+def fit(data: Data, start: Prior, log_belief: Belief, *, sweeps: int = 2) -> Prior:
+    """Scales of ``start`` moved to the best evidence times belief, one scale after the other on a coarse grid.
+
+    A coarse grid (factors of 0.5 to 2) suffices: beliefs are weak, and a finer optimum changes no decision.
+    """
+    best = start
+    best_value = condition(data, best).log_evidence + log_belief(best)
+    for _ in range(sweeps):
+        for name in ("amplitude", "length", "shift", "noise_scale"):
+            moved = False
+            for factor in (0.5, 2.0) if name != "noise_scale" else (0.8, 1.25):
+                trial = replace(best, **{name: getattr(best, name) * factor})
+                value = condition(data, trial).log_evidence + log_belief(trial)
+                if value > best_value + 1e-6:
+                    best, best_value, moved = trial, value, True
+            if not moved:
+                continue
+    return best

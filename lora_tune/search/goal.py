@@ -1,0 +1,75 @@
+"""What a study wants, as arithmetic on the pieces: seconds to the target from samples, speed, evals and the rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lora_tune.curve import Schedule
+from lora_tune.search.gaussian import Array
+
+
+def closed_division(batch: float) -> Schedule:
+    """MLPerf's schedule: an eval every ceil(384/GBS)*GBS samples, the first floor(0.125*GBS + 2) of them skipped."""
+    every = math.ceil(384 / batch) * batch
+    return Schedule(every * (math.floor(0.125 * batch + 2) + 1), every)
+
+
+def no_reference(_batch: float) -> float:
+    """No reference convergence point: nothing is taken back for converging early."""
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """target: eval loss. schedule: evals by global batch size; None: learned from the trials.
+    reference_samples: RCP mean by batch, 0 for none (then the score is plain time to target).
+    nodes: of one trial. run_sd: spread of ln(samples) between seeds, for the risk of not finishing.
+    """
+
+    target: float = 0.925
+    schedule: Callable[[float], Schedule] | None = None
+    reference_samples: Callable[[float], float] = no_reference
+    nodes: int = 1
+    run_sd: float = 0.075
+
+    def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:
+        """ln of the seconds from run_start to the stop of a run that crosses at exp(ln_samples); shapes broadcast."""
+        interval = max(schedule.interval_samples, 1e-9)
+        stop = np.maximum(schedule.first_samples, np.exp(np.minimum(ln_samples, 60.0)) + interval / 2)
+        evals = 1.0 + (stop - schedule.first_samples) / interval
+        return np.asarray(np.log(stop / speed + evals * eval_seconds))
+
+    def scored_ln_samples(self, mean: Array, sd: Array, batch: float, schedule: Schedule) -> Array:
+        """Expected ln of the samples that the score counts, for a belief N(mean, sd) of ln(mean samples).
+
+        With a reference, converging below its mean R is taken back, so samples below R count as R:
+        E max(x, ln R) = ln R + (mean - ln R) Phi(d) + sd phi(d), d = (mean - ln R) / sd. The reference is a mean of
+        stops, half an eval interval after the crossings that the belief is about.
+        """
+        reference = self.reference_samples(batch) if math.isfinite(batch) else 0.0
+        reference -= schedule.interval_samples / 2
+        if reference <= 0:
+            return mean
+        from scipy.special import ndtr
+
+        sd = np.maximum(sd, 1e-9)
+        gap = mean - math.log(reference)
+        d = gap / sd
+        return np.asarray(math.log(reference) + gap * ndtr(d) + sd * np.exp(-0.5 * d * d) / math.sqrt(2 * math.pi))
+
+    def log_risk(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
+        """ln of the factor that unfinished runs cost, 1 + (1 - p) / p with p from :meth:`finish_probability`; at most ln(50)."""
+        return np.asarray(-np.log(np.maximum(self.finish_probability(mean, sd, total, schedule), 0.02)))
+
+    def finish_probability(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
+        """Chance that a run crosses before its training ends after ``total`` samples (infinite: unknown)."""
+        from scipy.special import ndtr
+
+        spread = np.hypot(sd, self.run_sd)
+        usable = np.maximum(total - schedule.interval_samples / 2, 1e-9)
+        p = ndtr((np.log(usable) - mean) / spread)
+        return np.where(total < schedule.first_samples, 0.0, p)

@@ -1,0 +1,67 @@
+"""The chance that a layout dies of memory: learned across layouts by structure, and for each from its own runs.
+
+Out of memory can be certain or a matter of luck. A logistic regression over the degrees of parallelism says what an
+untried layout risks; its own deaths and survivals then correct it, so a layout that died once in five runs is flaky,
+not impossible.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lora_tune.search.gaussian import Array
+
+_BELIEF: Mapping[str, tuple[float, float]] = {
+    "tp": (-1.5, 1.0), "cp": (-1.0, 1.0), "pp": (-0.8, 1.0), "mbs": (1.5, 1.0), "sp": (-0.3, 0.5),
+}  # fmt: skip
+"""Log-odds of death per doubling, mean and sd: splitting a model further saves memory, larger micro-batches cost it."""
+OWN_WEIGHT = 0.4
+"""Runs that the regression's word is worth against a layout's own record."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """Fitted log-odds ``coefficients`` (1 + d) with their ``covariance``, and each layout's own record."""
+
+    coefficients: Array
+    covariance: Array
+    record: Mapping[tuple[float, ...], tuple[int, int]]
+
+    def probability(self, x: Array) -> Array:
+        """Chance of death for speed-feature rows ``x`` (n, d)."""
+        rows = np.c_[np.ones(len(x)), x]
+        odds = rows @ self.coefficients
+        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
+        # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
+        p = 1 / (1 + np.exp(-odds / np.sqrt(1 + np.pi * variance / 8)))
+        for at, row in enumerate(x):
+            died, lived = self.record.get(tuple(row.tolist()), (0, 0))
+            p[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
+        return np.asarray(p)
+
+    def weight(self, x: Array) -> Array:
+        """Runs that each probability rests on, the regression's word included: after a survival p becomes p w/(w+1)."""
+        return np.array([OWN_WEIGHT + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
+
+
+def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
+    """From speed features ``x`` (n, d) of runs and whether each died of memory; labels name the features."""
+    layouts = "tp" in labels
+    mean = np.array([-1.0 if layouts else -4.0, *(_BELIEF.get(name, (0.0, 0.5))[0] for name in labels)])
+    sd = np.array([1.5, *(_BELIEF.get(name, (0.0, 0.5))[1] for name in labels)])
+    rows, y = np.c_[np.ones(len(x)), x], np.array(died, dtype=np.float64)
+    beta, precision = mean.copy(), np.diag(1 / sd**2)
+    for _ in range(12):  # Newton's method; it settles in fewer
+        p = 1 / (1 + np.exp(-np.clip(rows @ beta, -30, 30)))
+        hessian = rows.T @ (rows * (p * (1 - p))[:, None]) + precision
+        beta = beta + np.linalg.solve(hessian, rows.T @ (y - p) - precision @ (beta - mean))
+    dead: Counter[tuple[float, ...]] = Counter()
+    alive: Counter[tuple[float, ...]] = Counter()
+    for row, d in zip(x, died, strict=True):
+        (dead if d else alive)[tuple(row.tolist())] += 1
+    record = {key: (dead[key], alive[key]) for key in dead.keys() | alive.keys()}
+    return MemoryModel(beta, np.linalg.inv(hessian), record)

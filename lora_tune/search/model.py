@@ -1,0 +1,303 @@
+"""The grey-box model: samples to the target, speed and memory learned apart, put together into a score.
+
+``score = seconds(samples, samples/s, eval seconds)``: convergence is noisy and belongs to learning rate, batch and
+schedule; speed is nearly exact and belongs to the layout. Each is a small Gaussian process with a trend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from optuna.distributions import FloatDistribution
+
+from lora_tune.curve import Schedule
+from lora_tune.search import memory
+from lora_tune.search.coordinates import Coordinates, trend
+from lora_tune.search.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit
+from lora_tune.search.goal import Goal
+from lora_tune.search.memory import MemoryModel
+from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
+
+INIT_SECONDS = 90.0
+"""Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
+LARGEST = 400
+"""Readings that a model keeps; beyond, the ones nearest to the best are kept."""
+SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
+"""Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
+
+_SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
+    "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
+    "bubble": (-1.0, 0.3), "micro": (0.0, 0.1), "sp": (0.02, 0.05),
+}  # fmt: skip
+"""ln samples/s per feature, mean and sd: what splitting costs (public H100 figures: -0.18 a doubling of TP or CP)."""
+_EVAL_BELIEF: Mapping[str, tuple[float, float]] = {
+    "tp": (0.3, 0.3), "cp": (0.4, 0.3), "pp": (0.6, 0.4), "mbs": (0.0, 0.1), "vp": (0.0, 0.1),
+    "bubble": (0.0, 0.3), "micro": (0.0, 0.1), "sp": (0.0, 0.1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Scales of the three models after fitting, kept between asks so that they are fitted rarely."""
+
+    convergence: Prior
+    speed: Prior
+    evals: Prior
+    fitted_at: int = -1
+
+
+def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
+    """Weak beliefs about ln(samples): a valley over the learning rate, more samples for larger batches, little else."""
+    rate = coordinates.rate_feature
+    width = len(coordinates.convergence_features(_some_values(coordinates)))
+    mean, sd = np.zeros(1 + width), np.full(1 + width, 0.4)
+    mean[0], sd[0] = base_level, 1.0
+    mean[-1], sd[-1] = 0.5, 0.5  # per two doublings of the batch; public: 0.4
+    curve_mean, curve_sd = [], []
+    if rate is not None:
+        half = _half_range(coordinates)
+        # Curvature 0.5 +- 0.2 per squared e-fold: samples double at 1.7 e-folds from the best rate. The linear term
+        # leaves the best rate anywhere: half a range to either side of the middle within one sd.
+        curve_mean, curve_sd = [0.25 * half**2], [0.1 * half**2]
+        sd[1 + rate] = max(0.3, 0.25 * half**2)
+    weights = np.ones(width)
+    weights[-1] = 0.7
+    return Prior(
+        mean=np.r_[mean, curve_mean], sd=np.r_[sd, curve_sd], amplitude=0.15, length=0.6, shift=0.1, weights=weights
+    )
+
+
+def _half_range(coordinates: Coordinates) -> float:
+    """Half of the learning rate's range in e-folds."""
+    from lora_tune.search.coordinates import RATE
+
+    for name, found in coordinates.distributions.items():
+        if name.upper() in RATE and isinstance(found, FloatDistribution) and found.low > 0:
+            return max(0.05, 0.5 * math.log(found.high / found.low))
+    return 1.0
+
+
+def _some_values(coordinates: Coordinates) -> dict[str, Any]:
+    from lora_tune.search.coordinates import from_unit
+
+    return {name: from_unit(found, 0.0) for name, found in coordinates.distributions.items()}
+
+
+def _speed_prior(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]], level: float) -> Prior:
+    pairs = [beliefs.get(label, (0.0, 0.2)) for label in labels]
+    return Prior(
+        mean=np.array([level, *(m for m, _ in pairs)]), sd=np.array([1.5, *(s for _, s in pairs)]),
+        amplitude=0.04, length=1.5, shift=0.1, weights=np.ones(len(labels)),
+    )  # fmt: skip
+
+
+def _belief(start: Prior) -> Any:
+    """Log belief about fitted scales: lognormal around ``start``."""
+    widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "noise_scale": 0.25}
+
+    def log_belief(prior: Prior) -> float:
+        return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in widths.items())
+
+    return log_belief
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchModel:
+    """Everything believed about a study. Build with :func:`learn`."""
+
+    coordinates: Coordinates
+    goal: Goal
+    observations: tuple[Observation, ...]
+    convergence: Posterior
+    speed: Posterior
+    evals: Posterior
+    memory: MemoryModel
+    scales: Scales
+    init_seconds: float
+    curved: tuple[int, ...]
+    schedules: Mapping[float, Schedule]
+
+    def predict_ln_samples(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
+        """Mean (n) and covariance (n, n) of ln(mean samples to the target) of configurations."""
+        x = np.array([self.coordinates.convergence_features(v) for v in values])
+        return self.convergence.predict(x, trend(x, self.curved))
+
+    def predict_speed(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array, Array]:
+        """ln samples/s and ln eval seconds of configurations: mean and variance of the first, then of the second."""
+        x = np.array([self.coordinates.speed_features(v) for v in values])
+        basis = trend(x, ())
+        (speed, first), (evals, second) = self.speed.predict(x, basis), self.evals.predict(x, basis)
+        return speed, np.diag(first), evals, np.diag(second)
+
+    def oom_probability(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
+        """Chance that each configuration dies of memory, now and after one survival."""
+        x = np.array([self.coordinates.memory_features(v) for v in values])
+        p, weight = self.memory.probability(x), self.memory.weight(x)
+        return p, p * weight / (weight + 1)
+
+    def schedule(self, batch: float) -> Schedule:
+        """The eval schedule at a batch: the study's rule, or as seen in trials of the same or the nearest batch."""
+        if self.goal.schedule is not None and math.isfinite(batch):
+            return self.goal.schedule(batch)
+        if not self.schedules:
+            return Schedule(1.0, 1.0)
+        nearest = min(self.schedules, key=lambda b: abs(b - batch) if math.isfinite(b - batch) else 0.0)
+        return self.schedules[nearest]
+
+
+def learn(
+    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: Scales | None = None
+) -> SearchModel:
+    """The model after ``observations`` (open ones count as measured with the result expected of them).
+
+    scales: as fitted before; they are fitted anew when readings grew by a tenth, at the latest.
+    """
+    curved = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
+    seen = [o for o in observations if _complete(coordinates, o)]
+    found = readings(seen, goal.target, [coordinates.total_samples(o.values) for o in seen])
+    base = min((r.ln_samples for r in found.values() if not r.below), default=math.log(coordinates.reference_samples))
+    labels = coordinates.speed_labels
+    here = [o for o in seen if not o.source]
+    rates = [(o, o.samples_per_second, o.seconds_per_eval) for o in seen if o.samples_per_second > 0]
+    if scales is None:
+        level = float(np.median([math.log(s) for _, s, _ in rates])) if rates else 0.0
+        scales = Scales(
+            convergence=convergence_prior(coordinates, base),
+            speed=_speed_prior(labels, _SPEED_BELIEF, level),
+            evals=_speed_prior(labels, _EVAL_BELIEF, level),
+        )
+    due = len(found) + len(rates)
+    data = _convergence_data(coordinates, curved, seen, found)
+    speed_data = _speed_data(coordinates, [(o, s) for o, s, _ in rates], SPEED_NOISE)
+    eval_data = _speed_data(coordinates, [(o, e) for o, _, e in rates if e > 0], EVAL_NOISE)
+    if due > 0 and due > 1.1 * scales.fitted_at:
+        scales = _fitted(coordinates, base, (data, speed_data, eval_data), due)
+    convergence, speed, evals = (
+        condition(data, scales.convergence), condition(speed_data, scales.speed), condition(eval_data, scales.evals)
+    )  # fmt: skip
+    waiting = [o for o in here if o.open]
+    if waiting:
+        convergence = _with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
+        speed = _with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
+        evals = _with_expected_speed(coordinates, evals, waiting, EVAL_NOISE)
+    x = np.array([coordinates.memory_features(o.values) for o in here if o.ran or o.infeasible])
+    died = [o.infeasible for o in here if o.ran or o.infeasible]
+    inits = [o.init_seconds for o in here if o.init_seconds > 0]
+    return SearchModel(
+        coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
+        evals=evals, memory=memory.fit(x.reshape(len(died), len(coordinates.memory_labels)), died, coordinates.memory_labels), scales=scales,
+        init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
+        schedules=_schedules_seen(coordinates, here),
+    )  # fmt: skip
+
+
+def _complete(coordinates: Coordinates, o: Observation) -> bool:
+    """Another source may lack parameters of this study; what concerns convergence must be there."""
+    return all(n in o.values for n in coordinates.convergence_names) and (
+        not o.source or math.isfinite(coordinates.batch(o.values)) or not coordinates.batches_by_layout
+    )
+
+
+def _fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data], due: int) -> Scales:
+    labels = coordinates.speed_labels
+    _, speed_data, eval_data = data
+    level, eval_level = (float(np.median(d.y)) if len(d.y) else 0.0 for d in (speed_data, eval_data))
+    starts = (
+        convergence_prior(coordinates, base),
+        _speed_prior(labels, _SPEED_BELIEF, level),
+        _speed_prior(labels, _EVAL_BELIEF, eval_level),
+    )
+    moved = [fit(_thin(d, 120), s, _belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
+    return Scales(convergence=moved[0], speed=moved[1], evals=moved[2], fitted_at=due)
+
+
+def _convergence_data(
+    coordinates: Coordinates, curved: tuple[int, ...], seen: Sequence[Observation], found: Mapping[int, Reading]
+) -> Data:
+    width = len(coordinates.convergence_features(_some_values(coordinates)))
+    x = np.array([coordinates.convergence_features(seen[at].values) for at in found]).reshape(len(found), width)
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in seen)]))}
+    data = Data(
+        x=x, basis=trend(x, curved),
+        y=np.array([r.ln_samples for r in found.values()]), sd=np.array([r.sd for r in found.values()]),
+        source=np.array([numbers[seen[at].source] for at in found], dtype=np.int64),
+        below=np.array([r.below for r in found.values()], dtype=np.bool_),
+    )  # fmt: skip
+    return _thin(data, LARGEST)
+
+
+def _speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, float]], noise: float) -> Data:
+    """ln of a speed per distinct layout: the median of its readings."""
+    by_row: dict[tuple[float, ...], list[float]] = {}
+    for o, value in pairs:
+        if not o.source and all(n in o.values for n in coordinates.speed_names):
+            by_row.setdefault(tuple(coordinates.speed_features(o.values)), []).append(math.log(value))
+    x = np.array(list(by_row)).reshape(len(by_row), len(coordinates.speed_labels))
+    return Data(
+        x=x, basis=trend(x, ()), y=np.array([float(np.median(v)) for v in by_row.values()]),
+        sd=np.full(len(by_row), noise), source=np.full(len(by_row), HERE, dtype=np.int64),
+        below=np.zeros(len(by_row), dtype=np.bool_),
+    )  # fmt: skip
+
+
+def _thin(data: Data, largest: int) -> Data:
+    """At most ``largest`` rows: this study's and the lowest first, since the search happens near the best."""
+    if len(data.y) <= largest:
+        return data
+    keep = np.sort(np.lexsort((data.y, data.below, data.source != HERE))[:largest])
+    return Data(
+        x=data.x[keep], basis=data.basis[keep], y=data.y[keep], sd=data.sd[keep], source=data.source[keep],
+        below=data.below[keep],
+    )  # fmt: skip
+
+
+def _with_expected(
+    coordinates: Coordinates, curved: tuple[int, ...], posterior: Posterior, waiting: Sequence[Observation]
+) -> Posterior:
+    if not waiting:
+        return posterior
+    x = np.array([coordinates.convergence_features(o.values) for o in waiting])
+    return _extended(posterior, x, trend(x, curved), SEED_SD)
+
+
+def _with_expected_speed(
+    coordinates: Coordinates, posterior: Posterior, waiting: Sequence[Observation], noise: float
+) -> Posterior:
+    rows = list(dict.fromkeys(tuple(coordinates.speed_features(o.values)) for o in waiting))
+    return _extended(posterior, np.array(rows), trend(np.array(rows), ()), noise)
+
+
+def _extended(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
+    """The posterior as if ``x`` had been measured with the mean outcome: less is to be learned there."""
+    mean, _ = posterior.predict(x, basis)
+    old = posterior.data
+    data = Data(
+        x=np.r_[old.x, x], basis=np.r_[old.basis, basis], y=np.r_[old.y, mean], sd=np.r_[old.sd, np.full(len(x), sd)],
+        source=np.r_[old.source, np.full(len(x), HERE, dtype=np.int64)],
+        below=np.r_[old.below, np.zeros(len(x), dtype=np.bool_)],
+    )  # fmt: skip
+    return condition(data, posterior.prior)
+
+
+def _schedules_seen(coordinates: Coordinates, here: Sequence[Observation]) -> dict[float, Schedule]:
+    """First eval and interval by batch, from the newest curve of each."""
+    found: dict[float, Schedule] = {}
+    for o in here:
+        if len(o.evals) >= 2 and not o.probe:
+            batch = coordinates.batch(o.values)
+            found[batch if math.isfinite(batch) else 0.0] = Schedule(
+                o.evals[0].samples, o.evals[1].samples - o.evals[0].samples
+            )
+    return found
+
+
+def without_open(model: SearchModel) -> SearchModel:
+    """The same model with nothing expected of running trials, for recommendations."""
+    done = [o for o in model.observations if not o.open]
+    if len(done) == len(model.observations):
+        return model
+    return replace(learn(model.coordinates, model.goal, done, model.scales), observations=tuple(done))

@@ -1,0 +1,176 @@
+"""What a trial taught, as numbers that the search model takes in; from Optuna trials of any study that records them.
+
+User attributes read (all optional; what is not there is not learned):
+
+==================== ======================================================================================
+samples_per_second   warm training throughput, samples/s
+seconds_per_eval     length of one eval, s
+crossing_samples     samples at which the curve crosses the target; without intermediate values also
+                     ``stop_samples`` (samples of the first eval at the target) or ``samples_to_target``
+last_samples         samples after which a run ended without reaching the target (a lower bound); also
+                     ``censored_at_samples``
+verdict              "infeasible" (out of memory), "pruned", "censored", "capped", "reached", "failed", ...
+diverged             True when the loss blew up
+node_hours           what the trial cost; ``init_seconds``: start-up before the clock runs
+kind                 "probe" for a run that only measured speed
+source               where an observation comes from, when not from this study; its level is then not trusted
+==================== ======================================================================================
+
+Intermediate values, reported at the step of the samples consumed, are the eval curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune import curve
+from lora_tune.curve import Family
+from lora_tune.mllog import Eval
+
+SEED_SD = 0.045
+"""Spread of ln(samples to target) between seeds of one configuration (public runs: 4.6%, fixed-shape estimate)."""
+BLOWN_UP = 1.0
+"""ln(samples) by which a diverged run counts as worse than the best one known, at least."""
+FARTHEST = 1.5
+"""A forecast further than this beyond the last eval, in ln(samples), counts as a lower bound instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One trial. values: its tuned values. open: still running. NaN where a number is unknown.
+
+    reached: samples of the stop. bound: samples without reaching the target. infeasible: died of memory.
+    """
+
+    number: int
+    values: Mapping[str, Any]
+    open: bool = False
+    source: str = ""
+    evals: tuple[Eval, ...] = ()
+    reached: float = math.nan
+    bound: float = math.nan
+    samples_per_second: float = math.nan
+    seconds_per_eval: float = math.nan
+    node_hours: float = math.nan
+    init_seconds: float = math.nan
+    infeasible: bool = False
+    diverged: bool = False
+    probe: bool = False
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> bool:
+        """Whether it trained at all, i.e. fits into memory."""
+        return math.isfinite(self.samples_per_second) or bool(self.evals) or math.isfinite(self.reached)
+
+
+def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observation | None:
+    """The observation in an Optuna trial; None when it has none of the space's parameters, or says nothing."""
+    if not space <= trial.params.keys() or trial.state is TrialState.WAITING:
+        return None
+    facts = trial.user_attrs
+    verdict = str(facts.get("verdict", ""))
+    if trial.state is TrialState.FAIL and verdict != "infeasible":
+        return None
+    evals = tuple(Eval(float(s), float(x), math.nan) for s, x in sorted(trial.intermediate_values.items()))
+    constraints = (*trial.constraints.values(),) if hasattr(trial, "constraints") else ()
+    reached = _first(facts, "stop_samples", "samples_to_target")
+    if math.isnan(reached):
+        reached = next((e.samples for e in evals if e.loss <= target), math.nan)
+    return Observation(
+        number=trial.number,
+        values=trial.params,
+        open=trial.state is TrialState.RUNNING,
+        source=str(facts.get("source", "")),
+        evals=evals,
+        reached=reached,
+        bound=_first(facts, "last_samples", "censored_at_samples"),
+        samples_per_second=_first(facts, "samples_per_second"),
+        seconds_per_eval=_first(facts, "seconds_per_eval"),
+        node_hours=_first(facts, "node_hours"),
+        init_seconds=_first(facts, "init_seconds"),
+        infeasible=verdict == "infeasible" or any(c > 0 for c in constraints),
+        diverged=bool(facts.get("diverged")) or any(math.isnan(e.loss) for e in evals[-2:]),
+        probe=facts.get("kind") == "probe",
+        attributes=facts,
+    )
+
+
+def _first(facts: Mapping[str, Any], *names: str) -> float:
+    for name in names:
+        value = facts.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    return math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """ln(samples to target) of one trial's configuration as this trial tells it; ``below``: only a lower bound."""
+
+    ln_samples: float
+    sd: float
+    below: bool = False
+
+
+def readings(observations: Sequence[Observation], target: float, totals: Sequence[float]) -> dict[int, Reading]:
+    """One reading per trial that says anything about convergence, by position in ``observations``.
+
+    totals: samples after which each trial's training would have ended (infinite: unknown).
+    """
+    curves = [o.evals for o in observations if math.isfinite(o.reached) and len(o.evals) >= 3]
+    family = curve.learn_family(curves[-60:], target)
+    found: dict[int, Reading] = {}
+    for at, o in enumerate(observations):
+        if not (o.open or o.probe or o.infeasible or o.diverged) and (reading := _reading(o, target, family)):
+            found[at] = reading
+    best = min((r.ln_samples for r in found.values() if not r.below), default=None)
+    for at, o in enumerate(observations):
+        if o.diverged and not o.open:
+            worst = math.log(totals[at] if math.isfinite(totals[at]) else max(o.bound, 1.0))
+            found[at] = Reading(max(worst, (best if best is not None else worst) + BLOWN_UP), 0.3, below=True)
+    return found
+
+
+def _reading(o: Observation, target: float, family: Family | None) -> Reading | None:
+    usable = [e for e in o.evals if math.isfinite(e.loss)]
+    if math.isfinite(o.reached):
+        return _of_reached(o, target, family)
+    seen = max([e.samples for e in usable], default=o.bound)
+    if not seen > 0:
+        return None
+    if family is not None and usable:
+        crossing = curve.estimate(o.evals, target, family=family)
+        ahead = math.log(max(crossing.samples, 1.0) / seen)
+        if 0 < ahead < FARTHEST:
+            sd = math.hypot(_curve_sd(family, len(usable), target), 0.25 * ahead, SEED_SD)
+            return Reading(math.log(crossing.samples), sd)
+        return Reading(math.log(seen) + (FARTHEST if ahead >= FARTHEST else 0.0), 0.3, below=True)
+    return Reading(math.log(seen), SEED_SD, below=True)
+
+
+def _of_reached(o: Observation, target: float, family: Family | None) -> Reading:
+    known = o.attributes.get("crossing_samples")
+    step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
+    if len(o.evals) >= 2 and family is not None:
+        samples = curve.estimate(o.evals, target, family=family).samples
+        # The stop bounds the crossing: a fit that leaves it far behind follows a spike or another shape.
+        samples = min(max(samples, o.reached - 3 * step), o.reached + step)
+        return Reading(math.log(samples), math.hypot(_curve_sd(family, len(o.evals), target), SEED_SD))
+    if len(o.evals) >= 2:
+        samples = curve.estimate(o.evals, target).samples
+        return Reading(math.log(samples), math.hypot(0.4 * step / o.reached, SEED_SD))
+    samples = float(known) if isinstance(known, int | float) and 0 < known < math.inf else o.reached
+    return Reading(math.log(samples), math.hypot(0.05, SEED_SD) / math.sqrt(float(o.attributes.get("runs", 1))))
+
+
+def _curve_sd(family: Family, evals: int, target: float) -> float:
+    """Sd of ln(crossing) from the scatter of single evals."""
+    noise = float(family.noise_at(np.array([family.samples_at(target)]))[0]) / math.sqrt(evals)
+    return min(0.5, math.log(family.samples_at(target - noise) / family.samples_at(target)))

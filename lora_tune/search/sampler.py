@@ -1,0 +1,176 @@
+"""An Optuna sampler that knows that time = samples / speed + evals, and spends node-hours where they teach most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune.search.acquisition import Action, Recommendation, recommend_from, value_actions
+from lora_tune.search.coordinates import Coordinates
+from lora_tune.search.goal import Goal
+from lora_tune.search.model import Scales, SearchModel, learn, without_open
+from lora_tune.search.observations import Observation, of_trial
+
+PATIENCE = 4
+"""Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
+
+
+class GreyBoxSampler(BaseSampler):
+    """Proposes what improves the recommendation most per node-hour.
+
+    Works in any single-objective Optuna study whose trials record the pieces as user attributes; their names are in
+    :mod:`lora_tune.search.observations`. A study that records none of them is sampled by TPE.
+
+    distributions: the search space; without it the first trial is random and the space is what trials share.
+    goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
+    not vary but count. prior: observations of other sources. probes: short speed runs may be proposed (attribute
+    ``kind`` = "probe" on the trial). capped: bad runs are stopped early. Each trial gets ``why``, a sentence.
+    """
+
+    def __init__(
+        self,
+        distributions: Mapping[str, BaseDistribution] | None = None,
+        *,
+        goal: Goal | None = None,
+        gpus: int = 1,
+        fixed: Mapping[str, Any] | None = None,
+        prior: Sequence[Observation] = (),
+        probes: bool = False,
+        capped: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        self._distributions = dict(distributions) if distributions else None
+        self._goal = goal or Goal()
+        self._gpus, self._fixed = gpus, dict(fixed or {})
+        self._prior, self._probes, self._capped = tuple(prior), probes, capped
+        self._rng = np.random.default_rng(seed)
+        self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        self._random = RandomSampler(seed=seed)
+        self._intersection = IntersectionSearchSpace()
+        self._scales: Scales | None = None
+        self._finished: dict[int, Observation | None] = {}
+
+    def reseed_rng(self) -> None:
+        """Fresh randomness for a worker process."""
+        self._rng = np.random.default_rng()
+        self._fallback.reseed_rng()
+        self._random.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All parameters, where known."""
+        if self._distributions is not None:
+            return dict(self._distributions)
+        return {n: d for n, d in self._intersection.calculate(study).items() if not d.single()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The values of the best action; ``why`` and ``kind`` become user attributes of the trial."""
+        if not search_space:
+            return {}
+        observations = self.observations(study, frozenset(search_space), skip=trial.number)
+        if self._pieces_missing(study, observations):
+            self._note(study, trial, "full", "no trial recorded samples to target: proposed by Optuna's TPE")
+            return self._fallback.sample_relative(study, trial, search_space)
+        model = self.model(search_space, observations)
+        action = value_actions(model, self._rng, probes=self._probes, capped=self._capped)[0]
+        self._note(study, trial, action.kind, explain(model, action))
+        return dict(action.values)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """At random: only parameters outside the known space come here."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+    def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
+        """What the study's trials and the prior teach; finished trials are read once."""
+        found: list[Observation] = [o for o in self._prior]
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number == skip:
+                continue
+            if trial.number not in self._finished:
+                observation = of_trial(trial, names, self._goal.target)
+                if trial.state.is_finished():
+                    self._finished[trial.number] = observation
+            else:
+                observation = self._finished[trial.number]
+            if observation is not None:
+                found.append(observation)
+        return found
+
+    def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
+        """The model after ``observations``; its scales are kept for the next call."""
+        coordinates = Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed)
+        model = learn(coordinates, self._goal, observations, self._scales)
+        self._scales = model.scales
+        return model
+
+    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
+        """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret."""
+        space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
+        found = recommend(self.observations(study, frozenset(space)), space, self)
+        return dict(found.values), found.score, sentence(found)
+
+    def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
+        own = [o for o in observations if not o.source and not o.open]
+        says = any(math.isfinite(o.reached) or o.evals or math.isfinite(o.bound) or o.infeasible for o in own)
+        if says:
+            return False
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        return len(done) >= PATIENCE
+
+    @staticmethod
+    def _note(study: optuna.Study, trial: FrozenTrial, kind: str, why: str) -> None:
+        # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
+        study._storage.set_trial_user_attr(trial._trial_id, "why", why)
+        study._storage.set_trial_user_attr(trial._trial_id, "kind", kind)
+        trial.user_attrs.update(why=why, kind=kind)
+
+
+_NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)
+
+
+def recommend(
+    observations: Sequence[Observation], space: Mapping[str, BaseDistribution], sampler: GreyBoxSampler
+) -> Recommendation:
+    """The recommendation that ``observations`` support, with the sampler's goal. Pure apart from the fitted scales."""
+    model = without_open(sampler.model(space, observations))
+    return recommend_from(model, np.random.default_rng(0))
+
+
+def sentence(found: Recommendation) -> str:
+    """The recommendation in words."""
+    return (
+        f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of these hyperparameters; "
+        f"expected to be {100 * found.regret:.1f}% above the best there is"
+    )
+
+
+def explain(model: SearchModel, action: Action) -> str:
+    """Why an action was chosen, in one sentence."""
+    names = model.coordinates.convergence_names
+    again = any(
+        not o.source and all(o.values.get(n) == action.values.get(n) for n in names) for o in model.observations
+    )
+    parts = []
+    if action.kind == "probe":
+        parts.append("short run to measure an untried layout")
+    elif again:
+        parts.append("another seed of known hyperparameters" + (" on an untried layout" if action.new_layout else ""))
+    else:
+        parts.append("new hyperparameters" + (" on an untried layout" if action.new_layout else " on a known layout"))
+    if action.risk > 0.02:
+        parts.append(f"{100 * action.risk:.0f}% risk of running out of memory")
+    parts.append(
+        f"expected to improve the recommendation by {100 * action.gain:.2f}% for {action.node_hours:.2f} node-hours"
+    )
+    return "; ".join(parts)
