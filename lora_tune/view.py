@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -62,15 +63,23 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
+def visible(text: object, keep: str = "") -> str:
+    """Any text without what a terminal or a page would act on: control and direction characters become spaces.
+
+    keep: characters to leave as they are, such as line ends.
+    """
+    return "".join(c if c.isprintable() or c in keep else " " for c in str(text))
+
+
 def parameters_text(trial: Trial) -> str:
-    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 pp1 cp1 ...``."""
+    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are left out of a layout."""
     parts = []
     for name, value in trial.tuned.items():
         if isinstance(value, str) and value.startswith("tp"):
-            parts.append(value)
+            parts.append(" ".join(re.findall(r"[a-z]+(?!1\b)\d+", value)) or value)
         else:
             parts.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}")
-    return " ".join(parts)
+    return visible(" ".join(parts))
 
 
 class Quiet:
@@ -93,7 +102,7 @@ class Plain(Quiet):
         self._out = out or sys.stdout
 
     def line(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        print(visible(text), file=self._out, flush=True)
 
 
 class JsonLines(Quiet):
@@ -164,15 +173,17 @@ def _budget(study: Study, sweep: Sweep, now: float) -> Table:
     budget = study.budget
     done = sum(t.state is TrialState.FINISHED for t in sweep.trials.values())
     if budget.trials:
-        grid.add_row("trials", ProgressBar(budget.trials, done, width=30), f"{done} of {budget.trials}")
+        grid.add_row("trials", _bar(budget.trials, done), f"{done} of {budget.trials}")
     spent = sweep.node_hours(now)
     if budget.node_hours:
-        grid.add_row(
-            "node-hours", ProgressBar(budget.node_hours, spent, width=30), f"{spent:.3g} of {budget.node_hours:g}"
-        )
+        grid.add_row("node-hours", _bar(budget.node_hours, spent), f"{spent:.3g} of {budget.node_hours:g}")
     else:
         grid.add_row("node-hours", f"{spent:.3g}", _price(study, spent))
     return grid
+
+
+def _bar(total: float, done: float) -> ProgressBar:
+    return ProgressBar(total, done, width=30, complete_style="cyan", finished_style="green")
 
 
 def _price(study: Study, spent: float) -> str:
@@ -220,4 +231,4 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> list[str | Tex
 
 
 def _log(lines: list[str]) -> Text:
-    return Text("\n".join(lines), style="dim", overflow="ellipsis", no_wrap=True)
+    return Text("\n".join(visible(line) for line in lines), style="dim", overflow="ellipsis", no_wrap=True)
