@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,16 +18,19 @@ from scipy.special import betaincinv
 
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
 from lora_tune import rules
-from lora_tune.curve.crossing import Z90
-from lora_tune.curve.family import Family, Offset, fit_offset
-from lora_tune.curve.forecast import forecast
+from lora_tune.curve.crossing import Z90, estimate
+from lora_tune.curve.family import HUBER, Family, Offset, fit_offset
+from lora_tune.curve.forecast import expected_stop, forecast
 from lora_tune.curve.learn import robust_sd
 from lora_tune.curve.points import points
 from lora_tune.curve.published import CALIBRATION, envelope
 from lora_tune.curve.stall import worst_pair
+from lora_tune.curve.timing import Schedule
 
 GOOD = 1.2
 NOISE_BINS = (-0.75, -0.5, -0.3, -0.15, 0.0, 0.15)
+HUBER_ABOVE = tuple(0.5 + 0.05 * i for i in range(17))
+WANDERS = tuple(0.0004 + 0.0002 * i for i in range(8))
 RATES = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 CONFIDENCE = 0.9
 
@@ -47,9 +51,11 @@ def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
         "seed_gbs_power": 0.0,
         "wander": 0.001,
         "spread": 0.0012,
+        "huber_above": 1.0,
     }
     found["thresholds"] = [[0.01, 3.0]]
     found["noise"] = _noise(good, found)
+    found["huber_above"] = _huber_above(good, found)
     offsets = {id(r): fit_offset(points(r.run.evals), _family(found, r)) for r in good}
     found["spread"] = robust_sd(np.array([o.value for o in offsets.values()]))
     found["seed"], found["seed_gbs_power"] = _seed(groups, offsets)
@@ -138,6 +144,24 @@ def _drawn_in_sd(values: np.ndarray) -> float:
     return float(np.std(np.clip(values, -limit, limit)))
 
 
+def _huber_above(good: Sequence[PublicRun], calibration: dict[str, Any]) -> float:
+    """The constant for which the expected stops of estimates have the mean of the stops (GBS 8 runs)."""
+    runs = [r for r in good if r.gbs == 8]
+    stops = sum(r.stop for r in runs)
+    best = (math.inf, HUBER)
+    for above in HUBER_ABOVE:
+        family = _family({**calibration, "huber_above": above}, runs[0])
+        expected = sum(_expected_stop(r, family) for r in runs)
+        best = min(best, (abs(expected / stops - 1), above))
+    return best[1]
+
+
+def _expected_stop(run: PublicRun, family: Family) -> float:
+    evals = run.run.evals
+    schedule = Schedule(evals[0].samples, evals[1].samples - evals[0].samples)
+    return expected_stop(estimate(run.run, TARGET, family=family).samples, family, schedule)
+
+
 def _seed(groups: Sequence[Sequence[PublicRun]], offsets: dict[int, Offset]) -> tuple[float, float]:
     """Seed spread at GBS 8, and the power of GBS by which it changes, from GBS 8 and all the others together."""
     at_8 = _seed_sd([g for g in groups if g[0].gbs == 8], offsets)
@@ -163,10 +187,10 @@ def _wander(good: Sequence[PublicRun], calibration: dict[str, Any]) -> float:
     """The wander for which forecasts from two evals on hold the later stop 90% of the time (GBS 8 runs)."""
     runs = [r for r in good if r.gbs == 8]
     best = (1.0, 0.001)
-    for wander in np.arange(0.0004, 0.0020, 0.0001):
-        trial = {**calibration, "wander": float(wander)}
+    for wander in WANDERS:
+        trial = {**calibration, "wander": wander}
         inside = [forecast_holds(r, n, _family(trial, r)) for r in runs for n in range(2, len(r.run.evals))]
-        best = min(best, (abs(float(np.mean(inside)) - 0.9), float(wander)))
+        best = min(best, (abs(float(np.mean(inside)) - 0.9), wander))
     return best[1]
 
 
@@ -176,7 +200,8 @@ def forecast_holds(run: PublicRun, known: int, family: Family) -> float:
     The stop is discrete, so its forecast probability is a piece of the unit interval; the share of the piece between
     0.05 and 0.95 is what a randomised probability integral transform has inside on average.
     """
-    found = forecast(run.run.evals[:known], TARGET, family=family)
+    step = run.run.evals[1].samples - run.run.evals[0].samples
+    found = forecast(run.run.evals[:known], TARGET, family=family, quantum=step)
     low, high = found.chance_by(run.stop - 1), found.chance_by(run.stop)
     return (min(high, 0.95) - max(low, 0.05)) / (high - low) if high > 0.05 and low < 0.95 and high > low else 0.0
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune import curve
@@ -28,6 +28,7 @@ def run_of(*losses: float, first: float = 1536, step: float = 384) -> list[Eval]
     return [Eval(first + i * step, loss, (first + i * step) / 2) for i, loss in enumerate(losses)]
 
 
+@settings(deadline=None)  # the first example imports scipy
 @given(anything, st.one_of(st.none(), st.just(GBS_8)), st.floats(0.1, 10))
 def test_no_sequence_of_evals_breaks_an_estimate(evals: list[Eval], family: curve.Family | None, target: float) -> None:
     found = curve.estimate(evals, target, family=family)
@@ -35,6 +36,7 @@ def test_no_sequence_of_evals_breaks_an_estimate(evals: list[Eval], family: curv
     assert found.censored == (not any(e.loss <= target for e in evals))
 
 
+@settings(deadline=None)  # the first example imports scipy
 @given(anything, st.lists(anything, max_size=5), st.one_of(st.none(), st.floats(1, 1e6)))
 def test_no_sequence_of_evals_breaks_a_verdict(
     evals: list[Eval], references: list[list[Eval]], end: float | None
@@ -43,6 +45,7 @@ def test_no_sequence_of_evals_breaks_a_verdict(
     assert found.stop == bool(found.sentence) == bool(found.reason)
 
 
+@settings(deadline=None)  # the first example imports scipy
 @given(anything, st.lists(numbers, max_size=5), st.lists(numbers, max_size=5))
 def test_no_run_breaks_a_timing(evals: list[Eval], speeds: list[float], lengths: list[float]) -> None:
     curve.timing(Run(evals=tuple(evals), throughput=tuple(speeds), eval_seconds=tuple(lengths)))

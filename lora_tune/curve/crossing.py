@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lora_tune.curve.family import Family, fit_offset
 from lora_tune.curve.learn import SEED_CV, before_target, free_family
-from lora_tune.curve.points import Points, eval_interval, evals_of, first_reached
+from lora_tune.curve.points import Points, eval_interval, evals_of, first_reached, usable_samples
 from lora_tune.mllog import Eval, Run
 
 Z90 = 1.6448536269514722
@@ -62,7 +62,7 @@ Found = tuple[float, float, float, str]
 
 
 def _locate(usable: Points, target: float, stop: Eval | None, family: Family | None, quantum: float | None) -> Found:
-    if len(usable.samples) == 0:
+    if len(usable.samples) == 0 or (stop is not None and not usable_samples(stop.samples)):
         return math.inf, 0.0, math.inf, "no eval that can be used"
     if family is not None:
         found = _cross(usable, target, family, f"fixed shape, Huber offset ({family.name})")

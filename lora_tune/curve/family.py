@@ -9,12 +9,8 @@ import numpy as np
 
 from lora_tune.curve.points import Array, Points
 
-HUBER_BELOW = 1.345
+HUBER = 1.345
 """Tuning constant of Huber's psi in units of the noise sd: 95% efficient under normal noise (Huber 1981, p. 18)."""
-
-HUBER_ABOVE = 1.0
-"""The same for evals above the fit. Smaller, because the noise of evals is skewed upwards: chosen on the calibration
-runs, where it takes the bias against the raw stops from 0.5% to 0.1%."""
 
 SPIKE = 2.5
 """An eval more than this many noise sd above the fit is a spike and is left out; spikes only go up."""
@@ -38,6 +34,8 @@ class Family:
     spread: sd of the offset between good runs of different configurations, in loss.
     drift: sd that a forecast gains per unit of ln(samples) beyond the last eval, in loss.
     name: where it comes from, for sentences.
+    huber_above: tuning constant of Huber's psi for evals above the fit; less than ``HUBER`` where noise is skewed
+        upwards.
     """
 
     log_samples: tuple[float, ...]
@@ -48,6 +46,7 @@ class Family:
     spread: float
     drift: float
     name: str
+    huber_above: float = HUBER
 
     def loss_at(self, samples: Array) -> Array:
         """The median curve at ``samples`` (positive), extrapolated along the outer segments."""
@@ -90,9 +89,9 @@ def fit_offset(usable: Points, family: Family) -> Offset:
     usable = family.valid(usable)
     residuals = usable.loss - family.loss_at(usable.samples)
     noise = family.noise_at(usable.samples)
-    value = _huber(residuals, noise, SPIKE)
+    value = _huber(residuals, noise, family.huber_above, SPIKE)
     if len(residuals) > 2 and (residuals - value > SPIKE * noise).sum() > len(residuals) / 3:
-        value = _huber(residuals, noise, np.inf)
+        value = _huber(residuals, noise, family.huber_above, np.inf)
     sd = float(1 / np.sqrt((1 / noise**2).sum()))
     tail_below = (residuals[-2:] - value < -FAR_BELOW * noise[-2:]).all()
     return Offset(value, sd, follows=len(residuals) < 3 or not tail_below)
@@ -111,13 +110,13 @@ def log_linear(
     )  # fmt: skip
 
 
-def _huber(residuals: Array, noise: Array, spike: float) -> float:
+def _huber(residuals: Array, noise: Array, above: float, spike: float) -> float:
     value = float(np.sort(residuals)[(len(residuals) - 1) // 2])
     precision = 1 / noise**2
     least = float(noise.min())
     for _ in range(12):
         distance = (residuals - value) / noise
-        limit = np.where(distance > 0, HUBER_ABOVE, HUBER_BELOW)
+        limit = np.where(distance > 0, above, HUBER)
         weights = precision * np.minimum(1.0, limit / np.maximum(np.abs(distance), limit)) * (distance <= spike)
         moved = float(weights @ residuals / weights.sum())
         if abs(moved - value) < 1e-3 * least:

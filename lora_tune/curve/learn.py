@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,10 +41,13 @@ def learn_family(runs: Sequence[Run | Sequence[Eval]], target: float) -> Family 
     middle = float(np.median([np.log(e.samples[-1]) for e in ends]))
     offsets = np.array([np.median(e.loss - slope * (np.log(e.samples) - middle)) for e in ends])
     centre = float(np.median(offsets))
+    rest = [e.loss - slope * (np.log(e.samples) - middle) - o for e, o in zip(ends, offsets, strict=True)]
+    readings = sum(map(len, rest))
+    late = robust_sd(np.concatenate(rest)) * math.sqrt(readings / (readings - len(rest)))
     x = np.concatenate([np.log(c.samples) for c, _ in falling])
     y = np.concatenate([c.loss - (o - centre) for (c, _), o in zip(falling, offsets, strict=True)])
-    knots, levels, noise = _knots(x, y, slope)
-    spread = max(robust_sd(offsets), float(noise[-1]) / 2)
+    knots, levels, noise = _knots(x, y, slope, late)
+    spread = max(robust_sd(offsets), late / 2)
     return Family(
         log_samples=tuple(knots), loss=tuple(levels), noise=tuple(noise),
         seed=spread, wander=spread, spread=spread, drift=robust_sd(np.array([s for _, s in falling])),
@@ -111,24 +115,22 @@ def robust_sd(values: Array) -> float:
     return robust if robust > 0 else float(np.std(values))
 
 
-def _knots(x: Array, y: Array, slope: float) -> tuple[Array, Array, Array]:
-    """Medians of aligned evals in bins of ln(samples), made falling, and the robust sd in each bin.
+def _knots(x: Array, y: Array, slope: float, late: float) -> tuple[list[float], list[float], list[float]]:
+    """Medians of aligned evals in bins of ln(samples), made falling, and the noise in each bin.
 
     Bins are the eval schedule itself while it has at most ``MOST_KNOTS`` points, quantiles of it otherwise. One knot
-    is added beyond the last along the common slope, so that extrapolation does not hang on two noisy medians.
+    is added beyond the last along the common slope, so that extrapolation does not hang on two noisy medians. A bin's
+    robust sd counts where it is above ``late``, the noise of all late evals: few readings make it unsteady.
     """
     places = np.unique(np.round(x, 3))
     if len(places) > MOST_KNOTS:
-        places = np.quantile(x, (np.arange(MOST_KNOTS) + 0.5) / MOST_KNOTS)
-    places = np.unique(places)
+        places = np.unique(np.quantile(x, (np.arange(MOST_KNOTS) + 0.5) / MOST_KNOTS))
     member = np.abs(x[:, None] - places[None, :]).argmin(axis=1)
     bins = [y[member == i] - slope * (x[member == i] - place) for i, place in enumerate(places)]
-    occupied = [i for i, b in enumerate(bins) if len(b)]
-    knots = places[occupied]
-    levels = np.array([np.median(bins[i]) for i in occupied])
-    noise = np.array([robust_sd(bins[i]) for i in occupied])
-    knots = np.append(knots, knots[-1] + 1.0)
-    levels = np.append(levels, levels[-1] + slope)
+    knots = np.array([place for place, b in zip(places, bins, strict=True) if len(b)])
+    levels = np.array([np.median(b) for b in bins if len(b)])
+    knots, levels = np.append(knots, knots[-1] + 1.0), np.append(levels, levels[-1] + slope)
     falling = np.minimum.accumulate(levels) + 1e-3 * slope * (knots - knots[0])
-    floor = max(LEAST_NOISE * float(falling[0] - falling[-2]), 0.3 * float(np.median(noise)), 1e-9)
-    return knots, falling, np.append(np.maximum(noise, floor), max(noise[-1], floor))
+    floor = max(late, LEAST_NOISE * float(falling[0] - falling[-2]), 1e-9)
+    noise = [max(robust_sd(b), floor) for b in bins if len(b)]
+    return knots.tolist(), falling.tolist(), [*noise, noise[-1]]

@@ -45,6 +45,11 @@ def usable_loss(loss: float) -> bool:
     return abs(loss) <= LARGEST_LOSS
 
 
+def usable_samples(samples: float) -> bool:
+    """Positive, finite and of a size that a count can have."""
+    return 1 / LARGEST_SAMPLES <= samples <= LARGEST_SAMPLES
+
+
 def points(evals: Sequence[Eval]) -> Points:
     """What a fit can use of ``evals``.
 

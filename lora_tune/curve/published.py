@@ -45,6 +45,7 @@ def envelope(calibration: Mapping[str, Any], gbs: float) -> Envelope | None:
         loss=tuple(calibration["target"] + slope * x for x in at),
         noise=tuple(sd * math.exp(calibration["noise"]["gbs_power"] * g) for sd in calibration["noise"]["sd"]),
         seed=calibration["seed"] * persistent, wander=calibration["wander"] * persistent,
-        spread=calibration["spread"], drift=0.0, name=f"public runs, GBS {gbs:g}",
+        spread=calibration["spread"], drift=0.0, huber_above=calibration["huber_above"],
+        name=f"public runs, GBS {gbs:g}",
     )  # fmt: skip
     return Envelope(family=family, thresholds=tuple((rate, excess) for rate, excess in calibration["thresholds"]))

@@ -1,0 +1,1 @@
+"""Figures of the convergence statistics: ``python -m benchmarks.statistics [--part NAME]``."""
