@@ -41,14 +41,20 @@ class LogTail:
         A file that is not there is no error: False. Raises SurroundingsError for one that cannot be read.
         """
         try:
-            with self.path.open("rb", buffering=0) as file:
-                return self._read(file.fileno())
+            file = os.open(self.path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise SurroundingsError(
-                f"{self.path}: cannot read this log ({error.strerror}); check that it is a readable file"
-            ) from error
+            raise self._unreadable(error) from error
+        try:
+            return self._read(file)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        finally:
+            os.close(file)
+
+    def _unreadable(self, error: OSError) -> SurroundingsError:
+        return SurroundingsError(f"{self.path}: cannot read this log ({error.strerror}); it must be a readable file")
 
     def _read(self, file: int) -> bool:
         status = os.fstat(file)
@@ -58,10 +64,10 @@ class LogTail:
             self.offset = 0
             self.restarts += 1
         self._identity = identity
-        begin = self.offset
-        while self.offset - begin < POLL_BYTES:
-            chunk = os.pread(file, min(CHUNK_BYTES, POLL_BYTES - (self.offset - begin)), self.offset)
-            if not chunk:
+        begin, end = self.offset, min(status.st_size, self.offset + POLL_BYTES)
+        while self.offset < end:
+            chunk = os.pread(file, min(CHUNK_BYTES, end - self.offset), self.offset)
+            if not chunk:  # truncated while being read: the next poll starts over
                 break
             self.reader.feed(chunk)
             self.offset += len(chunk)

@@ -1,0 +1,124 @@
+"""Parsing speed over all public logs, as a ratio against mlperf_logging's own parser in the same process.
+
+``python -m benchmarks.parse`` unpacks the logs into a temporary folder, then lets both read the same plain files, by
+turns: theirs makes a list of decoded lines, ours a Run a file. It prints the medians of their times and of the
+ratios, and the speed of LogTail over 1 GB that is mostly garbage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mlperf_logging.compliance_checker.mlp_parser import parse_file
+
+from lora_tune.logtail import LogTail
+from lora_tune.mllog import MllogReader
+
+RULESET = "5.0.0"
+
+
+def machine() -> str:
+    return f"{datetime.date.today()}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def unpack(logs: Path, folder: Path) -> list[Path]:
+    """Every public log as a plain file."""
+    files = []
+    for number, packed in enumerate(sorted(logs.rglob("*.txt.gz"))):
+        file = folder / f"{number}.txt"
+        file.write_bytes(gzip.decompress(packed.read_bytes()))
+        files.append(file)
+    return files
+
+
+def ours(files: list[Path]) -> int:
+    evals = 0
+    for file in files:
+        tail = LogTail(file, MllogReader)
+        tail.poll()
+        evals += len(tail.reader.run().evals)
+    return evals
+
+
+def theirs(files: list[Path]) -> int:
+    evals = 0
+    for file in files:
+        lines, _ = parse_file(str(file), ruleset=RULESET)
+        evals += sum(line.key == "eval_accuracy" for line in lines)
+    return evals
+
+
+def seconds(work: Callable[[list[Path]], int], files: list[Path]) -> tuple[float, int]:
+    begin = time.process_time()
+    result = work(files)
+    return time.process_time() - begin, result
+
+
+def compare(files: list[Path], repetitions: int) -> None:
+    pairs = []
+    for _ in range(repetitions):
+        (us, our_evals), (them, their_evals) = seconds(ours, files), seconds(theirs, files)
+        assert our_evals == their_evals, (our_evals, their_evals)
+        pairs.append((us, them))
+    size = sum(file.stat().st_size for file in files)
+    us, them = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratios = sorted(them / us for us, them in pairs)
+    print(f"{len(files)} logs, {size / 1e6:.1f} MB, {our_evals} evals; medians of {repetitions}, CPU time")
+    print(f"mlperf_logging.parse_file  {them:.3f} s")
+    print(f"LogTail + MllogReader      {us:.3f} s")
+    print(
+        f"ratio                      {ratio:.1f}x (from {min(b / a for a, b in pairs):.1f} to {max(b / a for a, b in pairs):.1f})"
+    )
+
+
+def garbage(folder: Path, files: list[Path], size: int) -> Path:
+    """A log of ``size`` bytes: one real log, and between its lines text of the kind that trials print."""
+    chatter = b"".join(line for file in files[::50] for line in file.open("rb") if b":::MLLOG" not in line)
+    real = files[0].read_bytes().splitlines(keepends=True)
+    path = folder / "garbage.log"
+    every = size // len(real)
+    with path.open("wb") as out:
+        for line in real:
+            out.write(line)
+            for _ in range(max(1, every // len(chatter))):
+                out.write(chatter)
+    return path
+
+
+def tail_speed(folder: Path, files: list[Path]) -> None:
+    path = garbage(folder, files, 1_000_000_000)
+    begin = time.process_time()
+    tail = LogTail(path, MllogReader)
+    while tail.poll():
+        pass
+    spent = time.process_time() - begin
+    size = path.stat().st_size
+    print(
+        f"LogTail over {size / 1e9:.2f} GB, mostly garbage: {size / 1e6 / spent:.0f} MB/s, {len(tail.reader.run().evals)} evals"
+    )
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    default = os.environ.get("LORA_TUNE_MLPERF", str(Path(__file__).resolve().parents[2] / "shared" / "mlperf"))
+    arguments.add_argument("--mlperf", type=Path, default=Path(default), help="folder of the public results")
+    arguments.add_argument("--repetitions", type=int, default=7)
+    options = arguments.parse_args()
+    print(machine())
+    with tempfile.TemporaryDirectory() as name:
+        files = unpack(options.mlperf / "logs", Path(name))
+        compare(files, options.repetitions)
+        tail_speed(Path(name), files)
+
+
+if __name__ == "__main__":
+    main()
