@@ -215,6 +215,7 @@ KNOBS = [
     ("SEQ", "1"),
     ("DTYPE", "fp8"),
     ("ATTN", "flash"),
+    ("RECOMPUTE_GRANULARITY", "some"),
     ("WARMUP", "maybe"),
     ("MODEL", "/nowhere"),
     ("DATADIR", "/nowhere"),
@@ -436,16 +437,16 @@ def test_warm_up_restores_weights_optimizer_and_random_state(trainer: Trainer) -
     assert torch.equal(random_state, torch.get_rng_state())
 
 
-def test_accumulation_trains_what_one_pass_trains() -> None:
+def test_accumulation_and_recomputation_change_no_number() -> None:
     losses = []
-    for passes in ("4", "1"):
-        settings = knobs.read({**SHORT, "LORA_DROPOUT": "0", "MBS": passes})
+    for variant in ({"MBS": "4"}, {"MBS": "1"}, {"RECOMPUTE_GRANULARITY": "full"}):
+        settings = knobs.read({**SHORT, "LORA_DROPOUT": "0", **variant})
         one = Trainer(settings, connect(settings))
         batch = text.load(TINY, "train", 128, byte_tokens).spread(4)
         for _ in range(2):
             one.step(batch, 5e-3)
         losses.append(one.evaluate(_validation(4)))
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: accelerate shards on GPUs only")

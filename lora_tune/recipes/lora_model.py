@@ -33,8 +33,10 @@ def build(settings: Settings) -> Any:
         target_modules=list(TARGETS),
     )
     with warnings.catch_warnings():
-        # peft 0.21 asks the model in a way that transformers 5.23 will drop.
+        # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
         warnings.simplefilter("ignore", FutureWarning)
+        if settings.recompute:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
         model = get_peft_model(base, adapters)
     _widths(model)
     _initialize(model, settings.seed)

@@ -170,7 +170,7 @@ class Base:
         batch = Batch.of(sequences, self.device)
         half = torch.autocast(self.device.type, torch.bfloat16) if self._half else contextlib.nullcontext()
         with half:
-            logits = self.model(input_ids=batch.read, position_ids=batch.position, use_cache=False).logits
+            logits = self.model(input_ids=batch.read, use_cache=False).logits
         return weighted_losses(logits, batch.predict, batch.weight).sum(1).view(adapters, -1)
 
 

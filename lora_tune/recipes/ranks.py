@@ -110,6 +110,10 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def peak_memory(self) -> float | None:
+        """The most that this rank's allocator held, GiB; None on a CPU."""
+        return torch.cuda.max_memory_reserved() / 2**30 if self.device.type == "cuda" else None
+
     def disconnect(self) -> None:
         """Leave the others. The caller holds no model any more: DDP that outlives its process group never returns."""
         self._accelerator.free_memory()

@@ -20,7 +20,10 @@ EVAL_EVERY = 384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One trial, checked. Each field is the environment variable of the same name in capitals."""
+    """One trial, checked.
+
+    Each field is the environment variable of the same name in capitals; ``recompute`` is RECOMPUTE_GRANULARITY.
+    """
 
     lr: float
     """Peak learning rate of AdamW."""
@@ -64,6 +67,8 @@ class Settings:
     """Precision of the base and of the arithmetic: ``float32``, ``bfloat16``, or ``auto``: bfloat16 on a GPU."""
     attn: str
     """Attention of transformers: ``sdpa``, ``eager`` or ``flash_attention_2``."""
+    recompute: bool
+    """Keep no activations within a layer for the backward pass but compute them again: less memory, more time."""
     warmup: bool
     """Warm the kernels up before the clock starts."""
     probe: bool
@@ -131,6 +136,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         datadir=datadir,
         dtype=knobs.choice("DTYPE", ("auto", "float32", "bfloat16")),
         attn=knobs.choice("ATTN", ("sdpa", "eager", "flash_attention_2")),
+        recompute=knobs.choice("RECOMPUTE_GRANULARITY", ("", "full")) == "full",
         warmup=knobs.switch("WARMUP", default=True),
         probe=knobs.switch("PROBE", default=False),
         threads=knobs.integer("THREADS", 1, low=1),

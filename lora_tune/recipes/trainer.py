@@ -85,8 +85,10 @@ class Trainer:
         self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
         """The weighted sum of the cross entropies."""
+        # A part of a sequence does not begin at 0; of a whole one, transformers knows the positions.
+        positions = {"position_ids": position} if self._ranks.parts_per_sequence > 1 else {}
         with self._ranks.autocast():
-            logits = self._model(input_ids=read, position_ids=position, use_cache=False).logits
+            logits = self._model(input_ids=read, use_cache=False, **positions).logits
         return weighted_losses(logits, predict, weight).sum()
 
     def warm_up(self) -> None:

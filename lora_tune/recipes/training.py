@@ -109,6 +109,8 @@ def _train(
         if step % interval and step < settings.max_steps:
             continue
         ranks.synchronize()
+        if (peak := ranks.peak_memory()) is not None:
+            log.event("tracked_stats", {"max_memory_usage": round(peak, 3)}, step=samples)
         log.block_stop(samples, ranks.batch)
         if settings.probe and step > interval:
             break
