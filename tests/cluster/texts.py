@@ -96,6 +96,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout={shape.slurmd_timeout}
 KillWait={shape.kill_wait}
+MessageTimeout=5
 MinJobAge={shape.min_job_age}
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio

@@ -1,0 +1,151 @@
+"""A study of the stand-in on the test cluster, driven by the real command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lora_tune.paths import SweepPaths
+from lora_tune.records import Attempt, Sweep
+from lora_tune.store import Store, sqlite_url
+from tests.cluster import Cluster
+
+STANDIN = Path(__file__).resolve().parents[1] / "standin"
+
+STUDY = """
+[workload]
+kind = "mlperf"
+implementation = {implementation}
+first_eval = 256
+eval_every = 128
+[site]
+launcher = "slurm"
+system = "TEST"
+gpus_per_node = 8
+gres = "gpu:8"
+mpi = "none"
+container = "standin.sqsh"
+data = {data}
+model = {data}
+stall_minutes = {stall_minutes}
+kill_seconds = 5
+[site.environment]
+STANDIN_PYTHON = {python}
+{environment}
+[space]
+LR = {{ type = "float", low = 1e-5, high = 1e-3, log = true }}
+MAX_STEPS = {{ type = "int", low = 60, high = 120, step = 20 }}
+layout = {{ type = "layout", tp = [1, 2, 4, 8], cp = [1, 2], gbs = [8] }}
+[objective]
+target = {target}
+[search]
+seed = 5
+startup_trials = 8
+[budget]
+trials = {trials}
+parallel = {parallel}
+trial_minutes = {trial_minutes}
+"""
+
+
+class House:
+    """A study file, its sweep folder and the cluster."""
+
+    def __init__(self, folder: Path, cluster: Cluster, **settings: Any) -> None:
+        self.cluster = cluster
+        self.implementation = Path(shutil.copytree(STANDIN, folder / "implementation"))
+        (folder / "data").mkdir()
+        environment = settings.pop("environment", {})
+        values = {
+            "implementation": str(self.implementation),
+            "data": str(folder / "data"),
+            "python": sys.executable,
+            "target": 0.955,
+            "trials": 4,
+            "parallel": 4,
+            "trial_minutes": 5,
+            "stall_minutes": 5,
+            **settings,
+        }
+        shown = {k: json.dumps(v) for k, v in values.items()}
+        shown["environment"] = "\n".join(f"{k} = {json.dumps(str(v))}" for k, v in environment.items())
+        self.study = folder / "e2e.toml"
+        self.study.write_text(STUDY.format(**shown))
+        self.paths = SweepPaths(folder / "sweep")
+        self._output = (folder / "driver.out").open("ab")
+        self._drivers: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """A driver: the command that users type."""
+        command = [
+            sys.executable,
+            "-m",
+            "lora_tune.sweep",
+            "--study",
+            str(self.study),
+            "--output",
+            str(self.paths.root),
+        ]
+        environment = {**os.environ, **self.cluster.environment, "LORA_TUNE_IMPLEMENTATION": ""}
+        driver = subprocess.Popen(command, env=environment, stdout=self._output, stderr=subprocess.STDOUT)
+        self._drivers.append(driver)
+        return driver
+
+    def finish(self, seconds: float) -> int:
+        """A driver run to its end; returns its exit code."""
+        return self.start().wait(seconds)
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            if driver.poll() is None:
+                driver.send_signal(signal.SIGKILL)
+                driver.wait()
+        self._output.close()
+
+    @property
+    def said(self) -> str:
+        """What the drivers printed."""
+        return Path(self._output.name).read_text()
+
+    def sweep(self) -> Sweep:
+        """The records as they are in the database now."""
+        found = Store(sqlite_url(self.paths.database)).load("e2e")
+        assert found is not None
+        return found
+
+    def attempts(self) -> list[Attempt]:
+        return list(self.sweep().attempts.values())
+
+    def wait_for_attempt(self, trial: int, number: int, state: str, seconds: float = 60) -> Attempt:
+        """An attempt once its recorded state is ``state``."""
+        end = time.monotonic() + seconds
+        while True:
+            attempt = self.sweep().attempts.get((trial, number)) if self.paths.database.exists() else None
+            if attempt is not None and attempt.state == state:
+                return attempt
+            assert time.monotonic() < end, f"trial {trial} attempt {number} is not {state}: {attempt}\n{self.said}"
+            time.sleep(0.1)
+
+    def slurm_jobs(self) -> Counter[str]:
+        """Job name -> how many jobs of that name Slurm knows, ended ones included."""
+        return Counter(self.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").split())
+
+    def node_hours_by_slurm(self) -> float:
+        """What Slurm itself accounts for all jobs of this study."""
+        shown = self.cluster.run(
+            "squeue", "-h", "-t", "all", "-o", "%S %e %D %N", environment={"SLURM_TIME_FORMAT": "%s"}
+        )
+        total = 0.0
+        for line in shown.splitlines():
+            start, end, count, *nodes = line.split()
+            if nodes and start.isdigit() and end.isdigit():
+                total += (int(end) - int(start)) * int(count) / 3600
+        return total
