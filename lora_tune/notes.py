@@ -21,7 +21,7 @@ DIAGNOSIS = "diagnosis.txt"
 
 def plain(text: object) -> str:
     """Any text as Markdown that shows just that text: one line, no markup, no links, no HTML."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    line = " ".join(view.visible(text).split())
     line = re.sub(r"([\\`*_{}\[\]<>()#|~$&!])", r"\\\1", line)
     return re.sub(r"(?i)(https?|www|ftp|mailto)([:.])", r"\1\\\2", line)
 
@@ -120,12 +120,12 @@ def trial_note(study: Study, sweep: Sweep, trial: Trial, files: Mapping[str, str
     parts = [head, plain(trial.sentence)] if trial.sentence else [head]
     rows = [(name, value) for name, value in _summary(study, trial) if value]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
-    tuned = [(plain(n), plain(_value(v)), "tuned" if n in trial.tuned else "") for n, v in trial.parameters.items()]
-    parts.append("### Parameters\n\n" + _table(("name", "value", ""), tuned))
     parts.append("### Attempts\n\n" + _table(("", "job", "nodes", "ended as", "took", "diagnosis"), [
         _attempt_row(a, now) for a in sweep.attempts_of(trial.number)]))  # fmt: skip
     if files:
         parts.append("### Files\n\n" + "\n".join(f"- [{plain(name)}]({address})" for name, address in files.items()))
+    tuned = [(plain(n), plain(_value(v)), "tuned" if n in trial.tuned else "") for n, v in trial.parameters.items()]
+    parts.append("### Parameters\n\n" + _table(("name", "value", ""), tuned))
     return "\n\n".join(parts) + "\n"
 
 

@@ -82,8 +82,14 @@ def _template() -> Any:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_printable,
     )
     return environment.get_template("report.html.j2")
+
+
+def _printable(value: Any) -> Any:
+    """What a template prints: texts without control characters, our own markup as it is."""
+    return view.visible(value, keep="\n\t") if type(value) is str else value
 
 
 Card = tuple[str, str, str]

@@ -176,7 +176,9 @@ def _failures(seen: Overview) -> Table:
     for name in ("class", "attempts", "what", "remedy"):
         table.add_column(name, overflow="fold")
     for f in seen.failures:
-        table.add_row(Text(f.kind, style="red"), str(f.attempts), Text(f.line), Text(f.remedy))
+        table.add_row(
+            Text(f.kind, style="red"), str(f.attempts), Text(view.visible(f.line)), Text(view.visible(f.remedy))
+        )
     return table
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping
@@ -284,3 +285,25 @@ def _out_of_memory(trial: Trial, now: float, slot: int) -> tuple[Trial, list[Att
     facts = {"node_hours": sum(a.node_hours(now) for a in attempts), "evals": 0.0}
     done = replace(trial, facts=facts).finished(Verdict.INFEASIBLE, line, attempts[-1].ended_at or now)
     return done, attempts, ()
+
+
+HOSTILE = (
+    "'\"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\n"
+    "$(touch owned) `touch owned` \x1b[31m\x07 | [x](javascript:alert(1)) {{ 7*7 }} \\ %s ${HOME} \u202e"
+)
+"""A text that would run, draw, break or link wherever it is not treated as a text."""
+
+
+def hostile() -> tuple[Study, Sweep]:
+    """A study and a sweep with :data:`HOSTILE` in every text that a user, a log or a cluster can write."""
+    choice = f'OPTIMIZER = {{ type = "categorical", choices = ["adamw", {json.dumps(HOSTILE)}] }}'
+    text = STUDY.replace("[objective]", f"{choice}\n[objective]")
+    text = text.replace('"a study for tests"', json.dumps(HOSTILE))
+    study = study_of(text, "hostile")
+    sweep = sweep_of(study, trials=12, text=text, running=1)
+    trials = {n: replace(t, sentence=HOSTILE, why=HOSTILE) for n, t in sweep.trials.items()}
+    attempts = {
+        key: replace(a, nodes=(HOSTILE,), job_id=HOSTILE, line=HOSTILE if a.failure else "", remedy=HOSTILE)
+        for key, a in sweep.attempts.items()
+    }
+    return study, replace(sweep, trials=trials, attempts=attempts)

@@ -14,24 +14,12 @@ from lora_tune.mllog import MllogReader
 from lora_tune.records import Sweep, Verdict
 from lora_tune.store import Store, sqlite_url
 from lora_tune.study import load_study
-from tests.conftest import REPOSITORY
-
-STUDY = REPOSITORY / "studies" / "tiny.toml"
+from tests.tiny import STUDY
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny sweep of four real trials that ended."""
-    folder = tmp_path_factory.mktemp("tiny") / "sweep"
-    command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(STUDY), "--trials", "4", "--output", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sweep(folder: Path) -> Sweep:
-    store = Store(sqlite_url(folder / "sweep.db"), read_only=True)
+def sweep(tiny_sweep: Path) -> Sweep:
+    store = Store(sqlite_url(tiny_sweep / "sweep.db"), read_only=True)
     found = store.load("tiny")
     assert found is not None
     return found
@@ -49,10 +37,10 @@ def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: Sweep) -> None
         assert trial.seconds == evals[-1].seconds
 
 
-def test_the_exported_config_by_hand_reproduces_the_trial(sweep: Sweep, folder: Path) -> None:
+def test_the_exported_config_by_hand_reproduces_the_trial(sweep: Sweep, tiny_sweep: Path) -> None:
     best = sweep.best()
     assert best is not None
-    (config,) = (folder / "best").glob("config_*.sh")
+    (config,) = (tiny_sweep / "best").glob("config_*.sh")
     done = subprocess.run(
         ["bash", "-euc", f"source {config.name} && exec {sys.executable} -m lora_tune.recipes.peft_lora"],
         cwd=config.parent,
@@ -72,6 +60,6 @@ def test_the_exported_config_by_hand_reproduces_the_trial(sweep: Sweep, folder: 
     assert low <= (best.seconds or 0) <= high
 
 
-def test_the_study_copy_and_the_report_lie_beside(folder: Path) -> None:
-    assert (folder / "study.toml").read_text() == STUDY.read_text()
-    assert (folder / "report.html").stat().st_size > 1000
+def test_the_study_copy_and_the_report_lie_beside(tiny_sweep: Path) -> None:
+    assert (tiny_sweep / "study.toml").read_text() == STUDY.read_text()
+    assert (tiny_sweep / "report.html").stat().st_size > 1000

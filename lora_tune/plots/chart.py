@@ -96,7 +96,7 @@ class Chart:
     y: Axis
     marks: tuple[Mark, ...]
     note: str = ""
-    height: int = 360
+    height: int = 330
 
 
 def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:

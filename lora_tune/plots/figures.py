@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from html import escape
 from typing import Any
 
 from lora_tune.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
-from lora_tune.plots.svg import LIGHT
+from lora_tune.plots.svg import LIGHT, escape
 from lora_tune.plots.ticks import log_ticks, tick_text
 
 _SEE_THROUGH = 0.16
@@ -150,7 +149,7 @@ def _rule(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _rule_words(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
-    across = {"x": 1, "xref": "paper", "xanchor": "right", "y": mark.value, "yref": "y", "yanchor": "bottom"}
+    across = {"x": 0, "xref": "paper", "xanchor": "left", "y": mark.value, "yref": "y", "yanchor": "bottom"}
     up = {"y": 1, "yref": "paper", "yanchor": "top", "x": mark.value, "xref": "x", "xanchor": "left"}
     words = {"text": escape(mark.name), "showarrow": False, "font": {"color": theme[mark.colour], "size": 12}}
     return words | (across if mark.axis == "y" else up)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from zlib import crc32
 
+from lora_tune import view
 from lora_tune.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
 from lora_tune.plots.ticks import linear_ticks, log_ticks, tick_text
 
-WIDTH = 720
-_RIGHT, _BOTTOM, _CHARACTER = 14, 46, 6.6
+WIDTH = 580
+_RIGHT, _BOTTOM, _CHARACTER = 14, 46, 7.0
 
 LIGHT: Mapping[str, str] = {
     "best": "#0b6e4f", "good": "#2a9d6f", "stopped": "#d9822b", "bad": "#c23030", "muted": "#8a94a0",
@@ -244,7 +245,7 @@ def _bars(mark: Bars, f: _Frame) -> str:
 def _rule(mark: Rule, f: _Frame) -> str:
     if mark.axis == "y":
         start, end = (f.left, f.y(mark.value)), (f.right, f.y(mark.value))
-        words = _text(f.right - 4, f.y(mark.value) - 5, mark.name, "end", mark.colour)
+        words = _text(f.left + 4, f.y(mark.value) - 5, mark.name, "start", mark.colour)
     else:
         start, end = (f.x(mark.value), f.top), (f.x(mark.value), f.bottom)
         words = _text(f.x(mark.value) + 5, f.top + 13, mark.name, "start", mark.colour)
@@ -259,6 +260,11 @@ def _line(classes: str, start: tuple[float, float], end: tuple[float, float], wi
 
 def _title(text: str) -> str:
     return f"<title>{escape(text)}</title>" if text else ""
+
+
+def escape(text: str) -> str:
+    """A text for XML: nothing in it is markup, and no character of it is one that XML forbids."""
+    return html.escape(view.visible(text))
 
 
 def _n(value: float) -> str:

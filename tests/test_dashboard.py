@@ -1,0 +1,299 @@
+"""The dashboard: optuna-dashboard over a sweep, with notes, files and figures, and unable to change anything."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.artifacts.exceptions import ArtifactNotFound
+
+from lora_tune import dashboard, notes, overlay
+from lora_tune.commandline import Review
+from lora_tune.paths import SweepPaths
+from lora_tune.records import Sweep
+from tests.browser import Browser
+from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+from tests.dashboards import serving
+from tests.waiting import wait_for
+
+NOW = BEGAN + 30 * 3600
+LOG = ":::MLLOG a line of the log\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345\n"
+
+
+def with_files(folder: Path, sweep: Sweep) -> None:
+    """A log and a config in every attempt's folder, as jobs leave them."""
+    for attempt in sweep.attempts.values():
+        place = folder / attempt.folder
+        place.mkdir(parents=True)
+        (place / "job.log").write_text(LOG)
+        (place / "config_H100_1x8x4xtp4pp1cp1.sh").write_text("export LR=0.0004\n")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Review:
+    """A stored sweep of 24 trials, two of them open, with files."""
+    study = study_of()
+    sweep = sweep_of(study, running=2)
+    folder = tmp_path_factory.mktemp("sweeps") / "built"
+    stored(folder, sweep, study)
+    with_files(folder, sweep)
+    return Review(study, sweep, SweepPaths(folder), Path("built.toml"))
+
+
+def ask(application: dashboard.Application, path: str, **environ: str) -> tuple[str, Any]:
+    """Status and body of one request; JSON comes parsed."""
+    heard: list[Any] = []
+    request = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": path,
+        "QUERY_STRING": "",
+        "SERVER_NAME": "127.0.0.1",
+        "SERVER_PORT": "80",
+        "HTTP_HOST": "127.0.0.1:80",
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(),
+        "wsgi.errors": io.StringIO(),
+    }
+    body = b"".join(application(request | environ, lambda status, headers, *_: heard.append((status, dict(headers)))))
+    status, headers = heard[0]
+    return status, json.loads(body) if headers.get("Content-Type") == "application/json" else body.decode()
+
+
+@pytest.fixture(scope="module")
+def shown(built: Review) -> dashboard.Application:
+    hosts = frozenset({"127.0.0.1", "localhost"})
+    return dashboard.only_shown(dashboard.application(built, None), hosts)
+
+
+def test_each_trial_comes_with_a_note_attributes_with_units_and_its_files(
+    shown: dashboard.Application, built: Review
+) -> None:
+    _, detail = ask(shown, "/api/studies/1")
+    assert len(detail["trials"]) == len(built.sweep.trials)
+    for trial in detail["trials"]:
+        record = built.sweep.trials[trial["number"]]
+        assert trial["note"]["body"].startswith(f"## Trial {record.number}: ")
+        attributes = {a["key"]: a["value"] for a in trial["user_attrs"]}
+        assert attributes["verdict"] == str(record.verdict or record.state)
+        if record.seconds is not None:
+            assert float(attributes["time to target (s)"]) == pytest.approx(record.seconds, rel=1e-5)
+            assert float(attributes["time to target, 90% low (s)"]) <= record.seconds * 1.00001
+        assert {"job.log", "config_H100_1x8x4xtp4pp1cp1.sh"} <= {a["filename"] for a in trial["artifacts"]}
+
+
+def test_a_failed_attempt_offers_its_diagnosis(shown: dashboard.Application, built: Review) -> None:
+    failed = next(a for a in built.sweep.attempts.values() if a.failure)
+    _, detail = ask(shown, "/api/studies/1")
+    trial = next(t for t in detail["trials"] if t["number"] == failed.trial)
+    file = next(a for a in trial["artifacts"] if a["filename"].endswith("diagnosis.txt"))
+    status, text = ask(shown, f"/artifacts/1/{trial['trial_id']}/{file['artifact_id']}")
+    assert status.startswith("200")
+    assert failed.line in text
+    assert failed.remedy in text
+
+
+def test_a_file_is_shown_as_text_with_secrets_hidden(shown: dashboard.Application) -> None:
+    _, detail = ask(shown, "/api/studies/1")
+    trial = detail["trials"][0]
+    log = next(a for a in trial["artifacts"] if a["filename"] == "job.log")
+    assert log["mimetype"].startswith("text/plain")
+    _, text = ask(shown, f"/artifacts/1/{trial['trial_id']}/{log['artifact_id']}")
+    assert "a line of the log" in text
+    assert "hf_abcdefghijklmnopqrstuvwxyz012345" not in text
+
+
+def test_the_figures_and_the_summary_are_there(shown: dashboard.Application) -> None:
+    _, detail = ask(shown, "/api/studies/1")
+    assert detail["objective_names"] == ["time to target (s)"]
+    assert "| Best |" in detail["note"]["body"]
+    figures = {f["id"]: json.loads(f["graph_object"]) for f in detail["plotly_graph_objects"]}
+    wanted = {"eval-curves", "samples-to-target", "time", "throughput", "spending", "timeline"}
+    assert figures.keys() == wanted
+    assert all(f["data"] for f in figures.values())
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(shown: dashboard.Application, method: str) -> None:
+    for path in ("/api/studies/1", "/api/studies/1/note", "/api/trials/1/tell", "/api/studies"):
+        status, body = ask(shown, path, REQUEST_METHOD=method)
+        assert status.startswith("403")
+        assert "only shows" in body["reason"]
+
+
+def test_a_page_elsewhere_cannot_read_it_by_another_name(shown: dashboard.Application) -> None:
+    status, _ = ask(shown, "/api/studies/1", HTTP_HOST="attacker.example:80")
+    assert status.startswith("403")
+    assert ask(shown, "/api/studies", HTTP_HOST="localhost:8080")[0].startswith("200")
+
+
+def test_the_storage_refuses_by_itself(built: Review) -> None:
+    import optuna
+
+    inner = optuna.storages.RDBStorage(f"sqlite:///{built.paths.database}")
+    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda: built.sweep))
+    for change in (lambda: storage.delete_study(1), lambda: storage.set_study_user_attr(1, "a", 1)):
+        with pytest.raises(overlay.ReadOnlyError):
+            change()
+
+
+@pytest.mark.parametrize("wrong", ["ffff-0-00000000", "0-0-deadbeef", "zz", "0-0", ""])
+def test_only_files_of_attempts_are_served(built: Review, wrong: str) -> None:
+    files = overlay.SweepFiles(overlay.Snapshot(built.study, built.paths.root, lambda: built.sweep))
+    with pytest.raises(ArtifactNotFound):
+        files.open_reader(wrong)
+
+
+def test_a_folder_outside_the_sweep_offers_nothing(built: Review, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    (tmp_path / "secret.txt").write_text("not yours")
+    attempt = replace(next(iter(built.sweep.attempts.values())), folder=f"../../../..{tmp_path}", failure="")
+    assert notes.artifacts(built.paths.root, attempt) == []
+
+
+def test_of_a_long_log_the_end_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "job.log"
+    with file.open("wb") as log:
+        log.truncate(1 << 30)
+        log.seek(1 << 30)
+        log.write(b"\nthe last line\n")
+    text = overlay.shown(file)
+    assert text.startswith("[the last ")
+    assert text.endswith("the last line\n")
+    assert len(text) < overlay.LARGEST_FILE + 100
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "a|b", "**x**", "<b>", "http://x.example/", "line\nline", "`$(x)`"])
+def test_plain_leaves_no_markup(text: str) -> None:
+    made = notes.plain(text)
+    assert "\n" not in made
+    assert not re.search(r"(?<!\\)[`*_\[\]<>|$]", made)
+    assert "http://" not in made
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.0.0.5", False),
+        ("node7", False),
+    ],
+)
+def test_what_counts_as_this_machine_only(host: str, loopback: bool) -> None:
+    assert dashboard.is_loopback(host) is loopback
+
+
+@pytest.fixture(scope="module")
+def address(built: Review) -> Iterator[str]:
+    """The running command's own server, at the address that it prints."""
+    with serving(built) as found:
+        yield found
+
+
+def test_the_command_serves_on_loopback_and_ends_on_ctrl_c(address: str) -> None:
+    assert address.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(address + "/api/studies", timeout=20) as answer:
+        assert json.load(answer)["study_summaries"][0]["study_name"] == "built"
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(urllib.request.Request(address + "/api/studies/1", method="DELETE"), timeout=20)
+
+
+def test_a_host_that_others_reach_is_warned_of(built: Review) -> None:
+    command = (sys.executable, "-m", "lora_tune.dashboard", "--study", "built", "--port", "0", "--host", "0.0.0.0")
+    process = subprocess.Popen(
+        (*command, "--output", str(built.paths.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        assert "can be reached from other machines" in process.stderr.readline()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+
+
+def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    result = CliRunner().invoke(dashboard.main, ["--study", "tiny", "--output", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "there is no sweep of tiny" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_is_said_in_one_line(built: Review, address: str) -> None:
+    from click.testing import CliRunner
+
+    options = ["--study", "built", "--output", str(built.paths.root), "--port", address.rsplit(":", 1)[1]]
+    result = CliRunner().invoke(dashboard.main, options)
+    assert result.exit_code == 3
+    assert "choose another --port" in result.output
+
+
+@pytest.mark.browser
+def test_a_reviewer_opens_the_study_a_trial_its_file_and_a_figure(
+    browser: Browser, address: str, built: Review
+) -> None:
+    browser.look(width=1400, height=1000)
+    browser.open(address + "/dashboard")
+    browser.click("a[href$='/studies/1']", "built")
+    drawn = "return [...document.querySelectorAll('.gtitle')].map(t => t.textContent)"
+    titles = {"Eval curves", "Where the time goes", "Throughput by layout", "Timeline of nodes"}
+    browser.until(lambda: titles <= set(browser.run(drawn)), "the saved figures are drawn")
+    _hide_a_trace_of(browser, "Eval curves")
+
+    number = next(a.trial for a in built.sweep.attempts.values() if a.failure == "infrastructure")
+    browser.click("a[href$='/studies/1/trials']")
+    browser.click("[role=button]", f"Trial {number}\n")
+    browser.find("h2", f"Trial {number}: ")
+    assert "another node; run the NCCL test on this one" in browser.find("body").text
+    browser.click("li a", "job.log")
+    assert "a line of the log" in browser.find("body").text
+
+
+def _hide_a_trace_of(browser: Browser, title: str) -> None:
+    """A click on the last name in a figure's legend, which takes its lines away."""
+    plot = f"[...document.querySelectorAll('.js-plotly-plot')].find(p => p.textContent.includes('{title}'))"
+    lines = f"return {plot}.querySelectorAll('.scatterlayer .trace').length"
+    before = browser.run(lines)
+    browser.run(f"{plot}.scrollIntoView({{block: 'center'}})")
+    browser.run(f"return [...{plot}.querySelectorAll('.legendtoggle')].at(-1)").click()
+    browser.until(lambda: browser.run(lines) < before, "the lines went away")
+
+
+@pytest.mark.browser
+def test_a_hostile_study_runs_nothing_in_the_dashboard(browser: Browser, tmp_path: Path) -> None:
+    study, sweep = hostile()
+    folder = tmp_path / "hostile"
+    stored(folder, sweep, study)
+    with_files(folder, sweep)
+    review = Review(study, sweep, SweepPaths(folder), Path("hostile.toml"))
+    with serving(review) as address:
+        for page in ("", "/trials?numbers=0", "/note", "/trialTable"):
+            browser.open(f"{address}/dashboard/studies/1{page}")
+            browser.find("header", "hostile")
+            wait_for(lambda: browser.run("return document.readyState") == "complete", 20)
+            assert "owned" not in browser.run("return document.title")
+            assert browser.run("return document.querySelectorAll('img[src=x]').length") == 0
+    assert not [p for p in Path.cwd().iterdir() if p.name == "owned"]
+
+
+def test_a_study_of_thousands_of_attributes_is_not_read_for_every_trial(built: Review) -> None:
+    """The trials' notes are no study attributes: optuna-dashboard would look through all of them for each trial."""
+    import optuna
+
+    inner = optuna.storages.RDBStorage(f"sqlite:///{built.paths.database}")
+    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda: built.sweep))
+    assert len(storage.get_study_system_attrs(1)) < 15

@@ -1,0 +1,63 @@
+"""The pictures that the README shows: report and dashboard of a real sweep, made by these tests.
+
+``LORA_TUNE_SCREENSHOTS=docs/images LORA_TUNE_TINY_SWEEP=sweeps/tiny pytest tests/test_pictures.py`` makes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lora_tune import report
+from lora_tune.commandline import Review, load_sweep, recorded_study
+from lora_tune.paths import SweepPaths
+from tests.browser import Browser
+from tests.dashboards import serving
+from tests.tiny import STUDY
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def real(tiny_sweep: Path) -> Review:
+    paths = SweepPaths(tiny_sweep)
+    sweep = load_sweep("tiny", paths, None)
+    return Review(recorded_study(sweep, STUDY), sweep, paths, STUDY)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "height", "dark"),
+    [("report", 1280, 1500, False), ("report-dark", 1280, 1500, True), ("report-phone", 390, 1700, False)],
+)
+def test_the_report_of_a_real_sweep(
+    browser: Browser, real: Review, pictures: Path, name: str, width: int, height: int, dark: bool
+) -> None:
+    file = pictures.parent / "report-of-a-real-sweep.html"
+    report.write_report(real.study, real.sweep, file)
+    browser.look(width=width, dark=dark)
+    browser.open(file.resolve().as_uri())
+    file.unlink()
+    assert len(browser.run("return [...document.querySelectorAll('svg.chart')]")) == 6
+    browser.screenshot(pictures / f"{name}.png", whole=True, height=height)
+    assert browser.complaints() == []
+
+
+def test_the_dashboard_of_a_real_sweep(browser: Browser, real: Review, pictures: Path) -> None:
+    best = real.sweep.best()
+    assert best is not None
+    with serving(real) as address:
+        with urllib.request.urlopen(address + "/api/studies/1", timeout=20) as answer:
+            detail = json.load(answer)
+        files = {a["filename"] for t in detail["trials"] for a in t["artifacts"]}
+        assert {"job.log", "config_TINY_1x1x16xtp1pp1cp1.sh"} <= files
+        browser.look(width=1400, height=1000)
+        browser.open(address + "/dashboard/studies/1")
+        drawn = "return document.querySelectorAll('.gtitle').length"
+        browser.until(lambda: browser.run(drawn) >= 6, "the six figures are drawn")
+        browser.screenshot(pictures / "dashboard-study.png", whole=True, height=2500)
+        browser.open(f"{address}/dashboard/studies/1/trials?numbers={best.number}")
+        browser.find("h2", f"Trial {best.number}: reached")
+        browser.screenshot(pictures / "dashboard-trial.png")

@@ -1,0 +1,195 @@
+"""The report: one file that loads nothing, says the result first, and survives whatever a study calls itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lora_tune import report
+from lora_tune.overview import overview, saved_node_hours
+from lora_tune.records import Sweep, Verdict
+from lora_tune.study import Study
+from tests.browser import Browser
+from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+
+NOW = BEGAN + 30 * 3600
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return study_of()
+
+
+@pytest.fixture(scope="module")
+def sweep(study: Study) -> Sweep:
+    return sweep_of(study, trials=40, running=2)
+
+
+class _Elements(HTMLParser):
+    """Every element of a page with its attributes, and all its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_nothing_is_loaded_from_anywhere(study: Study, sweep: Sweep) -> None:
+    page = _Elements(report.report_html(study, sweep, NOW))
+    assert not [e for e in page.elements if e[0] in ("link", "img", "iframe", "object", "embed")]
+    assert not [a for _, a in page.elements if a.keys() & {"src", "href", "srcset", "action", "data"}]
+    policy = next(a["content"] or "" for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-inline'; script-src 'sha256-" in policy
+
+
+def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, sweep: Sweep) -> None:
+    page = report.report_html(study, sweep, NOW)
+    seen = overview(study, sweep, NOW)
+    assert seen.best is not None
+    order = [page.index(f'id="{name}"') for name in ("best", "figures", "trials", "failures", "provenance")]
+    assert order == sorted(order)
+    head = _Elements(page[: order[1]]).text
+    assert report.view.duration(seen.best.facts["objective"]) in head
+    assert f"trial {seen.best.number}; 90% interval" in head
+    for value in seen.best.parameters.values():
+        assert report._text(value) in head
+    assert sweep.digest in page
+
+
+def test_every_trial_has_its_row(study: Study, sweep: Sweep) -> None:
+    rows = re.findall(r'<tr data-state="([^"]+)">', report.report_html(study, sweep, NOW))
+    expected = [t.verdict.value if t.verdict else "running" for t in sweep.trials.values()]
+    assert rows == expected
+
+
+def test_a_sweep_without_a_trial_still_gives_a_page(study: Study) -> None:
+    empty = Sweep(name="built", digest=study.digest, study_toml="", began_at=BEGAN)
+    page = report.report_html(study, empty, NOW)
+    assert "none yet" in page
+    assert "<svg" not in page
+
+
+def test_a_throughput_study_speaks_of_samples_per_second() -> None:
+    from tests.builders import STUDY
+
+    study = study_of(STUDY.replace("target = 0.925", 'score = "throughput"'))
+    sweep = sweep_of(study)
+    page = report.report_html(study, sweep, NOW)
+    assert "samples/s" in page
+    assert "Throughput by layout" in page
+
+
+def test_savings_are_the_rest_of_what_stopped_trials_would_have_run(study: Study, sweep: Sweep) -> None:
+    stopped = next(t for t in sweep.trials.values() if t.verdict is Verdict.PRUNED)
+    one = replace(sweep, trials={stopped.number: stopped})
+    last = one.last_evals(stopped.number)[-1]
+    steps, batch = stopped.parameters["MAX_STEPS"], stopped.parameters["GBS"]
+    assert isinstance(steps, int)
+    assert isinstance(batch, int)
+    used = sum((a.ended_at or 0) - (a.started_at or 0) for a in one.attempts_of(stopped.number)[-1:])
+    left = (steps * batch - last.samples) * last.seconds / last.samples
+    allowed = study.budget.trial_minutes * 60 - used
+    assert saved_node_hours(study, one) == pytest.approx(max(0.0, min(left, allowed)) / 3600)
+
+
+def test_the_file_is_replaced_in_one_step(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text("old")
+    report.write_report(study, sweep, file)
+    assert file.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_hostile_texts_are_only_texts() -> None:
+    study, sweep = hostile()
+    page = report.report_html(study, sweep, NOW)
+    parsed = _Elements(page)
+    assert [t for t, _ in parsed.elements].count("script") == 1
+    assert not [a for _, a in parsed.elements if any(name.startswith("on") for name in a)]
+    assert "document.title='owned'" in parsed.text
+    assert "{{ 7*7 }}" in parsed.text
+    assert "\x1b" not in page
+
+
+@pytest.mark.browser
+def test_rows_sort_by_a_click_on_a_head_unknown_values_last(
+    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path
+) -> None:
+    report.write_report(study, sweep, tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    times = "return [...document.querySelectorAll('#table tbody tr')].map(r => r.cells[2].dataset.v)"
+    browser.click("#table th button", "Time to target")
+    shown = browser.run(times)
+    known = [float(t) for t in shown if t]
+    assert known == sorted(known)
+    assert shown[len(known) :] == [""] * (len(shown) - len(known))
+    browser.click("#table th button", "Time to target")
+    falling = [float(t) for t in browser.run(times) if t]
+    assert falling == sorted(known, reverse=True)
+    browser.run("const s = document.getElementById('filter'); s.value = 'pruned'; s.dispatchEvent(new Event('change'))")
+    left = browser.run("return [...document.querySelectorAll('#table tbody tr')].filter(r => !r.hidden).length")
+    assert left == sum(t.verdict is Verdict.PRUNED for t in sweep.trials.values())
+    assert browser.complaints() == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
+def test_nothing_sticks_out_on_a_desk_in_the_dark_or_on_a_phone(
+    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path, width: int, dark: bool
+) -> None:
+    report.write_report(study, sweep, tmp_path / "report.html")
+    browser.look(width=width, dark=dark)
+    browser.open((tmp_path / "report.html").as_uri())
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    paper = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") is not dark
+    for box in browser.run(
+        "return [...document.querySelectorAll('svg.chart')].map(s => s.getBoundingClientRect().width)"
+    ):
+        assert 250 < box <= width
+
+
+@pytest.mark.browser
+def test_a_hostile_report_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    study, sweep = hostile()
+    report.write_report(study, sweep, tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.click("summary", "The study file")
+    assert browser.run("return document.title") == "hostile: sweep report"
+    assert "document.title='owned'" in browser.find("details pre").text
+    assert browser.complaints() == []
+
+
+@pytest.mark.browser
+def test_a_print_of_it_is_light_and_complete(browser: Browser, study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    report.write_report(study, sweep, tmp_path / "report.html")
+    browser.look(dark=True)
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.run("window.seen = null; window.onbeforeprint = () => {}")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": []})
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("return getComputedStyle(document.querySelector('.trials .wide')).maxHeight") == "none"
+    browser.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_command_writes_into_the_sweep_folder(tmp_path: Path, study: Study, sweep: Sweep) -> None:
+    from click.testing import CliRunner
+
+    stored(tmp_path / "built", sweep)
+    result = CliRunner().invoke(report.main, ["--study", "built", "--output", str(tmp_path / "built")])
+    assert result.exit_code == 0, result.output
+    assert Path(result.output.strip()) == tmp_path / "built" / "report.html"
+    assert HOSTILE not in result.output

@@ -1,0 +1,25 @@
+"""One real tiny sweep for all tests that need one: LoRA trials on the CPU, run once a session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+STUDY = REPOSITORY / "studies" / "tiny.toml"
+
+
+@pytest.fixture(scope="session")
+def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny sweep of four real trials that ended; or of the one that LORA_TUNE_TINY_SWEEP names."""
+    if there := os.environ.get("LORA_TUNE_TINY_SWEEP"):
+        return Path(there).resolve()
+    folder = tmp_path_factory.mktemp("tiny") / "sweep"
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(STUDY), "--trials", "4", "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
