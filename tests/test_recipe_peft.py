@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.settings import TINY
 from lora_tune.recipes.text import Sequences, byte_tokens
 from lora_tune.recipes.trainer import Trainer, clip
+from tests.conftest import REPOSITORY
 from tests.waiting import wait_for
 
 SHORT = {"MAX_STEPS": "20", "VAL_CHECK_INTERVAL": "40", "EVAL_SAMPLES": "8", "TARGET": "0.01"}
@@ -239,6 +242,23 @@ def test_a_bad_knob_costs_one_line_and_exit_code_2() -> None:
 
 def test_unset_and_empty_mean_the_default() -> None:
     assert knobs.read({"LR": "", "TARGET": " "}) == knobs.read({})
+
+
+def test_the_page_names_every_variable_with_its_default() -> None:
+    page = (REPOSITORY / "docs" / "peft.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in page.splitlines() if line.startswith("| `")]
+    defaults = {
+        name: default
+        for names, values in rows
+        for name, default in zip_longest(re.findall("`([A-Z_]+)`", names), values.split(", "), fillvalue="")
+    }
+    fields = {f.name.upper() for f in dataclasses.fields(knobs.Settings)}
+    assert fields - {"RECOMPUTE"} <= set(defaults)
+    settings = knobs.read({})
+    for name in ("LR", "MAX_STEPS", "SEQ", "LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "WEIGHT_DECAY", "GRAD_CLIP"):
+        assert float(defaults[name]) == getattr(settings, name.lower())
+    for name in ("TARGET", "VAL_CHECK_INTERVAL", "EVAL_SAMPLES"):
+        assert defaults[name].startswith(f"{getattr(settings, name.lower())} for the tiny task")
 
 
 def test_only_the_shipped_task_has_a_target_of_its_own(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 #   base     train the small base that the trials adapt (about 1 minute)
 #   curves   eval curves over learning rates: which target separates good from bad
 #   probes   throughput variants of an 8-layer slice of the 70B shape
-#   sweep    the study under real Slurm (STUDY, default nemo_h100x1; TRIALS)
+#   sweep    the study under real Slurm (STUDY, default nemo_h100x1; TRIALS; WORKER, what its trials import)
 # A warm worker serves all of them, and stays for the next call while the machine does.
 set -u
 OUT=${OUT:-gpu_out}
@@ -27,7 +27,7 @@ for stage in "$@"; do
         ;;
     sweep)
         start_slurm
-        start_worker lora_tune.recipes.nemo.trial
+        start_worker "${WORKER:-lora_tune.recipes.nemo.trial}"
         study=${STUDY:-nemo_h100x1}
         timeout "${SECONDS_SWEEP:-540}" python3 -m lora_tune.sweep --study "$study" ${TRIALS:+--trials "$TRIALS"} \
             --output "$LT/sweeps/$study" 2>&1 | tail -n 120 | tee "$OUT/sweep.txt"

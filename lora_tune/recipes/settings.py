@@ -11,7 +11,7 @@ from lora_tune.recipes.knobs import Knobs
 
 TINY = Path(__file__).parent / "tiny"
 """The shipped task: base weights and texts."""
-TINY_TARGET = 1.69
+TINY_TARGET = 1.68
 """The eval loss that the shipped task aims at: ``python -m benchmarks.tiny_task`` shows why."""
 TINY_EVAL_EVERY, TINY_EVAL_SAMPLES = 40, 32
 EVAL_EVERY = 384
