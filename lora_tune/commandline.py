@@ -52,8 +52,11 @@ def open_store(paths: SweepPaths, storage: str | None) -> Store:
     return Store(storage or sqlite_url(paths.database))
 
 
-def load_sweep(name: str, paths: SweepPaths, storage: str | None) -> Sweep:
-    """The records of a sweep that exists, for commands that only read. Raises InputError where there is none."""
+def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: Sweep | None = None) -> Sweep:
+    """The records of a sweep that exists, for commands that only read. Raises InputError where there is none.
+
+    known: the same sweep as loaded before, see :meth:`Store.load`.
+    """
     missing = InputError(
         f"there is no sweep of {name} at {storage_name(paths, storage)}; start one with: "
         f"python -m lora_tune.sweep --study {name}"
@@ -62,7 +65,7 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None) -> Sweep:
         raise missing
     store = watch_store(paths, storage)
     try:
-        found = store.load(name)
+        found = store.load(name, known)
     finally:
         store.close()
     if found is None:

@@ -22,6 +22,7 @@ from lora_tune.commandline import (
     study_option,
 )
 from lora_tune.errors import StoreError, SurroundingsError
+from lora_tune.records import Sweep
 from lora_tune.store import sqlite_url
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -36,7 +37,11 @@ def application(review: Review, storage: str | None) -> Application:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = storage or sqlite_url(review.paths.database)
-    snapshot = Snapshot(review.study, review.paths.root, lambda: load_sweep(review.study.name, review.paths, storage))
+
+    def load(known: Sweep | None) -> Sweep:
+        return load_sweep(review.study.name, review.paths, storage, known)
+
+    snapshot = Snapshot(review.study, review.paths.root, load)
     try:
         inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
         dressed = ReviewStorage(inner, snapshot)

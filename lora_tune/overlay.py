@@ -42,9 +42,9 @@ class ReadOnlyError(RuntimeError):
 
 
 class Snapshot:
-    """The sweep, at most ``FRESH_SECONDS`` old. load: reads it from the database."""
+    """The sweep, at most ``FRESH_SECONDS`` old. load: reads what is new since the sweep that it is given."""
 
-    def __init__(self, study: Study, root: Path, load: Callable[[], Sweep]) -> None:
+    def __init__(self, study: Study, root: Path, load: Callable[[Sweep | None], Sweep]) -> None:
         self.study, self.root, self._load = study, root, load
         self._lock = threading.Lock()
         self._read_at = -FRESH_SECONDS
@@ -54,7 +54,7 @@ class Snapshot:
         """The records; one thread reads them anew, the others wait for it."""
         with self._lock:
             if self._sweep is None or time.monotonic() - self._read_at > FRESH_SECONDS:
-                self._sweep = self._load()
+                self._sweep = self._load(self._sweep)
                 self._read_at = time.monotonic()
             return self._sweep
 

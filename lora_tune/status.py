@@ -19,7 +19,7 @@ from lora_tune import errors, view
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.overview import Overview, overview, ranked
 from lora_tune.records import Sweep, Trial, TrialState
-from lora_tune.store import LEASE_SECONDS
+from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.study import Study
 
 BEST_SHOWN = 5
@@ -202,52 +202,59 @@ def main(
     nobody drives them, or the database does not answer; 4 the sweep ended and nothing reached the target.
     """
     console = Console()
-    review, driver = _look(study_name, output, storage)
-    if not watch:
-        _show(console, review, driver, json_=json_, every=all_)
-    elif json_:
-        while _show(console, review, driver, json_=True, every=all_) == Standing.RUNNING:
-            time.sleep(period)
-            review, driver = _look(study_name, output, storage)
-    else:
-        review, driver = _watch(console, lambda: _look(study_name, output, storage), period, every=all_)
-    now = time.time()
-    condition = standing(review.sweep, driver, now)
-    sys.exit(exit_code(condition, overview(review.study, review.sweep, now)))
-
-
-def _watch(console: Console, look: Any, period: float, *, every: bool) -> tuple[Review, tuple[str, float]]:
-    """Refresh one screen until the sweep is not running any more, or Ctrl-C; returns the last look."""
-    review, driver = look()
-    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="ellipsis") as live:
-        while True:
-            now = time.time()
-            live.update(picture(review.study, review.sweep, driver, now, every=every), refresh=True)
-            if standing(review.sweep, driver, now) != Standing.RUNNING:
-                return review, driver
-            try:
-                time.sleep(period)
-            except KeyboardInterrupt:
-                return review, driver
-            review, driver = look()
-
-
-def _show(console: Console, review: Review, driver: tuple[str, float], *, json_: bool, every: bool) -> str:
-    now = time.time()
-    if json_:
-        click.echo(json.dumps(as_json(review.study, review.sweep, driver, now)))
-    else:
-        console.print(picture(review.study, review.sweep, driver, now, every=every))
-    return standing(review.sweep, driver, now)
-
-
-def _look(study_name: str, output: Path | None, storage: str | None) -> tuple[Review, tuple[str, float]]:
     review = load_review(study_name, output, storage)
     store = watch_store(review.paths, storage)
     try:
-        return review, store.driver(review.study.name)
+        look = _Look(review, store)
+        if watch and not json_:
+            _watch(console, look, period, every=all_)
+        else:
+            _show(console, look, json_=json_, every=all_)
+            while watch and look.standing == Standing.RUNNING:
+                time.sleep(period)
+                look.again()
+                _show(console, look, json_=json_, every=all_)
     finally:
         store.close()
+    sys.exit(exit_code(look.standing, overview(look.study, look.sweep, look.now)))
+
+
+class _Look:
+    """The sweep as it was at ``now``; :meth:`again` reads what is new."""
+
+    def __init__(self, review: Review, store: Store) -> None:
+        self._store = store
+        self.study, self.sweep = review.study, review.sweep
+        self.driver, self.now = store.driver(review.study.name), time.time()
+
+    def again(self) -> None:
+        self.sweep = self._store.load(self.study.name, self.sweep) or self.sweep
+        self.driver, self.now = self._store.driver(self.study.name), time.time()
+
+    @property
+    def standing(self) -> str:
+        return standing(self.sweep, self.driver, self.now)
+
+
+def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None:
+    """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
+    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while True:
+            live.update(picture(look.study, look.sweep, look.driver, look.now, every=every), refresh=True)
+            if look.standing != Standing.RUNNING:
+                return
+            try:
+                time.sleep(period)
+                look.again()
+            except KeyboardInterrupt:
+                return
+
+
+def _show(console: Console, look: _Look, *, json_: bool, every: bool) -> None:
+    if json_:
+        click.echo(json.dumps(as_json(look.study, look.sweep, look.driver, look.now)))
+    else:
+        console.print(picture(look.study, look.sweep, look.driver, look.now, every=every))
 
 
 if __name__ == "__main__":

@@ -160,27 +160,34 @@ class Store:
         with self._reading() as connection:
             return list(connection.scalars(sa.select(_sweeps.c.name).order_by(_sweeps.c.name)))
 
-    def load(self, name: str) -> Sweep | None:
-        """Everything that is remembered of a sweep, or None."""
+    def load(self, name: str, known: Sweep | None = None) -> Sweep | None:
+        """Everything that is remembered of a sweep, or None.
+
+        known: the sweep as it was loaded before; only the trials that were not finished then are read again, so that
+        watching a long sweep costs the database next to nothing.
+        """
         with self._reading() as connection:
             head = connection.execute(sa.select(_sweeps).where(_sweeps.c.name == name)).one_or_none()
             if head is None:
                 return None
-            trials = [_trial(r) for r in connection.scalars(_of(_trials.c.record, name))]
-            attempts = [_attempt(r) for r in connection.scalars(_of(_attempts.c.record, name))]
+            trials = connection.scalars(_of(_trials.c.record, name).where(_news(_trials.c.number, known)))
+            attempts = connection.scalars(_of(_attempts.c.record, name).where(_news(_attempts.c.trial, known)))
             order = (_evals.c.trial, _evals.c.attempt, _evals.c.position)
-            rows = connection.execute(sa.select(_evals).where(_evals.c.sweep == name).order_by(*order)).all()
+            wanted = (_evals.c.sweep == name) & _news(_evals.c.trial, known)
+            rows = connection.execute(sa.select(_evals).where(wanted).order_by(*order)).all()
+            read_trials, read_attempts = [_trial(r) for r in trials], [_attempt(r) for r in attempts]
         evals: dict[tuple[int, int], list[Eval]] = {}
         for row in rows:
             evals.setdefault((row.trial, row.attempt), []).append(Eval(row.samples, _nan(row.loss), _nan(row.seconds)))
+        before = known or Sweep(name=name, digest="", study_toml="", began_at=0.0)
         return Sweep(
             name=name,
             digest=head.digest,
             study_toml=head.study_toml,
             began_at=head.began_at,
-            trials={t.number: t for t in sorted(trials, key=lambda t: t.number)},
-            attempts={(a.trial, a.number): a for a in attempts},
-            evals={key: tuple(found) for key, found in evals.items()},
+            trials={**before.trials, **{t.number: t for t in sorted(read_trials, key=lambda t: t.number)}},
+            attempts={**before.attempts, **{(a.trial, a.number): a for a in read_attempts}},
+            evals={**before.evals, **{key: tuple(found) for key, found in evals.items()}},
         )
 
     def owner(self, name: str) -> str:
@@ -320,6 +327,14 @@ def _held(lease: Lease) -> Any:
 
 def _of(column: sa.Column[Any], sweep: str) -> Any:
     return sa.select(column).where(column.table.c.sweep == sweep)
+
+
+def _news(number: sa.Column[Any], known: Sweep | None) -> Any:
+    """Rows of trials that are not finished in ``known``, or not in it."""
+    if known is None:
+        return sa.true()
+    unfinished = [n for n, t in known.trials.items() if t.state is not TrialState.FINISHED]
+    return (number > max(known.trials, default=-1)) | number.in_(unfinished)
 
 
 def _words(error: BaseException) -> str:

@@ -140,7 +140,7 @@ def test_the_storage_refuses_by_itself(built: Review) -> None:
     import optuna
 
     inner = optuna.storages.RDBStorage(f"sqlite:///{built.paths.database}")
-    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda: built.sweep))
+    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda _: built.sweep))
     for change in (lambda: storage.delete_study(1), lambda: storage.set_study_user_attr(1, "a", 1)):
         with pytest.raises(overlay.ReadOnlyError):
             change()
@@ -148,7 +148,7 @@ def test_the_storage_refuses_by_itself(built: Review) -> None:
 
 @pytest.mark.parametrize("wrong", ["ffff-0-00000000", "0-0-deadbeef", "zz", "0-0", ""])
 def test_only_files_of_attempts_are_served(built: Review, wrong: str) -> None:
-    files = overlay.SweepFiles(overlay.Snapshot(built.study, built.paths.root, lambda: built.sweep))
+    files = overlay.SweepFiles(overlay.Snapshot(built.study, built.paths.root, lambda _: built.sweep))
     with pytest.raises(ArtifactNotFound):
         files.open_reader(wrong)
 
@@ -295,5 +295,5 @@ def test_a_study_of_thousands_of_attributes_is_not_read_for_every_trial(built: R
     import optuna
 
     inner = optuna.storages.RDBStorage(f"sqlite:///{built.paths.database}")
-    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda: built.sweep))
+    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda _: built.sweep))
     assert len(storage.get_study_system_attrs(1)) < 15

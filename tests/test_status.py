@@ -1,0 +1,178 @@
+"""Status: where a sweep stands, for people, for programs and for monitoring; it reads and never writes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from lora_tune import status
+from lora_tune.mllog import Eval
+from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.status import Standing, standing
+from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
+from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+from tests.waiting import wait_for
+
+OWNER = "host7 pid 42 start 99"
+
+
+def run(folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(status.main, ["--study", "built", "--output", str(folder), *options])
+
+
+@pytest.mark.parametrize(
+    ("running", "owner", "sign", "expected"),
+    [
+        (2, OWNER, 1, Standing.RUNNING),
+        (0, OWNER, 1, Standing.RUNNING),
+        (2, OWNER, LEASE_SECONDS + 1, Standing.UNATTENDED),
+        (2, "", 0, Standing.UNATTENDED),
+        (0, "", 0, Standing.ENDED),
+    ],
+)
+def test_a_sweep_runs_has_ended_or_is_left_alone(running: int, owner: str, sign: float, expected: str) -> None:
+    sweep = sweep_of(study_of(), trials=6, running=running)
+    assert standing(sweep, (owner, BEGAN - sign), BEGAN) == expected
+
+
+def test_the_exit_code_serves_monitoring(tmp_path: Path) -> None:
+    study = study_of()
+    done, open_ = sweep_of(study, trials=8), sweep_of(study, trials=8, running=1)
+    nothing = replace(done, trials={n: _censored(t) for n, t in done.trials.items()})
+    for name, sweep, expected in (("done", done, 0), ("open", open_, 3), ("nothing", nothing, 4)):
+        stored(tmp_path / name, sweep)
+        result = run(tmp_path / name)
+        assert result.exit_code == expected, result.output
+
+
+def _censored(trial: Trial) -> Trial:
+    return replace(trial, verdict=Verdict.CENSORED, seconds=None, samples=None, facts={})
+
+
+def test_what_it_prints(tmp_path: Path) -> None:
+    sweep = sweep_of(study_of(), trials=24, running=2)
+    stored(tmp_path, sweep)
+    printed = run(tmp_path).output
+    best = sweep.best()
+    assert best is not None
+    assert f"trial {best.number}" in printed
+    assert "90% interval" in printed
+    assert "take over with: python -m lora_tune.sweep --study built" in " ".join(printed.split())
+    assert "saved by stopping early" in printed
+    assert "another node; run" in printed
+
+
+def test_json_says_the_same_to_programs(tmp_path: Path) -> None:
+    sweep = sweep_of(study_of(), trials=24, running=2)
+    stored(tmp_path, sweep)
+    told = json.loads(run(tmp_path, "--json").stdout)
+    best = sweep.best()
+    assert best is not None
+    assert told["state"] == "unattended"
+    assert told["best"]["trial"] == best.number
+    assert told["best"]["seconds"] == best.seconds
+    assert told["best"]["parameters"] == dict(best.parameters)
+    assert len(told["running"]) == 2
+    assert told["trials"] == 24
+    assert sum(told["verdicts"].values()) == 22
+    assert {f["class"] for f in told["failures"]} <= {"infeasible", "infrastructure"}
+
+
+def test_nothing_is_written_not_even_a_table(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    result = CliRunner().invoke(status.main, ["--study", "tiny", "--storage", f"sqlite:///{empty}"])
+    assert result.exit_code == 3
+    assert "holds no sweep" in result.output
+    assert empty.stat().st_size == 0
+    missing = tmp_path / "missing.db"
+    result = CliRunner().invoke(status.main, ["--study", "tiny", "--storage", f"sqlite:///{missing}"])
+    assert result.exit_code == 3
+    assert not missing.exists()
+
+
+def test_a_reading_store_cannot_write(tmp_path: Path) -> None:
+    from lora_tune.errors import StoreError
+
+    stored(tmp_path, sweep_of(study_of(), trials=4))
+    store = Store(sqlite_url(tmp_path / "sweep.db"), read_only=True)
+    with pytest.raises(StoreError, match="readonly"):
+        store.begin("other", "", "", 0.0)
+    store.close()
+
+
+def test_the_database_url_alone_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(tmp_path / "there", sweep_of(study_of(), trials=6))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(
+        status.main, ["--study", "built", "--storage", sqlite_url(tmp_path / "there" / "sweep.db")]
+    )
+    assert result.exit_code == 0, result.output
+
+
+def test_a_name_nearby_is_suggested() -> None:
+    result = CliRunner().invoke(status.main, ["--study", "tinny"])
+    assert result.exit_code == 2
+    assert "did you mean tiny?" in result.output
+
+
+def test_reading_on_takes_in_only_what_is_new(tmp_path: Path) -> None:
+    study = study_of()
+    sweep = sweep_of(study, trials=8, running=2)
+    store = Store(sqlite_url(stored(tmp_path, sweep)))
+    before = store.load("built")
+    assert before is not None
+    grown = sweep_of(study, trials=10)
+    lease = store.take_lease("built", OWNER, BEGAN)
+    late = [(7, 0, len(sweep.last_evals(7)), Eval(9999.0, 0.9, 5000.0))]
+    fresh = tuple(grown.trials[n] for n in (6, 8, 9))
+    store.save(
+        lease, Changes(fresh, tuple(a for a in grown.attempts.values() if a.trial in (6, 8, 9)), tuple(late)), BEGAN
+    )
+    assert store.load("built", before) == store.load("built")
+    store.close()
+
+
+def test_watching_ends_with_the_sweep(tmp_path: Path) -> None:
+    sweep = sweep_of(study_of(), trials=6)
+    store = Store(sqlite_url(stored(tmp_path, sweep)))
+    lease = store.take_lease("built", OWNER, time.time())
+    command = (sys.executable, "-m", "lora_tune.status", "--study", "built", "--output", str(tmp_path))
+    watcher = subprocess.Popen((*command, "--watch", "--every", "0.2", "--json"), stdout=subprocess.PIPE, text=True)
+    assert watcher.stdout is not None
+    assert json.loads(watcher.stdout.readline())["state"] == "running"
+    store.save(lease, Changes(), time.time())
+    assert json.loads(watcher.stdout.readline())["driver"] == OWNER
+    store.release(lease)
+    wait_for(lambda: watcher.poll() is not None, 20, "the watcher ends")
+    assert watcher.returncode == 0
+    assert json.loads(watcher.stdout.read().splitlines()[-1])["state"] == "ended"
+    store.close()
+
+
+def test_a_hostile_sweep_cannot_drive_the_terminal() -> None:
+    study, sweep = hostile()
+    console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
+    console.print(status.picture(study, sweep, ("", 0.0), BEGAN, every=True))
+    printed = console.export_text(styles=False)
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert "touch owned" in printed
+    assert HOSTILE not in printed
+
+
+def test_all_trials_are_listed_on_request(tmp_path: Path) -> None:
+    sweep: Sweep = sweep_of(study_of(), trials=30)
+    stored(tmp_path, sweep)
+    lines = run(tmp_path, "--all").output.splitlines()
+    numbers = {int(words[0]) for line in lines if (words := line.split()) and words[0].isdigit()}
+    assert numbers == set(sweep.trials)
