@@ -9,7 +9,7 @@
 set -u
 OUT=${OUT:-gpu_out}
 mkdir -p "$OUT"
-source benchmarks/gpu/prepare.sh
+source benchmarks/gpu/prepare.sh "${LT:-/tmp/lora_tune}"  # named, or it would inherit our stages
 BASE=$LT/base
 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 
@@ -30,7 +30,7 @@ for stage in "$@"; do
         start_worker "${WORKER:-lora_tune.recipes.nemo.trial}"
         study=${STUDY:-nemo_h100x1}
         timeout "${SECONDS_SWEEP:-540}" python3 -m lora_tune.sweep --study "$study" ${TRIALS:+--trials "$TRIALS"} \
-            --output "$LT/sweeps/$study" 2>&1 | tail -n 120 | tee "$OUT/sweep.txt"
+            --output "$LT/sweeps/$study" 2>&1 | tee "$OUT/sweep.txt"
         tar czf "$OUT/sweep.tgz" -C "$LT/sweeps" "$study"
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
