@@ -1,0 +1,177 @@
+"""What happens to a trial next, as a table of situations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_tune import decide
+from lora_tune.diagnose import Diagnosis
+from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.mllog import Eval, Run, TrainPoint
+from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.study import Study, parse_study
+from tests.fakes import command_study
+
+NOW = 10_000.0
+
+
+def study(**site: Any) -> Study:
+    found = parse_study(command_study(trials=5, parallel=2, trial_minutes=10), Path("x.toml"))
+    return found.with_options({"site": {"stall_minutes": 2.0, "queue_minutes": 60.0, "kill_seconds": 30.0, **site}})
+
+
+def attempt(**change: Any) -> Attempt:
+    base = Attempt(trial=0, number=0, job_name="x-0000-0", folder="t", intended_at=NOW - 500, submitted_at=NOW - 500)
+    return replace(base, **{"started_at": NOW - 300, **change})
+
+
+def run(*losses: float, stop: str | None = None) -> Run:
+    evals = tuple(Eval(100.0 * (i + 1), loss, 10.0 * (i + 1)) for i, loss in enumerate(losses))
+    return Run(run_start_ms=1, evals=evals, status=stop)
+
+
+def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, **change: Any) -> decide.Look:
+    status = JobStatus(state=state, reason="Priority")
+    return decide.Look(attempt=attempt(**change), status=status, run=run(*losses), grew_at=NOW - grew)
+
+
+@pytest.mark.parametrize(
+    ("situation", "kind"),
+    [
+        (look(), None),
+        (look(JobState.QUEUED, submitted_at=NOW - 3000), None),
+        (look(JobState.QUEUED, submitted_at=NOW - 3700), StopKind.QUEUE),
+        (look(started_at=NOW - 601), StopKind.TIME_LIMIT),
+        (look(grew=121), StopKind.SILENT),
+        (look(JobState.RUNNING, 1.0, -0.1, grew=31), StopKind.REACHED),
+        (look(JobState.RUNNING, 1.0, -0.1, grew=29), None),
+        (look(stop=StopKind.PRUNED, stop_at=NOW - 29), None),
+    ],
+)
+def test_a_live_job_is_left_alone_or_asked_to_end(situation: decide.Look, kind: StopKind | None) -> None:
+    found = decide.watch(study(), situation, NOW)
+    assert (found.kind if isinstance(found, decide.Stop) else found) == kind
+
+
+def test_a_job_that_was_asked_and_stays_is_killed_again_and_again() -> None:
+    assert decide.watch(study(), look(stop=StopKind.PRUNED, stop_at=NOW - 31), NOW) == decide.Kill()
+    killed = look(stop=StopKind.PRUNED, stop_at=NOW - 99, killed_at=NOW - 5)
+    assert decide.watch(study(), killed, NOW) is None
+
+
+def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: str = "slurm", **given: Any) -> Any:
+    last = attempt(**{k: given.pop(k) for k in ("stop", "stop_sentence") if k in given})
+    before = [attempt(failure=diagnosis.kind)] * (attempts - 1)
+    state = JobStatus(**{"state": JobState.ENDED, "exit_code": 0, "nodes": ("n1",), **given})
+    return decide.conclude(study(launcher=launcher), [*before, last], state, run(*losses), diagnosis)
+
+
+WELL = Diagnosis(kind="", line="", remedy="")
+
+
+def failure(kind: Any) -> Diagnosis:
+    return Diagnosis(kind=kind, line="the line", remedy="the remedy")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (conclude(WELL, 1.0, -0.5), Verdict.REACHED),
+        (conclude(failure("unknown"), 1.0, -0.5, exit_code=1), Verdict.REACHED),
+        (conclude(WELL, 1.0, 0.5), Verdict.CENSORED),
+        (conclude(WELL, 1.0, stop=StopKind.PRUNED, stop_sentence="flat"), Verdict.PRUNED),
+        (conclude(WELL, 1.0, stop=StopKind.CAPPED, stop_sentence="late"), Verdict.CAPPED),
+        (conclude(WELL, 1.0, stop=StopKind.TIME_LIMIT), Verdict.CENSORED),
+        (conclude(WELL, stop=StopKind.USER), Verdict.CANCELLED),
+        (conclude(failure("configuration"), exit_code=1), Verdict.FAILED),
+        (conclude(failure("diverged"), 1.0), Verdict.PRUNED),
+        (conclude(failure("infeasible"), attempts=2), Verdict.INFEASIBLE),
+        (conclude(failure("infeasible"), launcher="local"), Verdict.INFEASIBLE),
+        (conclude(failure("infrastructure"), attempts=3), Verdict.FAILED),
+    ],
+)
+def test_the_end_of_a_trial(found: Any, verdict: Verdict) -> None:
+    assert isinstance(found, decide.Finish)
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible"])
+def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
+    found = conclude(failure(kind), exit_code=1)
+    assert isinstance(found, decide.Retry)
+    assert "the line" in found.sentence
+
+
+def test_a_fault_or_a_memory_failure_is_tried_on_another_node() -> None:
+    assert conclude(failure("infrastructure")).exclude_nodes == ("n1",)
+    assert conclude(failure("infeasible")).exclude_nodes == ("n1",)
+    assert conclude(failure("preempted")).exclude_nodes == ()
+
+
+def test_a_clean_exit_without_evals_is_no_result() -> None:
+    assert isinstance(conclude(WELL), decide.Retry)
+
+
+def trial(number: int = 0, **change: Any) -> Trial:
+    parameters = {"LR": 1e-3, "STEPS": 100, "GBS": 8, "MAX_STEPS": 100}
+    return replace(Trial(number=number, seed=1, tuned={"LR": 1e-3}, parameters=parameters), **change)
+
+
+def sweep(*trials: Trial) -> Sweep:
+    return Sweep(name="x", digest="d", study_toml="", began_at=NOW - 3600, trials={t.number: t for t in trials})
+
+
+def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
+    bad = replace(run(1.0), train=(TrainPoint(80.0, 1.2, 8.0), TrainPoint(160.0, math.nan, 16.0)))
+    found = decide.judge_curve(study(), sweep(trial()), trial(), bad)
+    assert found is not None
+    assert found.sentence == "diverged: train loss is nan at 160 samples"
+
+
+def test_only_curves_of_the_same_batch_size_are_compared() -> None:
+    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED}
+    other = replace(trial(2, **done), parameters={"GBS": 16})
+    records = replace(
+        sweep(trial(), trial(1, **done), other),
+        attempts={(n, 0): replace(attempt(), trial=n) for n in (1, 2)},
+        evals={(1, 0): run(1.0, 0.0).evals, (2, 0): run(2.0, 0.0).evals},
+    )
+    assert decide.references(records, trial()) == [run(1.0, 0.0).evals]
+
+
+def test_facts_leave_out_what_is_unknown() -> None:
+    found = decide.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
+    assert "objective" not in found
+    assert "init_seconds" not in found
+    assert found["node_hours"] == pytest.approx(300 / 3600)
+    assert all(not isinstance(v, float) or math.isfinite(v) for v in found.values())
+
+
+def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
+    text = command_study(trials=5).replace(
+        "target = 0.0", 'target = 0.925\nscore = "mlperf_score"\ncurves = "llama2_70b_lora"'
+    )
+    closed = parse_study(text, Path("x.toml"))
+    fast = Run(run_start_ms=1, evals=(Eval(1536.0, 0.94, 700.0), Eval(2688.0, 0.924, 1230.0)))
+    found = decide.facts(closed, trial(), [attempt()], fast, NOW)
+    assert found["stop_seconds"] == 1230.0
+    assert found["objective"] == pytest.approx(1230.0 * 3178.7 / 2688, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("budget", "trials", "reason"),
+    [
+        ({}, 1, ""),
+        ({}, 2, "2 of 2 slots are taken"),
+        ({"trials": 2}, 2, "all 2 trials are proposed"),
+        ({"wall_hours": 0.5}, 0, "the 0.5 hours of the sweep are over"),
+    ],
+)
+def test_the_budget_is_checked_before_a_proposal(budget: dict[str, Any], trials: int, reason: str) -> None:
+    limited = study().with_options({"budget": budget})
+    assert decide.may_propose(limited, sweep(*(trial(i) for i in range(trials))), NOW) == reason
