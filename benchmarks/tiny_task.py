@@ -1,8 +1,9 @@
 """How the shipped task answers to its knobs: ``python -m benchmarks.tiny_task``.
 
 Runs the PEFT recipe over a grid of LR x MAX_STEPS x WARMUP_STEPS to the last step, with no target, and reads from each
-whole curve when any target would have been met. Prints the date, the machine, a table of steps and seconds to the
-target, the spread between the best and the worst that reach it, and what one trial costs from start to end.
+whole curve when any target would have been met. Prints the date, the machine and its load, a table of steps and seconds
+to the target, the spread between the best and the worst that reach it, and what one trial costs from start to end, in
+seconds and in seconds of one core (which other programs on the machine hardly change).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,24 +35,25 @@ class Point:
     lr: float
     max_steps: int
     warmup_steps: int
+    minibs: int
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """wall: seconds from the start of the process to its end."""
+    """wall: seconds from the start of the process to its end. core: seconds of processor time in them."""
 
     point: Point
     run: Run
     wall: float
-    batch: int
+    core: float
 
     def reached(self, target: float) -> tuple[int, int, float] | None:
         """Evaluations, steps and seconds (from ``run_start``) to the target, or None."""
         found = self.run.reached(target)
         if found is None:
             return None
-        return self.run.evals.index(found) + 1, round(found.samples / self.batch), found.seconds
+        return self.run.evals.index(found) + 1, round(found.samples / self.point.minibs), found.seconds
 
 
 def measure(point: Point, fixed: dict[str, str]) -> Result:
@@ -62,24 +65,26 @@ def measure(point: Point, fixed: dict[str, str]) -> Result:
         "LR": str(point.lr),
         "MAX_STEPS": str(point.max_steps),
         "WARMUP_STEPS": str(point.warmup_steps),
+        "MINIBS": str(point.minibs),
         "SEED": str(point.seed),
         **fixed,
     }
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "lora_tune.recipes.peft_lora"], env=environment, capture_output=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr.decode())
-    reader = MllogReader()
-    reader.feed(done.stdout)
-    run = reader.run()
-    return Result(point, run, time.monotonic() - began, int(str(run.hyperparameters["global_batch_size"])))
+    with tempfile.TemporaryFile() as log:
+        trial = subprocess.Popen([sys.executable, "-m", "lora_tune.recipes.peft_lora"], env=environment, stdout=log)
+        _, trial.returncode, usage = os.wait4(trial.pid, 0)
+        wall = time.monotonic() - began
+        log.seek(0)
+        reader = MllogReader()
+        reader.feed(log.read())
+    if trial.returncode:
+        raise SystemExit(f"a trial failed: {point}")
+    return Result(point, reader.run(), wall, usage.ru_utime + usage.ru_stime)
 
 
 def rows(results: list[Result], target: float) -> Iterator[str]:
     """The table, best first."""
-    yield f"{'LR':>8} {'MAX_STEPS':>9} {'WARMUP':>6} {'seed':>4} {'evals':>5} {'steps':>5} {'of all':>6} {'s':>6} {'last loss':>9}"
+    yield "      LR MAX_STEPS WARMUP MINIBS seed evals steps of all      s last loss"
     order = sorted(results, key=lambda r: (r.reached(target) or (0, 0, float("inf")))[2])
     for result in order:
         point, reached = result.point, result.reached(target)
@@ -88,41 +93,43 @@ def rows(results: list[Result], target: float) -> Iterator[str]:
         share = f"{reached[1] / point.max_steps:.0%}" if reached else "-"
         shown = f"{seconds:.2f}" if seconds is not None else "-"
         yield (
-            f"{point.lr:>8.2g} {point.max_steps:>9} {point.warmup_steps:>6} {point.seed:>4} {evals:>5} {steps:>5} "
+            f"{point.lr:>8.2g} {point.max_steps:>9} {point.warmup_steps:>6} {point.minibs:>6} {point.seed:>4} {evals:>5} {steps:>5} "
             f"{share:>6} {shown:>6} {last:>9.4f}"
         )
 
 
 def summary(results: list[Result], target: float) -> str:
     seconds = sorted(r.reached(target)[2] for r in results if r.reached(target))  # type: ignore[index]
-    walls = [r.wall for r in results]
+    walls, cores = [r.wall for r in results], [r.core for r in results]
     if not seconds:
         return f"No configuration reaches {target}."
     return (
-        f"Target {target}: {len(seconds)} of {len(results)} reach it, best {seconds[0]:.2f} s, worst {seconds[-1]:.2f} s, "
-        f"spread {seconds[-1] / seconds[0]:.1f}x. A whole trial takes {min(walls):.1f} to {max(walls):.1f} s "
-        f"(median {median(walls):.1f} s), imports included."
+        f"Target {target}: {len(seconds)} of {len(results)} reach it, best {seconds[0]:.2f} s, "
+        f"worst {seconds[-1]:.2f} s, spread {seconds[-1] / seconds[0]:.1f}x. To its last step, imports included, a "
+        f"trial takes {min(walls):.1f} to {max(walls):.1f} s (median {median(walls):.1f}), "
+        f"{min(cores):.1f} to {max(cores):.1f} s of one core."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2])
-    parser.add_argument("--max-steps", type=int, nargs="+", default=[100, 200, 300])
+    parser.add_argument("--max-steps", type=int, nargs="+", default=[100, 200])
     parser.add_argument("--warmup-steps", type=int, nargs="+", default=[0, 40])
+    parser.add_argument("--minibs", type=int, nargs="+", default=[8])
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--target", type=float, nargs="+", default=[TINY_TARGET])
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--curves", action="store_true", help="print every eval loss too")
-    parser.add_argument("--set", nargs="*", default=["VAL_CHECK_INTERVAL=10"], metavar="NAME=VALUE", dest="fixed")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", dest="fixed")
     options = parser.parse_args()
     fixed = dict(item.split("=", 1) for item in options.fixed)
-    grid = itertools.product(options.lr, options.max_steps, options.warmup_steps, options.seed)
+    grid = itertools.product(options.lr, options.max_steps, options.warmup_steps, options.minibs, options.seed)
+    before = os.getloadavg()[0]
     with ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(lambda point: measure(Point(*point), fixed), grid))
-    print(
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {options.jobs} trials at a time, {fixed}"
-    )
+    print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f}, ", end="")
+    print(f"{options.jobs} at a time {' '.join(options.fixed)}")
     for target in options.target:
         print("\n".join(rows(results, target)))
         print(summary(results, target))
