@@ -1,0 +1,82 @@
+"""Racing two configurations with a known true difference: errors and runs used, against ten runs each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
+from lora_tune import curve
+from lora_tune.search.replicates import CannotSeparate, Decided, RaceSettings, RunSummary, next_action
+
+DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
+PAIRS = 2000
+SD = 0.047
+SETTINGS = (RaceSettings(confidence=0.9), RaceSettings(confidence=0.9, most=40))
+Draw = Callable[[np.random.Generator], float]
+
+
+def main() -> None:
+    draws: dict[str, Draw] = {"normal, sd 4.7%": lambda rng: rng.normal(0, SD)}
+    if (folder() / "runs.jsonl.gz").exists():
+        pool = public_residuals()
+        draws[f"public test runs, sd {np.std(pool):.1%}"] = lambda rng: rng.choice(pool)
+    print(
+        f"{PAIRS} pairs each; confidence 90%: at most 10% of equal pairs separated, at most 5% of others the wrong way."
+    )
+    print("'ten each' is a t-test at the same level after ten runs of both.")
+    header = (
+        f"{'noise of ln(seconds)':32} {'most':>4} {'true':>5} | {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}"
+    )
+    print(header + f" | ten each: {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}")
+    for name, draw in draws.items():
+        for settings in SETTINGS:
+            for difference in DIFFERENCES:
+                print(_row(name, draw, settings, difference))
+
+
+def public_residuals() -> np.ndarray:
+    """ln(estimated crossing) of good-sized test submissions at GBS 8 about their submission's mean."""
+    family = curve.published(8).family
+    residuals: list[float] = []
+    for submission, group in by_submission(load()).items():
+        if is_test(submission) and group[0].gbs == 8:
+            logs = np.log([curve.estimate(r.run, TARGET, family=family).samples for r in group])
+            residuals.extend((logs - logs.mean()) * np.sqrt(len(logs) / (len(logs) - 1)))
+    return np.array(residuals)
+
+
+def _row(name: str, draw: Draw, settings: RaceSettings, difference: float) -> str:
+    rng = np.random.default_rng(7)
+    race = np.array([_race(draw, settings, difference, rng) for _ in range(PAIRS)])
+    ten = np.array([_ten_each(draw, difference, rng) for _ in range(PAIRS)])
+    cells = [f"{share:6.1%}" for table in (race, ten) for share in (np.mean(table[:, 0] == o) for o in (1, -1, 0))]
+    return (
+        f"{name:32} {settings.most:>4} {difference:5.0%} | {cells[0]} {cells[1]} {cells[2]} {race[:, 1].mean():5.1f}"
+        f" |           {cells[3]} {cells[4]} {cells[5]} {20:5.1f}"
+    )
+
+
+def _race(draw: Draw, settings: RaceSettings, difference: float, rng: np.random.Generator) -> tuple[int, int]:
+    """(1 right, -1 wrong, 0 cannot separate; runs used). With no difference every separation is wrong."""
+    offsets = {"a": 0.0, "b": float(np.log1p(difference))}
+    results: dict[str, list[RunSummary]] = {"a": [], "b": []}
+    while True:
+        action = next_action(results, settings)
+        used = sum(map(len, results.values()))
+        if isinstance(action, Decided):
+            return (1 if action.winner == "a" and difference > 0 else -1), used
+        if isinstance(action, CannotSeparate):
+            return 0, used
+        results[action.config].append(RunSummary(float(np.exp(7.4 + offsets[action.config] + draw(rng)))))
+
+
+def _ten_each(draw: Draw, difference: float, rng: np.random.Generator) -> tuple[int, int]:
+    from scipy.stats import ttest_ind
+
+    a = np.array([draw(rng) for _ in range(10)])
+    b = np.array([draw(rng) for _ in range(10)]) + np.log1p(difference)
+    if ttest_ind(a, b).pvalue > 0.1:
+        return 0, 20
+    return (1 if a.mean() < b.mean() and difference > 0 else -1), 20

@@ -1,0 +1,91 @@
+"""Olympic mean, RCP factor and score of every row of ``submissions.csv``, from the raw logs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from pathlib import Path
+
+from benchmarks.public_runs import TARGET, by_submission, folder, load
+from lora_tune import rules
+from lora_tune.mllog import MllogReader, Run
+
+Times = tuple[list[float], list[float]]
+
+
+def main() -> None:
+    root = folder()
+    rows = list(csv.DictReader((root / "submissions.csv").open()))
+    from_logs, twins, differing = 0, 0, []
+    groups = by_submission(load(root))
+    known = {name: ([r.minutes for r in g], [r.stop for r in g]) for name, g in groups.items()}
+    for row in rows:
+        name = "/".join((row["round"], row["submitter"], row["system"]))
+        logs = root / "logs" / name
+        if logs.is_dir():
+            times = from_folder(logs)
+            from_logs += 1
+        else:
+            times = known.get(name) or twin(row, known)
+            twins += 1
+        score = rules.score(*times, gbs=int(row["gbs"]))
+        if not agrees(row, score):
+            differing.append((name, row, score, times))
+    scaled = sum(float(r["rcp_scaling"] or 1) > 1 for r in rows)
+    print(
+        f"{len(rows)} submissions ({scaled} scaled by their RCP): {from_logs} read from raw logs, {twins} with the logs"
+    )
+    print(f"of another submission. Olympic minutes, factor and score reproduced: {len(rows) - len(differing)}.")
+    print(
+        "Agreement: minutes and score to the table's 3 decimals, the factor to 12. The table multiplies minutes already"
+    )
+    print("rounded by the factor, and so does this comparison.")
+    for name, row, score, (minutes, _) in differing:
+        done = sorted(m for m in minutes if math.isfinite(m))
+        inner = sum(done[1:-1]) / (len(done) - 2)
+        print(f"  {name}: table {row['time_min']} min, by the rule {score.olympic_minutes:.3f} min; {len(done)} of")
+        print(f"    {len(minutes)} runs finished, and the table drops the slowest of those too: that gives {inner:.3f}")
+
+
+def from_folder(logs: Path) -> Times:
+    """Minutes and samples to target of each ``result_*.txt.gz``; infinite where the target was not reached."""
+    runs = [_read(path) for path in sorted(logs.glob("result_*.txt.gz"))]
+    hits = [run.reached(TARGET) for run in runs]
+    minutes = [_minutes(run) if hit else math.inf for run, hit in zip(runs, hits, strict=True)]
+    return minutes, [hit.samples if hit else math.inf for hit in hits]
+
+
+def twin(row: dict[str, str], known: dict[str, Times]) -> Times:
+    """The runs of the submission with the same fastest and slowest run: some were submitted twice."""
+    for times in known.values():
+        if (
+            f"{min(times[0]):.3f}" == f"{float(row['time_best']):.3f}"
+            and f"{max(times[0]):.3f}" == f"{float(row['time_worst']):.3f}"
+        ):
+            return times
+    raise LookupError(f"no runs for {row['submitter']}/{row['system']}")
+
+
+def agrees(row: dict[str, str], score: rules.Score) -> bool:
+    minutes = round(score.olympic_minutes, 3)
+    return (
+        minutes == float(row["time_min"])
+        and math.isclose(score.factor, float(row["rcp_scaling"] or 1), rel_tol=1e-12)
+        and round(minutes * score.factor, 3) == float(row["score_min"])
+    )
+
+
+def _read(path: Path) -> Run:
+    reader = MllogReader()
+    with gzip.open(path) as log:
+        reader.feed(log.read())
+    return reader.run()
+
+
+def _minutes(run: Run) -> float:
+    return (
+        math.inf
+        if run.run_stop_ms is None or run.run_start_ms is None
+        else (run.run_stop_ms - run.run_start_ms) / 60_000
+    )

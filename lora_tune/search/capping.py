@@ -1,0 +1,110 @@
+"""Adaptive capping: a run that can no longer beat the incumbent is stopped, at a stated risk.
+
+The objective is run time, so a run is worth its clock only while it may still end before the incumbent's upper
+quantile (Hutter et al. 2009, adaptive capping; here for noisy times). A capped trial is censored, not bad.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lora_tune.curve.family import Family
+from lora_tune.curve.forecast import Forecast, forecast
+from lora_tune.curve.points import first_reached, usable_loss, usable_samples
+from lora_tune.curve.stall import GO_ON, Verdict
+from lora_tune.curve.timing import Timing
+from lora_tune.mllog import Eval
+
+PRIOR_CV = 0.067
+"""Relative sd of a configuration's run times where its own runs do not say: that within public submissions."""
+
+PRIOR_RUNS = 4
+"""Weight of ``PRIOR_CV`` beside the incumbent's own spread, in degrees of freedom."""
+
+FEWEST_EVALS = 2
+"""Evals before the forecast may stop a run; the clock may at any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The best configuration so far: a name for sentences, and the seconds to target of its finished runs."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    def upper_quantile(self, probability: float) -> float:
+        """The seconds that one more run of it stays under with ``probability``; infinite without a finished run.
+
+        Student's prediction bound on ln(seconds), its variance shrunk towards ``PRIOR_CV``.
+        """
+        from scipy.special import stdtrit
+
+        known = np.log([s for s in self.seconds if 0 < s < math.inf])
+        n = len(known)
+        if n == 0:
+            return math.inf
+        freedom = n - 1 + PRIOR_RUNS
+        squares = float(((known - known.mean()) ** 2).sum()) + PRIOR_RUNS * PRIOR_CV**2
+        width = float(stdtrit(freedom, probability)) * math.sqrt(squares / freedom * (1 + 1 / n))
+        return math.exp(float(known.mean()) + width)
+
+
+def cap(
+    evals: Sequence[Eval],
+    timing: Timing,
+    incumbent: Incumbent,
+    now_seconds: float,
+    risk: float,
+    *,
+    target: float,
+    family: Family | None = None,
+    quantum: float | None = None,
+) -> Verdict:
+    """Whether to stop a run that has gone on for ``now_seconds`` since ``run_start``.
+
+    ``risk`` is the accepted chance of stopping a run of a configuration no worse than the incumbent. Half of it goes
+    to the clock: the limit is the time that an incumbent's run stays under with probability ``1 - risk/2``. The other
+    half goes to the forecast: a run is stopped early when its chance of ending within the limit is under ``risk/2``.
+    ``quantum``: samples between evals. Takes any evals and never raises.
+    """
+    if first_reached(evals, target) is not None:
+        return GO_ON
+    limit = incumbent.upper_quantile(1 - risk / 2)
+    if now_seconds > limit:
+        return Verdict(
+            True,
+            f"capped: {now_seconds:.0f} s have passed, and {100 * (1 - risk / 2):.3g}% of runs of {incumbent.name} "
+            f"need at most {limit:.0f} s",
+            "capped",
+        )
+    usable = [e for e in evals if usable_loss(e.loss) and usable_samples(e.samples)]
+    if not math.isfinite(limit) or len(usable) < FEWEST_EVALS:
+        return GO_ON
+    ahead = forecast(usable, target, family=family, quantum=quantum)
+    if not ahead.stops:
+        return GO_ON
+    chance = _chance_within(ahead, usable[-1], timing, limit)
+    if chance is None or chance >= risk / 2:
+        return GO_ON
+    return Verdict(
+        True,
+        f"capped: the chance of reaching {target:g} within {limit:.0f} s, the time that {100 * (1 - risk / 2):.3g}% of "
+        f"runs of {incumbent.name} stay under, is {100 * chance:.2g}%",
+        "capped",
+    )
+
+
+def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) -> float | None:
+    """Probability that an eval at or under the target ends within ``limit`` seconds; None when speed is unknown."""
+    if not timing.samples_per_second > 0:
+        return None
+    per_eval = timing.seconds_per_eval if timing.seconds_per_eval > 0 else 0.0
+    stops = np.asarray(ahead.stops)
+    begin = last.seconds if math.isfinite(last.seconds) else last.samples / timing.samples_per_second
+    ends = begin + (stops - last.samples) / timing.samples_per_second + per_eval * np.arange(1, len(stops) + 1)
+    within = int(np.searchsorted(ends, limit, side="right"))
+    return ahead.chance[within - 1] if within else 0.0
