@@ -51,7 +51,7 @@ class SlurmLauncher:
         if absent:
             raise SurroundingsError(f"this study runs on Slurm, and {', '.join(absent)} are not on PATH; {_ELSEWHERE}")
         try:
-            partitions = [line.strip(" *") for line in _ask("sinfo", "--noheader", "--format=%P").splitlines()]
+            partitions = [line.strip(" *") for line in ask("sinfo", "--noheader", "--format=%P").splitlines()]
         except LauncherError as error:
             raise SurroundingsError(
                 f"this study runs on Slurm, and no cluster answers: {error}; {_ELSEWHERE}"
@@ -86,7 +86,7 @@ class SlurmLauncher:
             return {}
         names = ",".join(sorted({ticket.name for ticket in tickets}))
         user = str(os.getuid())
-        shown = _ask("squeue", "--noheader", "--states=all", f"--user={user}", f"--name={names}", _COLUMNS)
+        shown = ask("squeue", "--noheader", "--states=all", f"--user={user}", f"--name={names}", _COLUMNS)
         rows = slurm_text.squeue_rows(shown)
         found = {t.name: slurm_text.find(rows, t.name, _token(t.folder), t.submitted_at) for t in tickets}
         vanished = [ticket for ticket in tickets if found[ticket.name] is None]
@@ -115,7 +115,7 @@ def _only_these_nodes(site: Site) -> Site:
     wanted = set(slurm_text.hostnames(site.nodelist or ""))
     if len(wanted) <= site.nodes:
         return site
-    every = _ask("sinfo", "--noheader", "--Node", "--format=%N").split()
+    every = ask("sinfo", "--noheader", "--Node", "--format=%N").split()
     others = sorted(set(every) - wanted)
     return site.model_copy(
         update={"nodelist": None, "exclude": ",".join(filter(None, (site.exclude, *others))) or None}
@@ -132,7 +132,7 @@ def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatu
     command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
     why = "neither squeue nor sacct knows it"
     try:
-        shown = _ask(*command, f"--name={names}", f"--starttime={since}", f"--format={slurm_text.SACCT_FORMAT}")
+        shown = ask(*command, f"--name={names}", f"--starttime={since}", f"--format={slurm_text.SACCT_FORMAT}")
     except LauncherError:
         # Without slurmdbd sacct always fails: then the controller's silence is all there is to know.
         shown, why = "", "squeue does not know it, and there is no accounting to ask"
@@ -156,7 +156,7 @@ def _with_exit_code(status: JobStatus, folder: Path) -> JobStatus:
     if ended is not None:
         return replace(status, exit_code=int(ended["exit_code"]))
     try:
-        detail = _ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
+        detail = ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
     except LauncherError:
         return status  # it left the controller's memory between the two questions
     return replace(status, exit_code=slurm_text.detail_exit_code(detail) or 0)
@@ -165,13 +165,13 @@ def _with_exit_code(status: JobStatus, folder: Path) -> JobStatus:
 def _cancel(job_id: str, name: str, *options: str) -> None:
     """Cancel ``job_id`` if it still has this name; one that is over already is no error."""
     try:
-        _ask("scancel", *options, f"--name={name}", job_id)
+        ask("scancel", *options, f"--name={name}", job_id)
     except LauncherError as error:
         if not any(text in str(error) for text in ("Invalid job id", "already complet")):
             raise
 
 
-def _ask(*command: str) -> str:
+def ask(*command: str) -> str:
     """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_"))}
     environment |= {k: os.environ[k] for k in ("SLURM_CONF",) if k in os.environ}

@@ -1,0 +1,127 @@
+"""``python -m lora_tune.doctor --study NAME [--probe]``: what stands between here and the study's first trial."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from lora_tune.checks import Finding, Level, cluster, files, probe, problem
+from lora_tune.commandline import guarded, output_option, study_option, sweep_paths
+from lora_tune.errors import EXIT_SURROUNDINGS, LoraTuneError
+from lora_tune.launchers.slurm import SlurmLauncher, ask
+from lora_tune.launchers.slurm_submission import submission_command
+from lora_tune.paths import SweepPaths
+from lora_tune.study import Study, find_study, load_study
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Proposal, Workload
+from lora_tune.workloads.mlperf import MlperfWorkload, places
+
+SWEEP_GB = 1.0
+"""Room for a sweep's logs and database; a trial's log has a few megabytes."""
+
+_WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
+
+
+@click.command()
+@study_option
+@output_option
+@click.option("--probe", "with_probe", is_flag=True, help="also run one short job, to look from a node")
+@click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
+@guarded
+def main(study_name: str, output: Path | None, with_probe: bool, probe_minutes: float) -> None:
+    """Check what a study needs: each finding says what, why it matters and how to mend it.
+
+    Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
+    """
+    file = find_study(study_name)
+    study = load_study(file)
+    workload = load_workload(study, file)
+    paths = sweep_paths(study.name, output)
+    worst = show(_local(study, workload, paths))
+    if study.site.launcher == "slurm":
+        worst = max(worst, show(_slurm(study, workload, paths)))
+        if with_probe:
+            worst = max(worst, show(_probe(study, workload, paths, probe_minutes * 60)))
+    if worst is Level.PROBLEM:
+        sys.exit(EXIT_SURROUNDINGS)
+
+
+def show(findings: Iterable[Finding]) -> Level:
+    """Print findings as they are made; returns the worst level."""
+    worst = Level.GOOD
+    for finding in findings:
+        worst = max(worst, finding.level)
+        click.echo(f"{_WORDS[finding.level]:8} {finding.what}")
+        if finding.why:
+            click.echo(f"{'':8}   why:  {finding.why}")
+        if finding.mend:
+            click.echo(f"{'':8}   mend: {finding.mend}")
+    return worst
+
+
+def _local(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
+    """What can be seen without a cluster."""
+    yield files.free_space(paths.root, SWEEP_GB, "logs and the database grow there")
+    yield files.database(paths.root)
+    if isinstance(workload, MlperfWorkload):
+        yield from files.implementation(workload, study)
+        known = places(study.site)
+        yield files.container(known.get("CONT"))
+        yield from files.data(known.get("DATADIR"))
+        yield from files.model(known.get("MODEL"))
+        model = Path(known.get("MODEL") or paths.root)
+        if not (model / "weights").is_dir():
+            yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
+        yield files.bandwidth([folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()])
+
+
+def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
+    """What the cluster says from here."""
+    absent = list(cluster.commands())
+    if absent:
+        yield from absent
+        return
+    answer = cluster.controller(ask)
+    yield answer
+    if answer.level is not Level.GOOD:
+        return
+    yield cluster.accounting(ask)
+    yield cluster.partition(ask, study.site)
+    if places(study.site).get("CONT"):
+        yield cluster.pyxis(ask)
+    yield cluster.mpi(ask, study.site)
+    try:
+        job = workload.job(_corner(study), paths.attempt(0, 0).folder)
+    except LoraTuneError:
+        return  # said among the files
+    command = submission_command(job, study.site)
+    yield cluster.accepted(ask, command[command.index("sbatch") + 1 :])
+
+
+def _corner(study: Study) -> Proposal:
+    """Some trial of the study."""
+    space = study.search_space
+    return Proposal(number=0, attempt=0, seed=1, parameters=space.resolve(space.corner()))
+
+
+def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
+    """What a node says."""
+    sudo: list[str] = []
+    if isinstance(workload, MlperfWorkload):
+        try:
+            sudo = files.sudo_calls(workload.implementation, "run.sub")
+        except LoraTuneError:
+            sudo = []  # said among the files
+    asked = probe.questions(study.site, places(study.site), paths.root, sudo)
+    try:
+        launcher = SlurmLauncher(study.site)
+        yield from probe.probe(launcher, study.site, asked, paths.root, limit, click.echo)
+    except LoraTuneError as error:
+        yield problem(f"the probe was not submitted: {error}", "trials would not be either", "see above")
+
+
+if __name__ == "__main__":
+    main()

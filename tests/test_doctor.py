@@ -1,0 +1,295 @@
+"""The doctor: every finding says what, why and how to mend it, and is right about it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune.checks import Finding, Level, cluster, files, probe
+from lora_tune.doctor import main
+from lora_tune.errors import LauncherError
+from lora_tune.site import Site
+from lora_tune.workloads.implementation import read_implementation
+from tests.cluster import Cluster
+
+STANDIN = Path(__file__).resolve().parent / "standin"
+
+
+def levels(findings: object) -> list[Level]:
+    return [finding.level for finding in findings]  # type: ignore[attr-defined]
+
+
+def assert_complete(finding: Finding) -> None:
+    """What is not good says why and how to mend it."""
+    assert finding.what
+    assert bool(finding.why) == bool(finding.mend) == (finding.level is not Level.GOOD)
+
+
+class TestContainer:
+    def test_a_squashfs_file_is_good(self, tmp_path: Path) -> None:
+        image = tmp_path / "lora.sqsh"
+        image.write_bytes(b"hsqs" + bytes(100))
+        assert files.container(str(image)).level is Level.GOOD
+
+    @pytest.mark.parametrize("content", [b"", b"<html>not found</html>"])
+    def test_another_file_is_not(self, tmp_path: Path, content: bytes) -> None:
+        image = tmp_path / "lora.sqsh"
+        image.write_bytes(content)
+        finding = files.container(str(image))
+        assert finding.level is Level.PROBLEM
+        assert_complete(finding)
+
+    @pytest.mark.parametrize("image", [None, "", "/nowhere/lora.sqsh"])
+    def test_none(self, image: str | None) -> None:
+        assert files.container(image).level is Level.PROBLEM
+
+    def test_a_registry_is_slow(self) -> None:
+        finding = files.container("nvcr.io#nvidia/mlperf/lora:latest")
+        assert finding.level is Level.WARNING
+        assert "enroot import" in finding.mend
+
+
+class TestTrees:
+    def test_data_is_looked_at_file_by_file(self, tmp_path: Path) -> None:
+        (tmp_path / "gov_report").mkdir()
+        (tmp_path / "gov_report" / "train.npy").write_bytes(b"\x93NUMPY" + bytes(200))
+        (tmp_path / "gov_report" / "validation.npy").write_bytes(b"truncated by a full disk")
+        train, validation = files.data(str(tmp_path))
+        assert (train.level, validation.level) == (Level.GOOD, Level.PROBLEM)
+        assert_complete(validation)
+
+    def test_a_missing_array(self, tmp_path: Path) -> None:
+        assert levels(files.data(str(tmp_path))) == [Level.PROBLEM, Level.PROBLEM]
+
+    def test_a_model_that_was_cut_short(self, tmp_path: Path) -> None:
+        for name in ("context", "weights"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "file").write_bytes(b"x" * 1000)
+        context, weights = files.model(str(tmp_path))
+        assert context.level is Level.GOOD
+        assert weights.level is Level.PROBLEM
+        assert "130 GB" in weights.what
+
+    def test_a_whole_model(self, tmp_path: Path) -> None:
+        for name in ("context", "weights"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "context" / "model.yaml").write_text("x")
+        with (tmp_path / "weights" / "shard").open("wb") as shard:
+            shard.truncate(140 * 10**9)  # sparse: takes no room
+        assert levels(files.model(str(tmp_path))) == [Level.GOOD, Level.GOOD]
+
+    def test_nothing(self) -> None:
+        assert levels(files.data(None)) == levels(files.model(None)) == [Level.PROBLEM]
+
+
+class TestDisks:
+    @pytest.mark.parametrize(
+        ("kind", "level"),
+        [("ext4", Level.GOOD), ("xfs", Level.GOOD), ("nfs4", Level.WARNING), ("lustre", Level.WARNING)],
+    )
+    def test_sqlite_and_network_file_systems(self, kind: str, level: Level) -> None:
+        mounts = f"/dev/root / ext4 rw 0 0\nserver:/home /home\\040of {kind} rw 0 0\n"
+        finding = files.database(Path("/home of/u/sweeps/h100"), mounts)
+        assert finding.level is level
+        assert_complete(finding)
+
+    def test_free_space(self, tmp_path: Path) -> None:
+        assert files.free_space(tmp_path / "not" / "yet", 0.0, "why").level is Level.GOOD
+        assert files.free_space(tmp_path, 1e9, "why").level is Level.PROBLEM
+
+
+class TestBandwidth:
+    @pytest.mark.parametrize(("reading", "level"), [("334.5", Level.GOOD), ("212.7", Level.WARNING)])
+    def test_of_the_newest_test(self, tmp_path: Path, reading: str, level: Level) -> None:
+        folder = tmp_path / "trials" / "0001"
+        folder.mkdir(parents=True)
+        (folder / "x_nccl.log").write_text(f"0: # Avg bus bandwidth    : {reading} \n")
+        finding = files.bandwidth([tmp_path])
+        assert finding.level is level
+        assert reading.rstrip("0") in finding.what
+
+    def test_none_yet(self, tmp_path: Path) -> None:
+        (tmp_path / "x_nccl.log").write_text("all_reduce_perf failed\n")
+        assert files.bandwidth([tmp_path]).level is Level.GOOD
+
+
+def test_sudo_calls_of_run_sub(tmp_path: Path) -> None:
+    implementation = Path(shutil.copytree(STANDIN, tmp_path / "implementation"))
+    text = ': "${DROPCACHE_CMD:="sudo /sbin/sysctl vm.drop_caches=3"}"\nsrun bash -c "sudo nvidia-smi boost-slider"\n'
+    (implementation / "run.sub").open("a").write(text)
+    found = read_implementation(implementation, "run.sub")
+    assert files.sudo_calls(found, "run.sub") == ["/sbin/sysctl", "nvidia-smi"]
+
+
+def answering(**outputs: str) -> Callable[..., str]:
+    """A cluster that prints ``outputs`` for the commands named, and refuses the others."""
+
+    def ask(*command: str) -> str:
+        if command[0] not in outputs:
+            raise LauncherError(f"{command[0]} failed: no")
+        return outputs[command[0]]
+
+    return ask
+
+
+H100 = Site(launcher="slurm", gpus_per_node=8, partition="gpu")
+
+
+class TestCluster:
+    @pytest.mark.parametrize(
+        ("rows", "level", "word"),
+        [
+            ("n1|idle|gpu:h100:8|gpu*\nn2|allocated|gpu:h100:8(S:0-1)|gpu*", Level.GOOD, "2 of 2"),
+            ("n1|drained|gpu:h100:8|gpu*\nn2|down*|gpu:8|gpu*", Level.WARNING, "0 of 2"),
+            ("n1|idle|gpu:a100:4|gpu*", Level.PROBLEM, "0 nodes"),
+            ("n1|idle|(null)|gpu*", Level.PROBLEM, "0 nodes"),
+            ("", Level.PROBLEM, "no nodes"),
+        ],
+    )
+    def test_partitions(self, rows: str, level: Level, word: str) -> None:
+        finding = cluster.partition(answering(sinfo=rows), H100)
+        assert finding.level is level
+        assert word in finding.what
+        assert_complete(finding)
+
+    @pytest.mark.parametrize(
+        ("gres", "gpus"),
+        [("gpu:8", 8), ("gpu:h100:8(S:0-1)", 8), ("nvme:2,gpu:h100:4", 4), ("(null)", 0), ("mps:gpu:3,shard:8", 0)],
+    )
+    def test_gpus_in_gres(self, gres: str, gpus: int) -> None:
+        assert cluster.gpus_of(gres) == gpus
+
+    @pytest.mark.parametrize(("text", "level"), [("--container-image=IMAGE", Level.GOOD), ("Usage", Level.PROBLEM)])
+    def test_pyxis(self, text: str, level: Level) -> None:
+        assert cluster.pyxis(answering(srun=text)).level is level
+
+    def test_mpi_types(self) -> None:
+        ask = answering(
+            srun="MPI plugin types are...\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n"
+        )
+        assert cluster.mpi(ask, H100.model_copy(update={"mpi": "pmi2"})).level is Level.GOOD
+        finding = cluster.mpi(ask, H100.model_copy(update={"mpi": "openmpi"}))
+        assert finding.level is Level.PROBLEM
+        assert "pmi2" in finding.what
+
+    @pytest.mark.parametrize(
+        ("text", "types"),
+        [
+            ("srun: MPI types are...\nsrun: none\nsrun: pmi2\n", {"none", "pmi2"}),
+            (
+                "MPI plugin types are...\n\tpmix\n\tnone\nspecific pmix plugin versions available: pmix_v4,pmix_v5\n",
+                {"pmix", "none", "pmix_v4", "pmix_v5"},
+            ),
+        ],
+    )
+    def test_lists_of_mpi_types_of_old_and_new_slurm(self, text: str, types: set[str]) -> None:
+        assert cluster.mpi_types(text) == types
+
+    def test_what_does_not_answer_is_a_finding_not_a_crash(self) -> None:
+        silent = answering()
+        for finding in (
+            cluster.controller(silent),
+            cluster.accounting(silent),
+            cluster.partition(silent, H100),
+            cluster.pyxis(silent),
+            cluster.mpi(silent, H100),
+            cluster.accepted(silent, ["run.sub"]),
+        ):
+            assert finding.level is not Level.GOOD
+            assert_complete(finding)
+
+
+class TestProbe:
+    def test_each_answer_belongs_to_its_question(self) -> None:
+        asked = probe.questions(H100, {"DATADIR": "/data", "CONT": "/x.sqsh"}, Path("/sweeps"), ["nvidia-smi"])
+        log = "\n".join(
+            f"doctor: {n} {'no' if q.name in ('mpi', 'sudo nvidia-smi') else 'yes'}" for n, q in enumerate(asked)
+        )
+        found = list(probe.answers(asked, "noise\n" + log))
+        bad = {q.name: f.level for q, f in zip(asked, found, strict=True) if f.level is not Level.GOOD}
+        assert bad == {"mpi": Level.PROBLEM, "sudo nvidia-smi": Level.WARNING}
+        for finding in found:
+            assert_complete(finding)
+
+    def test_no_answer_is_a_problem(self) -> None:
+        asked = probe.questions(H100, {}, Path("/sweeps"), [])
+        assert set(levels(probe.answers(asked, ""))) == {Level.PROBLEM}
+
+
+STUDY = """
+[workload]
+kind = "mlperf"
+implementation = '{implementation}'
+[site]
+launcher = "slurm"
+gpus_per_node = 8
+gres = "gpu:8"
+mpi = '{mpi}'
+data = '{data}'
+[space]
+LR = {{ type = "float", low = 1e-4, high = 1e-3 }}
+layout = {{ type = "layout", tp = [4], gbs = [8] }}
+{extra}
+[budget]
+trials = 1
+"""
+
+
+def examine(folder: Path, *options: str, extra: str = "", mpi: str = "none") -> tuple[int, str]:
+    """The doctor's exit code and words on a study of the stand-in."""
+    (folder / "data").mkdir()
+    study = folder / "study.toml"
+    values: Mapping[str, str] = {"implementation": str(STANDIN), "data": str(folder / "data"), "mpi": mpi}
+    study.write_text(STUDY.format(extra=extra, **values))
+    done = CliRunner().invoke(main, ["--study", str(study), "--output", str(folder / "sweep"), *options])
+    return done.exit_code, done.output
+
+
+@pytest.mark.slurm
+class TestOnTheTestCluster:
+    def test_the_probe_looks_from_a_node(self, slurm: Cluster, tmp_path: Path) -> None:
+        code, said = examine(tmp_path, "--probe")
+        for line in (
+            "ok       slurm-wlm",
+            "ok       the cluster: 4 of 4 nodes with 8 GPUs are up",
+            "ok       MPI type none is offered",
+            "ok       sbatch accepts a trial's options",
+            "warning  sacct does not work",
+            "ok       on a node: 8 tasks a node start with MPI type none",
+            "ok       on a node: a step sees 8 GPUs",
+            f"ok       on a node: the node sees and writes {tmp_path / 'sweep'}",
+            f"ok       on a node: the node reads DATADIR={tmp_path / 'data'}",
+        ):
+            assert line in said
+        assert code == 3  # there is neither a container nor data
+        assert f"PROBLEM  {tmp_path / 'data' / 'train.npy'} is not there" in said
+
+    def test_an_mpi_type_that_does_not_work_and_a_knob_that_nothing_reads(self, slurm: Cluster, tmp_path: Path) -> None:
+        code, said = examine(tmp_path, extra="LEFTOVER_KNOB = 1", mpi="openmpi")
+        assert code == 3
+        assert "PROBLEM  MPI type openmpi is not offered; there are cray_shasta, none, pmi2, pmix" in said
+        assert "PROBLEM  space.LEFTOVER_KNOB: no file" in said
+
+    def test_a_probe_that_waits_too_long_is_cancelled(self, slurm: Cluster, tmp_path: Path) -> None:
+        for node in slurm.nodes:
+            slurm.drain(node)
+        try:
+            code, said = examine(tmp_path, "--probe", "--probe-minutes", "0.05")
+        finally:
+            for node in slurm.nodes:
+                slurm.resume(node)
+        assert code == 3
+        assert "PROBLEM  the probe is still queued" in said
+        assert "0 of 4 fitting nodes of the cluster are up" in said
+
+
+def test_without_slurm_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    code, said = examine(tmp_path)
+    assert code == 3
+    assert "sbatch, squeue, scancel" in said
+    assert "--study tiny runs without Slurm" in said
