@@ -93,8 +93,8 @@ def rows(results: list[Result], target: float) -> Iterator[str]:
         share = f"{reached[1] / point.max_steps:.0%}" if reached else "-"
         shown = f"{seconds:.2f}" if seconds is not None else "-"
         yield (
-            f"{point.lr:>8.2g} {point.max_steps:>9} {point.warmup_steps:>6} {point.minibs:>6} {point.seed:>4} {evals:>5} {steps:>5} "
-            f"{share:>6} {shown:>6} {last:>9.4f}"
+            f"{point.lr:>8.2g} {point.max_steps:>9} {point.warmup_steps:>6} {point.minibs:>6} {point.seed:>4} "
+            f"{evals:>5} {steps:>5} {share:>6} {shown:>6} {last:>9.4f}"
         )
 
 
