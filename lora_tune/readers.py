@@ -305,8 +305,8 @@ def _repeats_repetition(parsed: Any, inside: bool = False) -> bool:
     for operation, argument in parsed:
         kind = str(operation)
         if kind in ("MAX_REPEAT", "MIN_REPEAT"):
-            unbounded = argument[1] > MAX_REPEATS
-            if (inside and unbounded) or _repeats_repetition(argument[2], inside or unbounded):
+            least, most, held = argument
+            if (inside and most != least) or _repeats_repetition(held, inside or most > MAX_REPEATS):
                 return True
         elif kind == "BRANCH" and (inside or any(_repeats_repetition(branch) for branch in argument[1])):
             return True

@@ -1,0 +1,417 @@
+"""The failure texts that are recognised in logs: one table, most telling first.
+
+Where several appear in a log, the one that stands higher here is the cause and the others are its consequences: one
+rank runs out of memory, and the others report broken connections. No signature may appear in a log of a successful
+run; many frightening lines do (``NCCL WARN ... Failed to execute operation Close``, ``PMIX ERROR: ERROR in file
+gds_...``, ``gdrcopy open failed``), so patterns are as narrow as the known texts allow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FailureKind(StrEnum):
+    """What a failure says about the trial's parameters, and so what is done about it."""
+
+    INFEASIBLE = "infeasible"
+    """These parameters cannot run here, as far as one attempt can tell."""
+    FLAKY = "flaky"
+    """Comes and goes: the same attempt again, elsewhere."""
+    INFRASTRUCTURE = "infrastructure"
+    """A node, the network, a disk, the container: says nothing about the parameters."""
+    CONFIGURATION = "configuration"
+    """Every trial would fail like this until the user mends it."""
+    PREEMPTED = "preempted"
+    """The cluster wanted the nodes back."""
+    DIVERGED = "diverged"
+    """The loss is no number any more."""
+    UNKNOWN = "unknown"
+    NONE = ""
+    """It did not fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One failure text. ``anchor`` is literal text that every matching line holds: only lines with it are tried."""
+
+    name: str
+    kind: FailureKind
+    anchor: bytes
+    pattern: re.Pattern[bytes]
+    remedy: str
+
+
+def _signature(name: str, kind: FailureKind, anchor: str, pattern: str, remedy: str) -> Signature:
+    return Signature(name, kind, anchor.encode(), re.compile(pattern.encode()), remedy)
+
+
+_I, _F, _S = FailureKind.INFEASIBLE, FailureKind.FLAKY, FailureKind.INFRASTRUCTURE
+_C, _P, _D = FailureKind.CONFIGURATION, FailureKind.PREEMPTED, FailureKind.DIVERGED
+_U = FailureKind.UNKNOWN
+
+
+SIGNATURES = (
+    # The scheduler's own words.
+    _signature(
+        "preempted",
+        _P,
+        "CANCELLED",
+        r"CANCELLED AT .{1,40} DUE TO (?:PREEMPTION|JOB REQUEUE)",
+        "nothing to mend: it is run again",
+    ),
+    _signature(
+        "node failure", _S, "NODE", r"DUE TO NODE FAILURE|NODE_FAIL", "run it on another node and report this one"
+    ),
+    _signature(
+        "time limit",
+        _C,
+        "CANCELLED",
+        r"CANCELLED AT .{1,40} DUE TO TIME LIMIT",
+        "raise budget.trial_minutes, or WALLTIME",
+    ),
+    # Memory.
+    _signature(
+        "GPU memory",
+        _I,
+        "emory",
+        r"(?:CUDA|HIP) out of memory|OutOfMemoryError|CUDA error: out of memory",
+        "more TP or CP, a smaller MBS, or activation recomputing; else this layout does not fit",
+    ),
+    _signature(
+        "GPU memory",
+        _I,
+        "_STATUS_",
+        r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+        "more TP or CP: the GPU's memory is full",
+    ),
+    _signature(
+        "host memory",
+        _I,
+        "oom",
+        r"oom[-_]kill|oom_reaper|OOM [Kk]illed",
+        "ask for more host memory (--mem=0), or use fewer data workers",
+    ),
+    _signature(
+        "host memory",
+        _I,
+        "emory",
+        r"Cannot allocate memory",
+        "ask for more host memory (--mem=0), or use fewer data workers",
+    ),
+    # What the parameters or the study get wrong.
+    _signature(
+        "val_check_interval",
+        _C,
+        "must be less than or equal",
+        r"val_check_interval.{1,80}must be less than or equal",
+        "lower VAL_CHECK_INTERVAL: it must not exceed the number of training batches",
+    ),
+    _signature(
+        "layout",
+        _I,
+        "divisible",
+        r"(?i)(?:world.?size|batch|heads|query.?groups|layers|sequence|hidden.?size|parallel)"
+        r".{0,120}(?:not|must be|should be|has to be) divisible",
+        "this combination of TP, PP, CP and batch size does not divide: exclude it from the space",
+    ),
+    _signature(
+        "userbuffers",
+        _I,
+        "peration not supported",
+        r"(?i)(?:userbuffers|\bub_|multicast|comm.gemm).{0,200}operation not supported"
+        r"|operation not supported.{0,200}(?:userbuffers|multicast|comm.gemm)",
+        "TP overlap needs multicast, which is not there: set UB_SKIPMC=1 or TP_COMM_OVERLAP=False",
+    ),
+    _signature(
+        "unsupported",
+        _S,
+        "peration not supported",
+        r"(?i)(?:CUDA|NCCL|error).{0,120}operation not supported",
+        "driver or fabric lack this feature: compare the node with one that works (nvidia-smi, fabric manager)",
+    ),
+    _signature(
+        "spank",
+        _C,
+        "_do_option_cb",
+        r"_do_option_cb\(\): Assertion",
+        "give GPU resources explicitly to srun: SLURM_GRES (for example gpu:8) in the site's environment",
+    ),
+    _signature(
+        "variable not set",
+        _C,
+        " not set",
+        r": [A-Za-z_]\w*: [A-Za-z_]\w* not set|parameter null or not set",
+        "set this variable in the site's environment or in config_common.sh",
+    ),
+    _signature(
+        "unbound variable",
+        _C,
+        "unbound variable",
+        r"\w: unbound variable",
+        "set this variable in the site's environment or in config_common.sh",
+    ),
+    _signature(
+        "mount check",
+        _C,
+        "rror",
+        r"(?i)RuntimeError.{0,80}\bmount|mount.?check.{0,200}RuntimeError",
+        "data or model are not where run.sub looks: check DATADIR and MODEL (python -m lora_tune.doctor)",
+    ),
+    _signature(
+        "CPU binding",
+        _C,
+        "> is invalid",
+        r"<[\d,:-]+> is invalid",
+        "the node dedicates CPUs: set SLURM_CPU_BIND=none in the site's environment, or bind to CPUs that are there",
+    ),
+    _signature(
+        "CPU binding",
+        _C,
+        "rror",
+        r"CPU binding outside of job step allocation",
+        "set SLURM_CPU_BIND=none in the site's environment",
+    ),
+    _signature(
+        "CPU binding",
+        _C,
+        "rror",
+        r"[Uu]nable to satisfy cpu bind request",
+        "set SLURM_CPU_BIND=none in the site's environment",
+    ),
+    _signature(
+        "MPI start-up",
+        _C,
+        "PMI",
+        r"PMI2?_Init failed|PMIX?_Init.{0,40}(?:fail|error)|PMI2? (?:server|client) .{0,40}(?:fail|error)"
+        r"|pmix_server_init|PMIx_server_init|OPAL ERROR.{0,80}PMI|PMI.{0,40}not (?:supported|available|found)",
+        "choose the other MPI type: SLURM_MPI_TYPE=pmix or pmi2 in the site's environment (srun --mpi=list shows them)",
+    ),
+    _signature(
+        "MPI type",
+        _C,
+        "rror",
+        r"MPI: Cannot create context|[Ii]nvalid MPI type|error: MPI:|MPI_INIT was called|PMPI_Init",
+        "choose another MPI type: SLURM_MPI_TYPE in the site's environment (srun --mpi=list shows them)",
+    ),
+    _signature(
+        "MPI type",
+        _C,
+        "rror",
+        r"error: .{0,80}plugin name for mpi/|error: mpi/\w+",
+        "choose another MPI type: SLURM_MPI_TYPE in the site's environment (srun --mpi=list shows them)",
+    ),
+    # What is missing.
+    _signature(
+        "container",
+        _C,
+        "rror",
+        r"pyxis: (?:failed to import|couldn't start|child \d+ failed|container start failed)",
+        "check CONT: the image must be readable on the node, and enroot's folders have space",
+    ),
+    _signature(
+        "container",
+        _C,
+        "unrecognized option",
+        r"unrecognized option .{0,4}--container-",
+        "this node lacks pyxis: srun --help must show --container-image",
+    ),
+    _signature("container", _C, "rror", r"nvidia-container-cli: .{0,200}error", "driver and container do not fit"),
+    _signature(
+        "disk full", _S, "No space left", r"No space left on device", "free space on the node or on the shared disk"
+    ),
+    _signature("disk full", _S, "quota exceeded", r"quota exceeded", "free space: the quota is used up"),
+    _signature(
+        "module missing",
+        _C,
+        "No module named",
+        r"Error: No module named|: No module named \S",
+        "install this module in the trial's container or environment",
+    ),
+    _signature("import", _C, "rror", r"ImportError: .", "the container's libraries do not fit together: check CONT"),
+    _signature(
+        "model access",
+        _C,
+        "rror",
+        r"GatedRepoError|RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled|40[13] Client Error",
+        "the model cannot be fetched: download it first and name its folder, or give a token",
+    ),
+    _signature(
+        "checkpoint",
+        _C,
+        "rror",
+        r"Error\(s\) in loading state_dict|SafetensorError|invalid header or archive is corrupted",
+        "the checkpoint does not fit the model or is damaged: check MODEL",
+    ),
+    _signature(
+        "checkpoint",
+        _C,
+        "xception",
+        r"CheckpointException: .",
+        "the checkpoint does not fit the model or is damaged: check MODEL",
+    ),
+    _signature(
+        "data keys",
+        _C,
+        "rror",
+        r"KeyError: .",
+        "data or configuration lack this key: check DATADIR and the format of the data",
+    ),
+    _signature(
+        "file missing",
+        _C,
+        "o such file",
+        r"FileNotFoundError|(?:line \d+|bash|python\d?|sh|torchrun|execve\(\)|srun): .{0,300}No such file or directory",
+        "this file is not there as the node sees it: check the study's paths and the mounts",
+    ),
+    _signature(
+        "command missing", _C, "ommand not found", r": command not found", "this command is not on the node's PATH"
+    ),
+    _signature(
+        "permission",
+        _C,
+        "ermission denied",
+        r"PermissionError|(?:line \d+|bash|mkdir|touch|tee|execve\(\)): .{0,300}Permission denied",
+        "the user may not do this there: check owner and mode as the node sees them",
+    ),
+    _signature(
+        "permission", _C, "a password is required", r"sudo: a password is required", "use a site without sudo steps"
+    ),
+    _signature("arguments", _C, "rror", r"\w\.py: error: \S", "the trial's program refuses its command line"),
+    _signature(
+        "Slurm request",
+        _C,
+        "rror",
+        r"(?:srun|sbatch|salloc): error: .{0,120}(?:[Ii]nvalid|Unable to (?:allocate|create)|not available"
+        r"|not permitted|Requested node)",
+        "the cluster refuses what was asked for: check the site's partition, account, gres and time",
+    ),
+    _signature(
+        "kernel image",
+        _C,
+        "rror",
+        r"no kernel image is available",
+        "the container does not know this GPU: take one that was built for it",
+    ),
+    _signature(
+        "duplicate GPU",
+        _C,
+        "Duplicate GPU",
+        r"Duplicate GPU detected",
+        "more tasks than GPUs on a node: check --ntasks-per-node and DGXNGPU",
+    ),
+    # The GPU.
+    _signature("GPU hardware", _S, "NVRM", r"NVRM: Xid", "report the node: its driver logged a GPU fault (dmesg)"),
+    _signature(
+        "GPU hardware",
+        _S,
+        "rror",
+        r"[Uu]ncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|CUDA error: hardware",
+        "report the node: its GPU or GPU memory is faulty",
+    ),
+    _signature("GPU hardware", _S, "NVRM", r"fallen off the bus", "report the node: it lost a GPU"),
+    _signature(
+        "no GPU",
+        _S,
+        "rror",
+        r"No CUDA GPUs are available|no CUDA-capable device",
+        "the job sees no GPU: check --gres, and the driver on this node",
+    ),
+    _signature("no GPU", _S, "rror", r"Found no NVIDIA driver", "this node has no working GPU driver"),
+    _signature(
+        "CUDA",
+        _F,
+        "rror",
+        r"CUDA error: (?:an illegal memory access|unspecified launch|device-side assert|misaligned|unknown)"
+        r"|cudaError(?:IllegalAddress|LaunchFailure)|CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)"
+        r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)",
+        "run it again; if it comes back with the same layout, exclude the layout",
+    ),
+    # The loss.
+    _signature(
+        "NaN",
+        _D,
+        "rror",
+        r"(?i)found NaN in|NaN or Inf (?:found|detected)|NaN (?:loss|detected)|(?:loss|grad norm) is NaN",
+        "lower the learning rate, or warm up for longer",
+    ),
+    _signature(
+        "NaN",
+        _D,
+        "nan",
+        r"(?i)(?:loss|grad norm|gradients?) (?:is|are|was|became) nan|nan (?:loss|detected)",
+        "lower the learning rate, or warm up for longer",
+    ),
+    # Consequences: something else broke, or nobody said why.
+    _signature(
+        "NCCL timeout",
+        _S,
+        "ollective operation timeout",
+        r"caught collective operation timeout",
+        "a rank hung: run it on another node",
+    ),
+    _signature(
+        "NCCL",
+        _S,
+        "rror",
+        r"DistBackendError|NCCL error|nccl(?:System|Remote|Internal|UnhandledCuda)Error|ncclInvalidUsage",
+        "a rank lost the others: run it on another node; the NCCL test should show above 300 GB/s",
+    ),
+    _signature(
+        "rendezvous",
+        _S,
+        "rror",
+        r"Rendezvous(?:Timeout|Connection|Closed)Error|DistStoreError|DistNetworkError|EADDRINUSE",
+        "the ranks did not find each other; another job may hold their port on this node: run it elsewhere",
+    ),
+    _signature(
+        "file system",
+        _S,
+        "tale file handle",
+        r"Stale file handle",
+        "the shared disk failed on this node: run it elsewhere and report the node",
+    ),
+    _signature(
+        "file system",
+        _S,
+        "rror",
+        r"Input/output error",
+        "a disk failed on this node: run it elsewhere and report the node",
+    ),
+    _signature(
+        "crash",
+        _F,
+        "egmentation fault",
+        r"Segmentation fault",
+        "run it on another node; if it comes back, container and layout do not fit",
+    ),
+    _signature("crash", _F, "SIG", r"SIGSEGV", "run it on another node"),
+    _signature("crash", _F, "rror", r"\bBus error\b", "raise /dev/shm or --mem, or run it on another node"),
+    _signature("crash", _F, "SIG", r"SIGBUS", "raise /dev/shm or --mem, or run it on another node"),
+    _signature("crash", _F, "SIG", r"SIGABRT", "run it on another node"),
+    _signature("crash", _C, "rror", r"Illegal instruction", "the container was not built for this CPU"),
+    # Any other exception of Python: its own words say most.
+    _signature(
+        "exception",
+        FailureKind.UNKNOWN,
+        "rror",
+        r"^(?:\[rank\d+\]: ?)?(?:[a-zA-Z_][\w.]{0,100}\.)?[A-Z]\w{0,60}Error(?:: .|\s*$)",
+        "read the lines above this one in the job's log",
+    ),
+    _signature(
+        "exception",
+        FailureKind.UNKNOWN,
+        "xception",
+        r"^(?:\[rank\d+\]: ?)?(?:[a-zA-Z_][\w.]{0,100}\.)?(?:[A-Z]\w{0,60})?Exception(?:: .|\s*$)",
+        "read the lines above this one in the job's log",
+    ),
+    # Somebody or something ended it.
+    _signature("killed", _S, "Killed", r"(?:^|\s)Killed(?:\s|$)", "by the kernel for memory, or by hand: see dmesg"),
+    _signature("killed", _S, "SIG", r"SIGKILL", "by the kernel for memory, or by hand: see the node's dmesg"),
+    _signature("terminated", _S, "Terminated", r"(?:^|[\s:])Terminated(?:\s|$)", "somebody ended it: run it again"),
+    _signature("terminated", _S, "SIG", r"signal.{0,20}SIGTERM|SIGTERM.{0,20}signal", "somebody ended it"),
+    _signature("cancelled", _S, "CANCELLED", r"\*\*\* (?:JOB|STEP) .{1,60} CANCELLED AT", "somebody cancelled it"),
+)
+"""The most telling first. A line is matched without its ``srun -l`` label, its first 4,096 bytes."""
