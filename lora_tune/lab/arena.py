@@ -81,7 +81,7 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
         number = next(count)
         parameters = problem.space.resolve(ask.tuned)
         outcome = problem.surface.outcome(parameters, seed * 100_003 + number)
-        trial = _Trial(ask, outcome, now, _events(problem, ask, parameters, outcome))
+        trial = _Trial(ask, outcome, now, _events(problem, ask, outcome))
         heapq.heappush(heap, (now + trial.events[0][0], number, trial))
         trace.trials += 1
 
@@ -112,10 +112,10 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
     return trace
 
 
-def _events(problem: Problem, ask: Ask, parameters: Mapping[str, Any], outcome: Any) -> list[tuple[float, str, Any]]:
+def _events(problem: Problem, ask: Ask, outcome: Any) -> list[tuple[float, str, Any]]:
     """(seconds since start, kind, value) of a trial: evals, then its end as it would come without anybody's help."""
     if ask.kind == "probe":
-        first = outcome.init_seconds + PROBE_SAMPLES / _speed(outcome) + outcome.seconds_per_eval
+        first = outcome.init_seconds + PROBE_SAMPLES / outcome.samples_per_second + outcome.seconds_per_eval
         end = (
             min(first, outcome.end_seconds),
             "infeasible" if outcome.end == "oom" and outcome.end_seconds < first else "probed",
@@ -131,11 +131,6 @@ def _events(problem: Problem, ask: Ask, parameters: Mapping[str, Any], outcome: 
     if end[1] == "reached":
         evals.append((end[0], "eval", outcome.evals[-1][:2]))
     return [*evals, end]
-
-
-def _speed(outcome: Any) -> float:
-    """Warm samples/s of a run."""
-    return outcome.samples_per_second
 
 
 def _result(problem: Problem, trial: _Trial, what: str) -> Result:

@@ -14,12 +14,11 @@ from lora_tune.lab.arena import Ask, Result
 from lora_tune.lab.problem import Problem
 from lora_tune.mllog import Eval
 from lora_tune.search.acquisition import recommend_from
-from lora_tune.search.goal import Goal, closed_division, no_reference
+from lora_tune.search.goal import Goal, closed_schedule, no_reference, rcp_mean
 from lora_tune.search.model import without_open
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
 from lora_tune.search.sampler import GreyBoxSampler
-from lora_tune.surfaces.simulated_run import rcp_samples
 
 
 class GreyBox:
@@ -33,8 +32,8 @@ class GreyBox:
         normalised = getattr(problem.surface, "score", "") == "mlperf_score"
         self._goal = Goal(
             target=problem.target,
-            schedule=closed_division,
-            reference_samples=(lambda b: rcp_samples(int(b))) if normalised else no_reference,
+            schedule=closed_schedule,
+            reference_samples=rcp_mean if normalised else no_reference,
             nodes=problem.nodes,
         )
         self._problem, self._capped = problem, capped

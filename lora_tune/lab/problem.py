@@ -57,7 +57,7 @@ class Problem:
         rng = np.random.default_rng(5)
         c = self.coordinates
         names = c.convergence_names
-        layouts = [{n: v for n, v in self._random(rng, c.speed_names).items()} for _ in range(200)]
+        layouts = [self._random(rng, c.speed_names) for _ in range(200)]
         if c.layout is not None and c.speed_names == (c.layout,):
             layouts = [{c.layout: choice} for choice in c.batches_by_layout]
         by_batch: dict[float, list[dict[str, Any]]] = {}

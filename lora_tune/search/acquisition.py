@@ -99,7 +99,10 @@ def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
 
 
 def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool, capped: bool) -> list[Action]:
-    """Every action considered, best rate first. probes: whether short runs are possible; capped: bad runs are stopped."""
+    """Every action considered, best rate first.
+
+    probes: whether short runs are possible. capped: whether bad runs are stopped early.
+    """
     beliefs = believe(model, candidates(model, rng))
     now = _now(model, beliefs)
     layout_values = _layout_values(beliefs, now)
@@ -183,7 +186,7 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now, layout_values: Arra
                     new_layout=True,
                     risk=float(beliefs.death[m]),
                     seeds=1,
-                )  # fmt: skip
+                )
             )
     return found
 
@@ -215,7 +218,7 @@ def _full_runs(
                 new_layout=not (beliefs.tested | beliefs.due)[columns][m],
                 risk=float(beliefs.death[columns][m]),
                 seeds=seeds,
-            )  # fmt: skip
+            )
         )
     return found
 
@@ -239,7 +242,7 @@ def _run_seconds(model: SearchModel, beliefs: Beliefs, now: _Now, where: tuple[i
             np.exp(beliefs.speed[columns]),
             np.exp(beliefs.evals[columns]),
             beliefs.groups[g].schedule,
-        )  # fmt: skip
+        )
     )
 
 
@@ -291,11 +294,9 @@ def _expected_regret(
     lowest = np.array([logs[rows].min(axis=0) for rows in beliefs.rows])
     base = beliefs.layout_logs(model.goal, [float(v) for v in lowest.mean(axis=1)])
     noise = beliefs.spread[:, None] * rng.normal(size=(len(base), draws))
-    dead = (rng.random((len(base), draws)) < beliefs.death[:, None]) & ~beliefs.tested[:, None]
-    layouts = np.where(dead, np.inf, base[:, None] + noise)
-    layouts += death_logs(np.where(beliefs.tested, beliefs.death, 0.0))[:, None]
+    weight = beliefs.death_after / np.maximum(beliefs.death - beliefs.death_after, 1e-9)
+    layouts = base[:, None] + noise + death_logs(model.memory.draws(beliefs.death, weight, rng, draws))
     by_group = np.array([layouts[c].min(axis=0) for c in beliefs.columns])
     best = (by_group + lowest - lowest.mean(axis=1, keepdims=True)).min(axis=0)
     mine = layouts[m] + logs[at] - lowest[g].mean()
-    mine = np.where(np.isfinite(mine), mine, base[m] + logs[at] - lowest[g].mean())
     return float(np.expm1(np.maximum(mine - best, 0.0)).mean())

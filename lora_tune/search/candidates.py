@@ -144,7 +144,7 @@ class Beliefs:
         return np.sqrt(np.diag(self.covariance))
 
     def configuration_logs(self, goal: Goal, mean: Array, sd: Array) -> Array:
-        """Expected ln of the samples that count, per configuration (n, or (n, k) as ``mean``): rules and risk included."""
+        """Expected ln of the samples that count per configuration (n, or (n, k) as ``mean``): rules and risk counted."""
         found = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
         for group, rows in zip(self.groups, self.rows, strict=True):
             total = self.total[rows] if mean.ndim == 1 else self.total[rows][:, None]

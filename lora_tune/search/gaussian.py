@@ -1,8 +1,8 @@
 """Gaussian-process regression with a trend, several sources and one-sided observations. No tuning of anything here.
 
 The model of one quantity y over features x in about [-1, 1]: a linear trend with Gaussian coefficients, a smooth
-residual (Matern 5/2), and for every source of data but this study a shift and a residual of its own, so that old or
-published figures inform without being believed: how far a source may depart is learned from the data.
+residual (Matern 5/2), and for every source of data, this study among them, a shift and a residual of its own, so that
+old or published figures inform without being believed: how far sources depart is learned from the data.
 Rasmussen and Williams (2006), chapters 2 (regression, trends) and 3.6 (expectation propagation for one-sided sites).
 """
 
@@ -44,7 +44,7 @@ class Data:
 class Prior:
     """What is believed before data: trend coefficients (p) with their sd (p), and the scales of the residuals.
 
-    amplitude, length: of the smooth residual; length is in feature units. shift: sd of another source's departure.
+    amplitude, length: of the smooth residual; length is in feature units. shift: sd of a source's departure.
     noise_scale: multiplies every reading's sd. weights: (d) relevance of each feature, 1 = as given.
     """
 
@@ -95,9 +95,9 @@ def _covariance(prior: Prior, a: Rows, b: Rows) -> Array:
     xa, xb = a[0] * prior.weights, b[0] * prior.weights
     smooth = matern(xa, xb, prior.length)
     trend = (a[1] * prior.sd**2) @ b[1].T
-    same = (a[2][:, None] == b[2][None, :]) & (a[2][:, None] != HERE)
-    # A source departs by a shift and, half as much, by a smooth curve of its own.
-    return np.asarray(trend + prior.amplitude**2 * smooth + same * prior.shift**2 * (1 + 0.25 * smooth))
+    same = a[2][:, None] == b[2][None, :]
+    # Every source, this study too, departs from what all share by a shift and as much by a smooth curve of its own.
+    return np.asarray(trend + prior.amplitude**2 * smooth + same * prior.shift**2 * (1 + smooth))
 
 
 def condition(data: Data, prior: Prior) -> Posterior:

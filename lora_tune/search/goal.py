@@ -9,13 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from lora_tune.curve import Schedule
+from lora_tune.rules.division import eval_schedule
+from lora_tune.rules.score import reference
 from lora_tune.search.gaussian import Array
 
 
-def closed_division(batch: float) -> Schedule:
-    """MLPerf's schedule: an eval every ceil(384/GBS)*GBS samples, the first floor(0.125*GBS + 2) of them skipped."""
-    every = math.ceil(384 / batch) * batch
-    return Schedule(every * (math.floor(0.125 * batch + 2) + 1), every)
+def closed_schedule(batch: float) -> Schedule:
+    """The closed division's eval schedule at a global batch size."""
+    return eval_schedule(round(batch))
+
+
+def rcp_mean(batch: float) -> float:
+    """Mean samples of the reference convergence point at a global batch size; 0 where there is none."""
+    found = reference(round(batch))
+    return found.mean if found else 0.0
 
 
 def no_reference(_batch: float) -> float:
@@ -62,7 +69,7 @@ class Goal:
         return np.asarray(math.log(reference) + gap * ndtr(d) + sd * np.exp(-0.5 * d * d) / math.sqrt(2 * math.pi))
 
     def log_risk(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
-        """ln of the factor that unfinished runs cost, 1 + (1 - p) / p with p from :meth:`finish_probability`; at most ln(50)."""
+        """ln of the factor that unfinished runs cost: 1 / p, p from :meth:`finish_probability`; at most ln(50)."""
         return np.asarray(-np.log(np.maximum(self.finish_probability(mean, sd, total, schedule), 0.02)))
 
     def finish_probability(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:

@@ -43,6 +43,11 @@ class MemoryModel:
             p[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
         return np.asarray(p)
 
+    def draws(self, p: Array, weight: Array, rng: np.random.Generator, count: int) -> Array:
+        """Death rates (n, count) drawn from Beta beliefs of mean ``p`` that rest on ``weight`` runs."""
+        safe = np.clip(p, 1e-6, 1 - 1e-6)
+        return np.asarray(rng.beta((safe * weight)[:, None], ((1 - safe) * weight)[:, None], (len(p), count)))
+
     def weight(self, x: Array) -> Array:
         """Runs that each probability rests on, the regression's word included: after a survival p becomes p w/(w+1)."""
         return np.array([OWN_WEIGHT + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])

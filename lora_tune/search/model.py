@@ -184,12 +184,13 @@ def learn(
         convergence = _with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
         speed = _with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
         evals = _with_expected_speed(coordinates, evals, waiting, EVAL_NOISE)
-    x = np.array([coordinates.memory_features(o.values) for o in here if o.ran or o.infeasible])
-    died = [o.infeasible for o in here if o.ran or o.infeasible]
+    tested = [o for o in here if o.ran or o.infeasible]
+    names = coordinates.memory_labels
+    x = np.array([coordinates.memory_features(o.values) for o in tested]).reshape(len(tested), len(names))
     inits = [o.init_seconds for o in here if o.init_seconds > 0]
     return SearchModel(
         coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
-        evals=evals, memory=memory.fit(x.reshape(len(died), len(coordinates.memory_labels)), died, coordinates.memory_labels), scales=scales,
+        evals=evals, memory=memory.fit(x, [o.infeasible for o in tested], names), scales=scales,
         init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
         schedules=_schedules_seen(coordinates, here),
     )  # fmt: skip

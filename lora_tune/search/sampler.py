@@ -93,7 +93,7 @@ class GreyBoxSampler(BaseSampler):
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
         """What the study's trials and the prior teach; finished trials are read once."""
-        found: list[Observation] = [o for o in self._prior]
+        found: list[Observation] = list(self._prior)
         for trial in study.get_trials(deepcopy=False):
             if trial.number == skip:
                 continue

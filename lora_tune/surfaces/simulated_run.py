@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lora_tune.rules.division import skipped_evals
+from lora_tune.rules.score import reference
 from lora_tune.surfaces import convergence
 from lora_tune.surfaces.convergence import AVERAGE, TARGET, Array, Recipe, Site
 from lora_tune.surfaces.machine import Degrees, Machine
 
 Score = Literal["time_to_target", "mlperf_score"]
-RCP_SAMPLES = {8: 3178.7, 9: 3285.0, 16: 4032.0, 32: 6037.0, 48: 6098.0, 64: 7131.0, 72: 7648.0, 128: 11264.0}
-"""Mean samples of the reference convergence points by GBS (public rules; 9, 48, 64 and 72 inferred from scalings)."""
 EPOCH_MS = 1_700_000_000_000
 """Virtual second 0 in the logs, epoch milliseconds."""
 DRAWS = 512
@@ -24,17 +24,16 @@ DRAWS = 512
 
 
 def rcp_samples(gbs: int) -> float:
-    """The reference convergence point at ``gbs``, interpolated; 0 above 128, where there is none."""
-    if gbs > max(RCP_SAMPLES):
-        return 0.0
-    return float(np.interp(gbs, list(RCP_SAMPLES), list(RCP_SAMPLES.values())))
+    """Mean samples of the reference convergence point at ``gbs``; 0 where there is none."""
+    found = reference(gbs)
+    return found.mean if found else 0.0
 
 
 def eval_samples(parameters: Mapping[str, object], gbs: int, total: int) -> Array:
     """Samples at which a run evaluates: the closed division's schedule unless VAL_CHECK_INTERVAL, SKIP_EVALS differ."""
     every = math.ceil(int(str(parameters.get("VAL_CHECK_INTERVAL") or 384)) / gbs) * gbs
     skip = parameters.get("SKIP_EVALS")
-    skipped = math.floor(0.125 * gbs + 2) if skip in (None, "") else int(str(skip))
+    skipped = skipped_evals(gbs) if skip in (None, "") else int(str(skip))
     return np.arange(every * (skipped + 1), total + 1, every, dtype=np.float64)
 
 
