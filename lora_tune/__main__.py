@@ -13,6 +13,7 @@ COMMANDS = {
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",
+    "explain": "which knobs matter, why a trial ended, what to try next",
     "doctor": "what a study needs on this cluster, and how to mend what is missing",
 }
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""

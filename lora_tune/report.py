@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from lora_tune import __version__, view
+from lora_tune.advice import advise
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.overview import Overview, objective_words, overview, passing
 from lora_tune.plots import charts, svg
@@ -49,6 +50,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         study=study,
         sweep=sweep,
         seen=seen,
+        advice=advise(study, sweep),
         cards=_cards(study, seen),
         best=_best(study, seen),
         figures=figures,

@@ -117,7 +117,7 @@ def test_the_figures_and_the_summary_are_there(shown: dashboard.Application) -> 
     assert detail["objective_names"] == ["time to target (s)"]
     assert "| Best |" in detail["note"]["body"]
     figures = {f["id"]: json.loads(f["graph_object"]) for f in detail["plotly_graph_objects"]}
-    wanted = {"eval-curves", "samples-to-target", "time", "throughput", "spending", "timeline"}
+    wanted = {"eval-curves", "samples-to-target", "importance", "time", "throughput", "spending", "timeline"}
     assert figures.keys() == wanted
     assert all(f["data"] for f in figures.values())
 

@@ -4,7 +4,7 @@ which :mod:`lora_tune.plots.svg` and :mod:`lora_tune.plots.figures` turn into SV
 
 from __future__ import annotations
 
-from lora_tune.plots import curves, speed, spending
+from lora_tune.plots import curves, shares, speed, spending
 from lora_tune.plots.chart import Chart
 from lora_tune.records import Sweep
 from lora_tune.study import Study
@@ -17,6 +17,7 @@ def charts(study: Study, sweep: Sweep, now: float) -> dict[str, Chart]:
     made = {
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
+        "importance": shares.importance(study, sweep),
         "time": speed.time_decomposition(study, sweep),
         "throughput": speed.throughput(study, sweep),
         "spending": spending.spending(study, sweep),

@@ -1,0 +1,60 @@
+"""A sweep's records as an Optuna study in memory: to ask what its model thinks, without touching the database."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.search.session import INFEASIBLE
+from lora_tune.study import Study
+
+_STATES = {
+    None: TrialState.RUNNING,
+    Verdict.REACHED: TrialState.COMPLETE,
+    Verdict.FAILED: TrialState.FAIL,
+    Verdict.CANCELLED: TrialState.FAIL,
+}
+"""How the session tells a verdict; all others are PRUNED."""
+
+
+def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
+    """Every trial as the session tells it to Optuna, by number."""
+    distributions = study.search_space.distributions()
+    found = []
+    for trial in sweep.trials.values():
+        state = _STATES.get(trial.verdict, TrialState.PRUNED)
+        made = create_trial(
+            state=state,
+            value=float(trial.facts["objective"]) if state is TrialState.COMPLETE else None,
+            params=dict(trial.tuned),
+            distributions=distributions,
+            user_attrs=_attributes(trial),
+            intermediate_values={
+                int(e.samples): e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.samples)
+            },
+            constraints={INFEASIBLE: 1.0} if trial.verdict is Verdict.INFEASIBLE else None,
+        )
+        made.number = trial.number
+        made.datetime_start = datetime.fromtimestamp(trial.proposed_at)
+        made.datetime_complete = datetime.fromtimestamp(trial.finished_at) if trial.finished_at else None
+        found.append(made)
+    return found
+
+
+def _attributes(trial: Trial) -> dict[str, object]:
+    told = {**trial.facts, "verdict": str(trial.verdict)} if trial.verdict else {}
+    return told | ({"why": trial.why} if trial.why else {})
+
+
+def in_memory(study: Study, sweep: Sweep, sampler: BaseSampler | None = None) -> optuna.Study:
+    """The sweep as an Optuna study that lives in this process only."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    direction = optuna.study.StudyDirection.MAXIMIZE if study.maximise else optuna.study.StudyDirection.MINIMIZE
+    made = optuna.create_study(study_name=study.name, direction=direction, sampler=sampler)
+    made.add_trials(recorded_trials(study, sweep))
+    return made
