@@ -293,6 +293,8 @@ def main() -> int:
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to make")
     parser.add_argument("modules", nargs="+", help="modules to import beforehand")
     options = parser.parse_args()
+    # torch's own way of asking whether there is a GPU starts CUDA, and a forked process could not use it any more.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         Worker(options.socket, options.modules).serve()
     except LoraTuneError as error:

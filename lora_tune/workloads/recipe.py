@@ -95,9 +95,9 @@ class RecipeWorkload:
             "DGXNGPU": max(1, site.gpus_per_node),
         }
         if site.data is not None:
-            values["DATADIR"] = str(site.data)
+            values["DATADIR"] = str(site.data.resolve())  # a job's working folder is its own
         if site.model is not None:
-            values["MODEL"] = str(site.model)
+            values["MODEL"] = str(site.model.resolve())
         if proposal.probe:
             values["PROBE"] = 1
         return values
