@@ -84,7 +84,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> bool:
 
 
 def _outcome(name: str, run: Run, text: str, seconds: float, epoch: float, failure: str) -> Outcome:
-    warm = sorted(run.throughput[1:] or run.throughput)
+    warm = sorted(run.stated_throughput[1:] or run.stated_throughput)
     evals = sorted(run.eval_seconds)
     peaks = [float(part.split("}")[0]) for part in text.split('"max_memory_usage": ')[1:]]
     if run.run_stop_ms is None and not failure:

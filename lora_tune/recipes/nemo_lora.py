@@ -11,6 +11,7 @@ waiting for the others: they must not hang.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 
@@ -35,6 +36,9 @@ to the host at every step. A site whose nodes are its own may set NCCL_NVLS_ENAB
 def main(*, cuda: bool = True) -> int:
     """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests."""
     processes = Processes()
+    # Lightning holds SIGTERM back until a step ends, to save what it has, but calls a handler that is there before. A
+    # trial has nothing to save, and its GPUs are wanted.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)

@@ -162,7 +162,7 @@ class Worker:
                 _kill(trial, signal.SIGKILL)
             self._path.unlink(missing_ok=True)
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         self._running = False
 
     def _accept(self) -> None:

@@ -4,13 +4,13 @@ NeMo 2.x and Megatron-Core ask for CUDA streams and ``device="cuda"`` without lo
 answers those calls on the CPU, so that the very code of the recipe trains on gloo. It changes no arithmetic, and it
 covers neither Transformer Engine nor FP8, bf16, NCCL, the distributed optimizer or speed.
 
-``python tests/recipes/cpu_shim.py MODULE`` runs ``MODULE.main(cuda=False)`` and exits with its code.
+Importing this module changes torch for the whole process: only programs of their own do it. ``main`` runs the recipe,
+so that a warm worker can serve it; ``python -m tests.recipes.cpu_shim`` does so at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 from typing import Any
@@ -60,9 +60,12 @@ def install() -> None:
     CudaMeansCpu().__enter__()
 
 
-def install_random_states(seed: int) -> None:
-    """Megatron's named random states, kept by the CPU's generator."""
+def install_states(seed: int) -> None:
+    """Megatron's named random states, kept by the CPU's generator; loaded checkpoints stay where they are."""
     from megatron.core.tensor_parallel import random
+    from nemo.lightning.io import pl
+
+    pl._fix_tensors_device = lambda checkpoint: checkpoint
 
     random._get_cuda_rng_state = lambda *a, **k: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *a, **k: torch.set_rng_state(state)
@@ -82,12 +85,19 @@ def install_random_states(seed: int) -> None:
     torch.set_rng_state(keep)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """The NeMo recipe under the shim; the environment holds its knobs."""
+    from lora_tune.recipes import nemo_lora
+
     torch.set_num_threads(1)
-    install()
-    install_random_states(int(os.environ.get("SEED", "1")))
-    module = importlib.import_module(sys.argv[1])
-    code = module.main(cuda=False)
+    install_states(int(os.environ.get("SEED") or "1"))
+    return nemo_lora.main(cuda=False)
+
+
+install()
+
+if __name__ == "__main__":
+    code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -78,7 +78,7 @@ class Run(pl.Callback):
         self._log.start(constants.RUN_START)
         self._block_start(0)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         step = trainer.global_step
         if self._end_of_probe(trainer):
             _stop(trainer)
@@ -102,7 +102,7 @@ class Run(pl.Callback):
         self._log.start(constants.EVAL_START, samples_count=samples)
         self._eval_sum = None
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         self._eval_sum = outputs.double() if self._eval_sum is None else self._eval_sum + outputs.double()
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:

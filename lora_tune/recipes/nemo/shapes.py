@@ -79,8 +79,8 @@ def read_shape(knobs: Knobs) -> Shape:
     if name not in SHAPES:
         raise knobs.refusal("LLAMA", "one of " + ", ".join(SHAPES))
     base = SHAPES[name]
-    sizes = {field: knobs.integer(name, getattr(base, field), low=1) for name, field in _FIELDS.items()}
-    shape = replace(base, **sizes)
+    sizes: dict[str, int] = {field: knobs.integer(name, getattr(base, field), low=1) for name, field in _FIELDS.items()}
+    shape = replace(base, **sizes, norm_eps=knobs.real("NORM_EPS", base.norm_eps, exclusive=True))
     if shape.hidden % shape.heads:
         raise InputError(f"HIDDEN={shape.hidden}: allowed is a multiple of HEADS={shape.heads}")
     if shape.heads % shape.kv_groups:

@@ -36,13 +36,13 @@ from lora_tune.recipes.trial_log import TrialLog
 class Bounded(pl.Callback):
     """Ends a run in which a rank waits for a lost one: every process group gets the trial's time limit.
 
-    Megatron-Core makes its groups with half an hour, which a scheduler would bill for each lost rank.
+    Megatron-Core makes its groups with half an hour of patience, which a scheduler would bill for each lost rank.
     """
 
     def __init__(self, seconds: int) -> None:
         self._limit = timedelta(seconds=seconds)
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         from torch.distributed import distributed_c10d as c10d
 
         for group in list(c10d._world.pg_map):
