@@ -67,6 +67,7 @@ class ReviewStorage(optuna.storages.BaseStorage):
         self._study_id = inner.get_study_id_from_name(snapshot.study.name)
         self._dressed: dict[int, FrozenTrial] = {}
         self._notes: dict[int, str] = {}
+        self._drawn: tuple[Sweep | None, dict[str, str]] = (None, {})
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """The one study under review, its note and figures among its system attributes."""
@@ -93,9 +94,16 @@ class ReviewStorage(optuna.storages.BaseStorage):
         unit = "throughput (samples/s)" if study.maximise else "time to target (s)"
         attributes |= {"dashboard:objective_names": [unit], "dashboard:note_ver": 1}
         attributes |= {"dashboard:note_str:0": notes.study_note(study, sweep, overview(study, sweep, now))}
-        for name, chart in charts(study, sweep, now).items():
-            attributes[f"dashboard:plot_data:{name}:0"] = json.dumps(figure(chart))
-        return attributes
+        return attributes | self._figures(study, sweep, now)
+
+    def _figures(self, study: Study, sweep: Sweep, now: float) -> dict[str, str]:
+        """The figures as attributes, made anew only when the records have changed."""
+        drawn, made = self._drawn
+        if drawn is not sweep:
+            figures = charts(study, sweep, now)
+            made = {f"dashboard:plot_data:{name}:0": json.dumps(figure(chart)) for name, chart in figures.items()}
+            self._drawn = (sweep, made)
+        return made
 
     def note(self, number: int) -> str:
         """The note of a trial that :meth:`get_all_trials` has returned before."""

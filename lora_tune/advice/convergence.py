@@ -17,6 +17,8 @@ from lora_tune.study import Study
 
 FALLS = 0.25
 """A loss falls when it has made this share of the way to the target, where no other trial tells what is usual."""
+COMPARED = 30
+"""Trials that reached the target with which another is compared; more would say the same."""
 RISES = 0.25
 """A curve oscillates when this share of its steps goes up; in the public runs 3 to 6% do."""
 FLAT = 0.05
@@ -32,7 +34,8 @@ def _flat_from_the_start(study: Study, sweep: Sweep) -> list[tuple[Trial, float]
     median; without such trials, when it made less than ``FALLS`` of the way.
     """
     target = study.objective.target
-    good = [finite_evals(sweep, t) for t in reached(sweep)]
+    usual = reached(sweep)
+    good = [finite_evals(sweep, t) for t in usual[:: 1 + len(usual) // COMPARED]]
     found = []
     for trial in sweep.trials.values():
         rate, evals = learning_rate(trial), finite_evals(sweep, trial)
