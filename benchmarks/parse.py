@@ -75,9 +75,7 @@ def compare(files: list[Path], repetitions: int) -> None:
     print(f"{len(files)} logs, {size / 1e6:.1f} MB, {our_evals} evals; medians of {repetitions}, CPU time")
     print(f"mlperf_logging.parse_file  {them:.3f} s")
     print(f"LogTail + MllogReader      {us:.3f} s")
-    print(
-        f"ratio                      {ratio:.1f}x (from {min(b / a for a, b in pairs):.1f} to {max(b / a for a, b in pairs):.1f})"
-    )
+    print(f"ratio                      {statistics.median(ratios):.1f}x (from {ratios[0]:.1f} to {ratios[-1]:.1f})")
 
 
 def garbage(folder: Path, files: list[Path], size: int) -> Path:
@@ -101,10 +99,8 @@ def tail_speed(folder: Path, files: list[Path]) -> None:
     while tail.poll():
         pass
     spent = time.process_time() - begin
-    size = path.stat().st_size
-    print(
-        f"LogTail over {size / 1e9:.2f} GB, mostly garbage: {size / 1e6 / spent:.0f} MB/s, {len(tail.reader.run().evals)} evals"
-    )
+    size, evals = path.stat().st_size, len(tail.reader.run().evals)
+    print(f"LogTail over {size / 1e9:.2f} GB, mostly garbage: {size / 1e6 / spent:.0f} MB/s, {evals} evals found")
 
 
 def main() -> None:
