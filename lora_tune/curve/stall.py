@@ -11,7 +11,7 @@ import numpy as np
 from lora_tune.curve.family import Family
 from lora_tune.curve.forecast import forecast
 from lora_tune.curve.learn import learn_family
-from lora_tune.curve.points import Array, Points, evals_of, first_reached, points, usable_loss
+from lora_tune.curve.points import Array, Points, eval_interval, evals_of, first_reached, points, usable_loss
 from lora_tune.mllog import Eval, Run
 
 IN_A_ROW = 2
@@ -24,7 +24,10 @@ FEWEST_FOR_OWN_FIT = 6
 """Evals before a run is judged by nothing but its own curve."""
 
 HOPELESS = 0.1
-"""Share of the false-prune rate left to the test "cannot reach the target before the run ends anyway"."""
+"""Beside a reference, the share of the false-prune rate that "cannot reach the target by the end" may use."""
+
+EVALS_TO_HEAL = 4
+"""Evals that an FP4 curve takes to come down after its healing step (0.955 to 0.924 in public v5.1 logs)."""
 
 LEAST_DELAY = 1.1
 """A run forecast to need less than this times the samples of the median curve is slow, not stalled."""
@@ -66,13 +69,16 @@ class StallSettings:
     """How strict the stall test is.
 
     false_prune_rate: share of good runs that may be stopped over their whole life.
-    no_verdict_before: samples before which nothing is said, except on NaN (healing step, warm-up, first eval).
+    no_verdict_before: samples before which nothing is said, except on NaN (warm-up, a late first eval).
+    healing_samples: where an FP4 run changes precision (``HEALING_ITER * GBS``); 0: it does not. Its curve falls
+        discontinuously over the next four evals, so nothing is said until then, and no other curve is a reference.
     max_samples: where the run ends anyway; None when unknown.
     reference: a calibrated envelope; None: learn one from the finished runs, or use the run's own curve alone.
     """
 
     false_prune_rate: float = 0.01
     no_verdict_before: float = 0.0
+    healing_samples: float = 0.0
     max_samples: float | None = None
     reference: Envelope | None = None
 
@@ -95,7 +101,8 @@ def verdict(
     reference = settings.reference or envelope_from(references, target)
     return stalled(
         evals, target, reference=reference, false_prune_rate=settings.false_prune_rate,
-        no_verdict_before=settings.no_verdict_before, max_samples=settings.max_samples,
+        no_verdict_before=settings.no_verdict_before, healing_samples=settings.healing_samples,
+        max_samples=settings.max_samples,
     )  # fmt: skip
 
 
@@ -106,6 +113,7 @@ def stalled(
     reference: Envelope | None,
     false_prune_rate: float = 0.01,
     no_verdict_before: float = 0.0,
+    healing_samples: float = 0.0,
     max_samples: float | None = None,
 ) -> Verdict:
     """The stall test on one run. Takes any sequence of evals and never raises.
@@ -118,13 +126,17 @@ def stalled(
         return GO_ON
     if len(evals) >= IN_A_ROW and not any(usable_loss(e.loss) for e in evals[-IN_A_ROW:]):
         return Verdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
+    if healing_samples > 0:
+        reference = None
+        healed = healing_samples + EVALS_TO_HEAL * eval_interval(points(evals).samples)
+        no_verdict_before = max(no_verdict_before, healed)
     recent = [e for e in evals if e.samples >= no_verdict_before]
     usable = points(recent)
     found = _blown_up(usable)
     if not found.stop and reference is not None:
         found = _against(usable, target, reference, false_prune_rate)
     if not found.stop and max_samples is not None:
-        found = _out_of_time(recent, target, reference, max_samples, HOPELESS * false_prune_rate)
+        found = _out_of_time(recent, target, reference, max_samples, false_prune_rate)
     return found
 
 
@@ -197,10 +209,13 @@ def _blown_up(usable: Points) -> Verdict:
 
 
 def _out_of_time(
-    recent: Sequence[Eval], target: float, reference: Envelope | None, max_samples: float, risk: float
+    recent: Sequence[Eval], target: float, reference: Envelope | None, max_samples: float, rate: float
 ) -> Verdict:
-    """Stop when the forecast leaves less than ``risk`` for reaching the target by ``max_samples``."""
-    fewest = FEWEST_FOR_OWN_FIT if reference is None else IN_A_ROW
+    """Stop when the forecast leaves too small a chance of reaching the target by ``max_samples``.
+
+    Too small: less than the false-prune rate where this is the only test, ``HOPELESS`` of it beside a reference.
+    """
+    fewest, risk = (FEWEST_FOR_OWN_FIT, rate) if reference is None else (IN_A_ROW, HOPELESS * rate)
     if len(points(recent).samples) < fewest:
         return GO_ON
     chance = forecast(recent, target, family=None if reference is None else reference.family).chance_by(max_samples)

@@ -29,6 +29,7 @@ class StallPruner(BasePruner):
     target: the loss to reach. reference: a calibrated envelope, e.g. ``curve.published(8)``; None: the study's own
     finished trials that reached the target, once there are four, and each trial's own curve until then.
     false_prune_rate: share of good trials that may be pruned. no_verdict_before: step before which only NaN prunes.
+    healing_step: where an FP4 trial changes precision, 0 when it does not (see ``curve.StallSettings``).
     max_steps: step at which a trial ends anyway, None when unknown.
     """
 
@@ -39,14 +40,15 @@ class StallPruner(BasePruner):
         reference: Envelope | None = None,
         false_prune_rate: float = 0.01,
         no_verdict_before: float = 0.0,
+        healing_step: float = 0.0,
         max_steps: float | None = None,
     ) -> None:
         if not 0 < false_prune_rate < 1:
             raise ValueError(f"false_prune_rate is a share between 0 and 1, not {false_prune_rate}")
         self._target = target
         self._settings = StallSettings(
-            false_prune_rate=false_prune_rate, no_verdict_before=no_verdict_before, max_samples=max_steps,
-            reference=reference,
+            false_prune_rate=false_prune_rate, no_verdict_before=no_verdict_before,
+            healing_samples=healing_step, max_samples=max_steps, reference=reference,
         )  # fmt: skip
         self._learned: tuple[int, Envelope | None] = (0, None)
 
@@ -66,7 +68,7 @@ class StallPruner(BasePruner):
         found = stalled(
             evals, self._target, reference=settings.reference or self._own_reference(study),
             false_prune_rate=settings.false_prune_rate, no_verdict_before=settings.no_verdict_before,
-            max_samples=settings.max_samples,
+            healing_samples=settings.healing_samples, max_samples=settings.max_samples,
         )  # fmt: skip
         if found.stop:
             study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, found.sentence)
