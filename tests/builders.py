@@ -181,7 +181,7 @@ def _crossing(trial: Trial, rng: random.Random) -> float:
 
 
 def _curve(trial: Trial, target: float, count: int, rng: random.Random, speed: float) -> tuple[Eval, ...]:
-    crossing, step = _crossing(trial, rng), 384.0
+    crossing, step = _crossing(trial, rng), 384.0 if count <= 12 else 96.0
     first = max(384.0, math.ceil((crossing / step) - count + 1) * step)
     found: list[Eval] = []
     for i in range(count):
