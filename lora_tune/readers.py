@@ -29,6 +29,9 @@ MAX_LINE = 4096
 MAX_REPEATS = 100
 """A repetition that may go on for longer counts as unbounded."""
 
+MAX_PATTERN_LINE = 1000
+"""Characters of a line that a user's pattern is given: they bound a polynomial pattern's time to seconds."""
+
 SLOW_SECONDS = 1.0
 """CPU seconds on one line after which a user's pattern is given up."""
 
@@ -225,8 +228,8 @@ class RegexReader(LineReader):
     ``throughput``. start, stop: patterns of the lines where the run starts and ends. global_batch_size and
     samples_per_epoch: as for JSON lines.
 
-    A repetition within a repetition is refused, and a pattern that needs more than a second for a line is given up
-    (``dropped_lines`` counts it): a log line can make either hang.
+    Only the first 1,000 characters of a line are searched. A repetition within a repetition is refused, and a pattern
+    that needs more than a second for a line is given up (``dropped_lines`` counts it): a log line can make either hang.
     """
 
     def __init__(
@@ -247,7 +250,7 @@ class RegexReader(LineReader):
         understood = True
         for name, pattern in list(self._patterns.items()):
             begin = time.thread_time()
-            found = pattern.search(text)
+            found = pattern.search(text[:MAX_PATTERN_LINE])
             if time.thread_time() - begin > SLOW_SECONDS:
                 del self._patterns[name]
                 understood = False
