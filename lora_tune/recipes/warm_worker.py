@@ -29,7 +29,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -120,10 +120,9 @@ class Worker:
     def __init__(self, path: Path, modules: list[str]) -> None:
         self._path = path
         began = time.monotonic()
-        # Asking CUDA itself how many GPUs there are would make it unusable after a fork.
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        for module in modules:
-            importlib.import_module(module)
+        with _gpus_hidden():
+            for module in modules:
+                importlib.import_module(module)
         _check_cuda_untouched()
         self._trials: list[Trial] = []
         self._selector = selectors.DefaultSelector()
@@ -268,6 +267,23 @@ def _kill(trial: Trial, number: int) -> None:
             os.killpg(trial.pid, number)
 
 
+@contextlib.contextmanager
+def _gpus_hidden() -> Iterator[None]:
+    """No GPU within: libraries that find one while they are imported ask for its properties.
+
+    That starts CUDA, and a forked process could not use it any more. torch, too, starts CUDA to count GPUs, unless it
+    is told to ask the driver's management library.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
 def _check_cuda_untouched() -> None:
     """Raise SurroundingsError where an import has started CUDA, or a forked process cannot use the GPUs there are."""
     torch: Any = sys.modules.get("torch")
@@ -275,12 +291,12 @@ def _check_cuda_untouched() -> None:
         return
     pid = os.fork()
     if pid == 0:
-        code = 1
         try:
             torch.zeros(1, device="cuda")
-            code = 0
-        finally:
-            os._exit(code)
+        except Exception:  # noqa: BLE001 - nothing may escape into the worker's own code
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     if os.waitpid(pid, 0)[1] or torch.cuda.is_initialized():
         raise SurroundingsError(
             "an imported module starts CUDA, so forked trials cannot; preload fewer modules, or run without a worker"
@@ -293,8 +309,6 @@ def main() -> int:
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to make")
     parser.add_argument("modules", nargs="+", help="modules to import beforehand")
     options = parser.parse_args()
-    # torch's own way of asking whether there is a GPU starts CUDA, and a forked process could not use it any more.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         Worker(options.socket, options.modules).serve()
     except LoraTuneError as error:

@@ -74,6 +74,11 @@ def test_every_trial_starts_from_the_state_after_the_imports(worker: Path, tmp_p
     assert first[3] == second[3], "both came from one worker"
 
 
+def test_imports_see_no_gpu_and_the_trial_sees_its_own(worker: Path, tmp_path: Path) -> None:
+    """What starts CUDA before the fork makes it unusable after."""
+    assert Client(worker, "gpus", tmp_path, CUDA_VISIBLE_DEVICES="3").result()[1].split() == ["''", "'3'"]
+
+
 def test_a_crash_ends_its_trial_only(worker: Path, tmp_path: Path) -> None:
     assert Client(worker, "segfault", tmp_path).result()[0] == 128 + signal.SIGSEGV
     code, out = Client(worker, "raise trouble", tmp_path).result()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 seen: list[str] = []
+gpus_while_imported = os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def main() -> int:
@@ -17,6 +18,8 @@ def main() -> int:
     if what == "print":
         print(argument, Path.cwd(), len(seen), os.getppid(), flush=True)
         return 0
+    if what == "gpus":
+        print(repr(gpus_while_imported), repr(os.environ.get("CUDA_VISIBLE_DEVICES")), flush=True)
     if what == "exit":
         return int(argument)
     if what == "raise":
