@@ -21,18 +21,21 @@ PEAK_TFLOPS = 790.0
 
 FP8 = {"FP8": 1}
 CUDNN = {"NVTE_NORM_FWD_USE_CUDNN": 1, "NVTE_NORM_BWD_USE_CUDNN": 1}
+PARAMS = {**FP8, "FP8_PARAMS": 1}
 ON_FOUR: dict[str, dict[str, object]] = {
-    "tp4_fp8": {"TP": 4, **FP8},
     "tp4_sp_fp8": {"TP": 4, "SP": 1, **FP8},
-    "tp2_cp2_sp_fp8params": {"TP": 2, "CP": 2, "SP": 1, **FP8, "FP8_PARAMS": 1},
-    "tp1_cp4_fp8params": {"CP": 4, **FP8, "FP8_PARAMS": 1},
-    "tp4_sp_fp8_overlap": {"TP": 4, "SP": 1, "TP_COMM_OVERLAP": 1, **FP8},
-    "tp2_cp2_sp_fp8params_dpa": {"TP": 2, "CP": 2, "SP": 1, **FP8, "FP8_PARAMS": 1, "FP8_DPA": 1},
-    "tp4_sp_fp8_dpa": {"TP": 4, "SP": 1, **FP8, "FP8_DPA": 1},
-    "tp4_sp_fp8_graph": {"TP": 4, "SP": 1, "MCORE_CUDA_GRAPH": 1, **FP8},
+    "tp4_sp_fp8params": {"TP": 4, "SP": 1, **PARAMS},
+    "tp2_cp2_sp_fp8params": {"TP": 2, "CP": 2, "SP": 1, **PARAMS},
+    "tp2_dp2_sp_fp8params": {"TP": 2, "SP": 1, **PARAMS},
+    "tp1_cp4_fp8params": {"CP": 4, **PARAMS},
+    "tp4_sp_fp8params_dpa": {"TP": 4, "SP": 1, **PARAMS, "FP8_DPA": 1},
+    "tp4_sp_fp8params_overlap": {"TP": 4, "SP": 1, "TP_COMM_OVERLAP": 1, **PARAMS},
+    "tp4_sp_fp8params_graph": {"TP": 4, "SP": 1, "MCORE_CUDA_GRAPH": 1, **PARAMS},
+    "tp4_sp_fp8params_cudnn": {"TP": 4, "SP": 1, **PARAMS, **CUDNN},
     "tp2_cp2_sp_fp8": {"TP": 2, "CP": 2, "SP": 1, **FP8},
-    "tp2_cp2_sp_fp8_recompute": {"TP": 2, "CP": 2, "SP": 1, "RECOMPUTE_GRANULARITY": "full", **FP8},
     "tp4_sp_fp8_mbs2": {"TP": 4, "SP": 1, "MBS": 2, **FP8},
+    "tp2_cp2_sp_fp8_recompute": {"TP": 2, "CP": 2, "SP": 1, "RECOMPUTE_GRANULARITY": "full", **FP8},
+    "tp4_fp8": {"TP": 4, **FP8},
     "tp1_cp4_bf16_recompute": {"CP": 4, "RECOMPUTE_GRANULARITY": "full"},
     "tp4_sp_bf16": {"TP": 4, "SP": 1},
 }

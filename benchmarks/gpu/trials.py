@@ -69,11 +69,11 @@ def run_trial(
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> bool:
-    """Until all have ended; a failed rank takes the others along after 10 s, the limit takes all. Says which it was."""
+    """Until all have ended; a failed rank takes the others along after 4 s, the limit takes all. Says which it was."""
     end = time.monotonic() + limit
     while any(p.poll() is None for p in processes) and time.monotonic() < end:
         if any(p.poll() for p in processes):
-            end = min(end, time.monotonic() + 10)
+            end = min(end, time.monotonic() + 4)
         time.sleep(0.05)
     alive = [p for p in processes if p.poll() is None]
     failed = any(p.poll() for p in processes)
