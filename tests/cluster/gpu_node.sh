@@ -30,8 +30,20 @@ unpack() { # Slurm's own files where they were compiled to be; foreign libraries
         *) dpkg -x "$package" "$LIBRARIES" ;;
         esac
     done
+    only_the_missing_libraries
     # Debian makes these names after unpacking, by its alternatives system.
     for program in slurmctld slurmd slurmstepd; do ln -sf "/usr/sbin/$program-wlm" "/usr/sbin/$program"; done
+}
+
+only_the_missing_libraries() { # trials must not meet foreign copies of what the machine has: no LD_LIBRARY_PATH
+    local known library
+    known=$(ldconfig -p)
+    for library in "$LIBRARIES"/usr/lib/x86_64-linux-gnu/lib*.so.* "$LIBRARIES"/lib/x86_64-linux-gnu/lib*.so.*; do
+        if grep -q "^[[:space:]]*${library##*/} " <<<"$known"; then rm "$library"; fi
+    done
+    printf '%s\n' "$LIBRARIES/usr/lib/x86_64-linux-gnu" "$LIBRARIES/lib/x86_64-linux-gnu" \
+        /usr/lib/x86_64-linux-gnu/slurm-wlm >/etc/ld.so.conf.d/zz-slurm.conf
+    ldconfig
 }
 
 control_group() { # slurmd's cgroup v2 plugin wants this scope ready, and asks systemd for it, who is not there
@@ -87,10 +99,8 @@ MinJobAge=86400
 NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=27818 CPUs=$(nproc) RealMemory=16000 Gres=gpu:$count State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
-    local libraries=$LIBRARIES/usr/lib/x86_64-linux-gnu:$LIBRARIES/lib/x86_64-linux-gnu
     {
         echo "export SLURM_CONF='$FOLDER/slurm.conf' PATH=\"\$PATH:/usr/sbin:/sbin\""
-        [ ! -d $LIBRARIES ] || echo "export LD_LIBRARY_PATH=\"$libraries:/usr/lib/x86_64-linux-gnu/slurm-wlm\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}\""
     } >"$FOLDER/environment"
 }
 
