@@ -230,7 +230,13 @@ SIGNATURES = (
         r"Error: No module named|: No module named \S",
         "install this module in the trial's container or environment",
     ),
-    _signature("import", _C, "rror", r"ImportError: .", "the container's libraries do not fit together: check CONT"),
+    _signature(
+        "import",
+        _C,
+        "rror",
+        r"^(?:\[rank\d{1,5}\]: ?)?ImportError: .",
+        "the container's libraries do not fit together: check CONT",
+    ),
     _signature(
         "model access",
         _C,
@@ -249,7 +255,7 @@ SIGNATURES = (
         "checkpoint",
         _C,
         "xception",
-        r"CheckpointException: .",
+        r"Checkpoint(?:ing)?Exception: .",
         "the checkpoint does not fit the model or is damaged: check MODEL",
     ),
     _signature(
