@@ -156,8 +156,8 @@ def _diverged(run: Run) -> Eval | TrainPoint | None:
 
 
 def _by_exit_code(code: int, last_line: str) -> Diagnosis:
-    signal = -code if code < 0 else code - 128
-    kind, what, remedy = _EXITS.get(signal if signal > 0 else code, (FailureKind.UNKNOWN, "", "read the job's log"))
+    signal = -code if code < 0 else code - 128 if 128 < code < 192 else code
+    kind, what, remedy = _EXITS.get(signal, (FailureKind.UNKNOWN, "", "read the job's log"))
     return Diagnosis(kind, f"exit code {code}{what}; last line: {last_line or 'none'}", remedy)
 
 

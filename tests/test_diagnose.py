@@ -1,0 +1,427 @@
+"""Why attempts fail: every known failure text gets its class, and no successful log has any."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune import diagnose as module
+from lora_tune.diagnose import Diagnosis, FailureKind, FailureScanner, diagnose, redact
+from lora_tune.launchers.base import JobState
+from lora_tune.mllog import Eval, MllogReader, Run, TrainPoint
+from lora_tune.signatures import SIGNATURES
+
+FAILURES = [
+    # The scheduler.
+    ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 DUE TO PREEMPTION ***", "preempted"),
+    ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 DUE TO JOB REQUEUE ***", "preempted"),
+    ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 DUE TO NODE FAILURE ***", "infrastructure"),
+    (
+        "slurmstepd: error: *** STEP 513.21 ON n2 CANCELLED AT 2025-04-21T14:07:43 DUE TO TIME LIMIT ***",
+        "configuration",
+    ),
+    ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 ***", "infrastructure"),
+    ("State=NODE_FAIL", "infrastructure"),
+    ("srun: error: n12: tasks 24-27: Terminated", "infrastructure"),
+    ("/opt/run.sub: line 88: 4711 Terminated              srun -l bash", "infrastructure"),
+    ("./run_and_time.sh: line 70: 12345 Killed   torchrun train.py", "infrastructure"),
+    # Memory.
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "infeasible"),
+    ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "infeasible"),
+    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", "infeasible"),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "infeasible"),
+    ("slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup.", "infeasible"),
+    (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+        "infeasible",
+    ),
+    ("OSError: [Errno 12] Cannot allocate memory", "infeasible"),
+    # Parameters and study.
+    (
+        "ValueError: `val_check_interval` (192) must be less than or equal to the number of the training batches (9).",
+        "configuration",
+    ),
+    ("AssertionError: world size (8) is not divisible by tensor parallel size (3)", "infeasible"),
+    ("ValueError: num_query_groups (8) must be divisible by tensor parallel size (16) parallel", "infeasible"),
+    ("userbuffers.cu:123 in function create_communicator: CUDA Error: operation not supported", "infeasible"),
+    ("RuntimeError: CUDA error: operation not supported", "infrastructure"),
+    ("srun: spank.c:1154: _do_option_cb(): Assertion (arg) failed.", "configuration"),
+    ("/mnt/run.sub: line 22: CONT: CONT not set", "configuration"),
+    ("run.sub: line 24: DGXSYSTEM: parameter null or not set", "configuration"),
+    ("config_common.sh: line 7: WALLTIME_RUNANDTIME: unbound variable", "configuration"),
+    ("RuntimeError: mount check failed: /data/train.npy missing", "configuration"),
+    ("<84-95,180-191> is invalid", "configuration"),
+    ("srun: error: Unable to satisfy cpu bind request", "configuration"),
+    ("srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x0F.", "configuration"),
+    ("PMI2_Init failed to intialize.  Return code: 14", "configuration"),
+    ("[n1:123] OPAL ERROR: Unreachable in file ext3x_client.c at line 112: PMIx client", "configuration"),
+    (
+        "srun: error: (null) [0] mpi_pmix.c:193: pmixp_abort_propagate: MPI: Cannot create context for mpi/pmix",
+        "configuration",
+    ),
+    ("srun: error: Couldn't find the specified plugin name for mpi/pmix looking at all files", "configuration"),
+    ("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types", "configuration"),
+    ("srun: error: Unable to allocate resources: Invalid generic resource (gres) specification", "configuration"),
+    ("sbatch: error: Batch job submission failed: Requested node configuration is not available", "configuration"),
+    # Missing things.
+    ("slurmstepd: error: pyxis: couldn't start container", "configuration"),
+    ("slurmstepd: error: pyxis: failed to import docker image", "configuration"),
+    ("srun: unrecognized option '--container-image=nvcr.io/x.sqsh'", "configuration"),
+    ("nvidia-container-cli: initialization error: nvml error: driver not loaded", "configuration"),
+    ("OSError: [Errno 28] No space left on device", "infrastructure"),
+    ("tee: /home/u/log: Disk quota exceeded", "infrastructure"),
+    ("ModuleNotFoundError: No module named 'nemo'", "configuration"),
+    ("/usr/bin/python: No module named torch.distributed.run", "configuration"),
+    ("ImportError: libcudart.so.12: cannot open shared object file", "configuration"),
+    ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "configuration"),
+    ("RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:", "configuration"),
+    ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "configuration"),
+    ("megatron.core.dist_checkpointing.core.CheckpointingException: Object shard x not found", "configuration"),
+    ("KeyError: 'input_ids'", "configuration"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'", "configuration"),
+    ("slurmstepd: error: execve(): /bin/run_and_time.sh: No such file or directory", "configuration"),
+    ("run.sub: line 100: nvidia-smi: command not found", "configuration"),
+    ("PermissionError: [Errno 13] Permission denied: '/results'", "configuration"),
+    ("mkdir: cannot create directory '/results': Permission denied", "configuration"),
+    ("sudo: a password is required", "configuration"),
+    ("train.py: error: unrecognized arguments: --lora_rnak 16", "configuration"),
+    # The GPU.
+    ("[ 12.3] NVRM: Xid (PCI:0000:9d:00): 79, pid=1234, GPU has fallen off the bus.", "infrastructure"),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "infrastructure"),
+    ("RuntimeError: No CUDA GPUs are available", "infrastructure"),
+    ("RuntimeError: Found no NVIDIA driver on your system.", "infrastructure"),
+    ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "configuration"),
+    (
+        "n1:1:2 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000",
+        "configuration",
+    ),
+    ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "flaky"),
+    ("RuntimeError: CUDA error: unspecified launch failure", "flaky"),
+    # The loss.
+    ("RuntimeError: Rank 3, node n1, found NaN in local grad norm in backward pass", "diverged"),
+    ("Loss is nan, stopping training", "diverged"),
+    # Consequences.
+    (
+        "[rank3]:[E602 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: Work",
+        "infrastructure",
+    ),
+    (
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2, remote process exited",
+        "infrastructure",
+    ),
+    ("ncclSystemError: System call (e.g. socket, malloc) or external library call failed", "infrastructure"),
+    ("torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE", "infrastructure"),
+    ("OSError: [Errno 116] Stale file handle: '/lustre/x'", "infrastructure"),
+    ("OSError: [Errno 5] Input/output error", "infrastructure"),
+    ("srun: error: n1: task 0: Segmentation fault (core dumped)", "flaky"),
+    ("traceback : Signal 11 (SIGSEGV) received by PID 4711", "flaky"),
+    ("srun: error: n1: task 3: Bus error", "flaky"),
+    ("traceback : Signal 6 (SIGABRT) received by PID 4711", "flaky"),
+    # Anything else.
+    ("ValueError: the training went wrong", "unknown"),
+    ("some.package.ConfigException: wrong", "unknown"),
+]
+
+
+@pytest.mark.parametrize(("line", "kind"), FAILURES)
+def test_each_failure_text_has_its_class(line: str, kind: str) -> None:
+    log = f"0: [NeMo I 2025-04-21 14:07:43] starting\n0: {line}\n"
+    found = diagnose(log, exit_code=1)
+    assert found.kind == kind, found
+    assert found.line == redact(line).strip()
+    assert found.remedy
+
+
+def test_each_failure_text_is_found_behind_labels_colours_and_progress_bars() -> None:
+    for line, kind in FAILURES:
+        for dressed in (f" 7: {line}", f"\x1b[31m{line}\x1b[0m", f"50%|###   |\r{line}", f"{line}\r"):
+            assert diagnose(f"a\n{dressed}\nb\n", exit_code=1).kind == kind, dressed
+
+
+def test_each_signature_is_shown_by_a_failure_text() -> None:
+    shown = set()
+    for line, _ in FAILURES:
+        scanner = FailureScanner()
+        scanner.feed(line.encode() + b"\n")
+        shown |= {signature.name for signature, _ in scanner.found()}
+    assert {signature.name for signature in SIGNATURES} <= shown
+
+
+@pytest.mark.public_data
+def test_no_log_of_a_successful_run_has_a_signature(public_data: Path) -> None:
+    """1,049 successful logs hold thousands of warnings; the one that hit its time limit is told from them."""
+    failed = []
+    for log in sorted((public_data / "logs").rglob("*.txt.gz")):
+        text = gzip.decompress(log.read_bytes())
+        scanner, reader = FailureScanner(), MllogReader()
+        scanner.feed(text)
+        reader.feed(text)
+        found = diagnose(scanner, exit_code=0, run=reader.run())
+        if scanner.found() or found.kind:
+            failed.append((log.parent.name, log.name, found.kind.value, found.line[-22:]))
+    assert failed == [("9xXE9712x4GB200", "result_9.txt.gz", "configuration", " DUE TO TIME LIMIT ***")]
+
+
+FRIGHTENING = [
+    "3: GPU-3:1:2 [3] proxy.cc:1521 NCCL WARN [Proxy Service 3] Failed to execute operation Close from rank 3",
+    "2: [n1:9] PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c at line 168",
+    "gdrcopy open failed",
+    "0: [W9 socket.cpp:752] [c10d] The client socket has failed to connect to [n9]:29500 (errno: 22 - Invalid",
+    "sys:1: ResourceWarning: unclosed <socket.socket fd=9>",
+    "srun: warning: can't run 1 processes on 9 nodes, setting nnodes to 1",
+    "+ srun --ntasks=9 bash -c 'echo CONT not set; false || echo CUDA out of memory, Killed'",
+    "++ : 'CONT: CONT not set'",
+    "0: loss 1.25 nan iterations: 0 | number of skipped iterations: 0 | lm loss: 1.2",
+]
+
+
+@pytest.mark.parametrize("line", FRIGHTENING)
+def test_frightening_lines_of_healthy_runs_are_no_failures(line: str) -> None:
+    scanner = FailureScanner()
+    scanner.feed(line.encode() + b"\n")
+    assert scanner.found() == ()
+
+
+class TestChoice:
+    """Which of several texts is the cause, and what the cluster and the measurements add."""
+
+    def test_memory_on_one_rank_is_the_cause_of_broken_connections_on_the_others(self) -> None:
+        log = "1: torch.distributed.DistBackendError: NCCL error: remote process exited\n"
+        log += "Traceback (most recent call last):\n0: torch.OutOfMemoryError: CUDA out of memory.\n"
+        log += "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2025-04-21T14:07:43 ***\n"
+        found = diagnose(log, exit_code=1)
+        assert (found.kind, found.line) == ("infeasible", "torch.OutOfMemoryError: CUDA out of memory.")
+
+    def test_a_training_that_failed_in_a_job_that_reads_completed(self) -> None:
+        """`set +e` and `tee` lose the exit code: the log decides."""
+        assert diagnose("torch.OutOfMemoryError: CUDA out of memory.\n", exit_code=0).kind == "infeasible"
+
+    def test_a_run_that_ended_by_itself_did_not_fail(self) -> None:
+        run = Run(run_start_ms=0, run_stop_ms=9, status="aborted", evals=(Eval(8, 0.95, 1.0),))
+        assert diagnose("Segmentation fault\n", exit_code=0, run=run) == Diagnosis()
+        assert diagnose("", exit_code=0, run=Run(evals=(Eval(8, 0.95, 1.0),))) == Diagnosis()
+
+    def test_a_faked_success_without_evals_is_not_one(self) -> None:
+        run = Run(run_start_ms=0, run_stop_ms=9, status="success")
+        assert diagnose("RESULT,LLM_FINETUNING\n", exit_code=0, run=run).kind == "unknown"
+
+    @pytest.mark.parametrize(
+        ("state", "kind"),
+        [
+            (JobState.NODE_FAILED, "infrastructure"),
+            (JobState.PREEMPTED, "preempted"),
+            (JobState.OUT_OF_MEMORY, "infeasible"),
+            (JobState.TIME_LIMIT, "configuration"),
+            (JobState.CANCELLED, "infrastructure"),
+            (JobState.LOST, "infrastructure"),
+        ],
+    )
+    def test_what_the_cluster_says(self, state: JobState, kind: str) -> None:
+        found = diagnose("training\n", state=state.value, reason="as it says")
+        assert (found.kind, found.line) == (kind, "as it says")
+        assert diagnose("", state=state.value).line == f"the cluster says: {state.value}"
+
+    def test_every_state_in_which_a_job_can_end_is_known(self) -> None:
+        known = {"ended", *module._STATES_ABOVE_LOG, *module._STATES_BELOW_LOG}
+        assert known == {state.value for state in JobState if not state.alive}
+
+    def test_a_node_that_died_outranks_what_its_ranks_printed(self) -> None:
+        assert diagnose("ncclSystemError: x\n", state="node failed").kind == "infrastructure"
+        assert diagnose("CUDA out of memory\n", state="preempted").kind == "preempted"
+
+    def test_a_hang_after_a_memory_failure_is_a_memory_failure(self) -> None:
+        assert diagnose("torch.OutOfMemoryError: CUDA out of memory\n", state="time limit").kind == "infeasible"
+        assert diagnose("ValueError: x\n", state="time limit").kind == "configuration"
+
+    @pytest.mark.parametrize(
+        "run",
+        [
+            Run(train=(TrainPoint(8, 1.0, 1.0), TrainPoint(16, math.nan, 2.0))),
+            Run(evals=(Eval(8, math.inf, 1.0),), run_stop_ms=1),
+        ],
+    )
+    def test_a_loss_that_is_no_number_is_divergence(self, run: Run) -> None:
+        found = diagnose("ncclRemoteError: x\n", exit_code=0, run=run)
+        assert found.kind == "diverged"
+        assert found.line.startswith("loss ")
+
+    def test_a_loss_that_recovered_is_not(self) -> None:
+        run = Run(train=(TrainPoint(8, math.nan, 1.0), TrainPoint(16, 1.0, 2.0)), evals=(Eval(8, 0.9, 1.0),))
+        assert diagnose("", exit_code=0, run=run).kind == ""
+
+    @pytest.mark.parametrize(
+        ("code", "kind", "words"),
+        [
+            (-11, "flaky", "segmentation fault"),
+            (139, "flaky", "segmentation fault"),
+            (137, "infrastructure", "killed"),
+            (-15, "infrastructure", "terminated"),
+            (127, "configuration", "command not found"),
+            (3, "unknown", "exit code 3"),
+            (255, "unknown", "exit code 255"),
+        ],
+    )
+    def test_without_any_text_the_exit_code_speaks(self, code: int, kind: str, words: str) -> None:
+        found = diagnose("starting\nworking\n\n", exit_code=code)
+        assert found.kind == kind
+        assert words in found.line
+        assert "last line: working" in found.line
+
+    def test_a_log_that_says_nothing(self) -> None:
+        assert diagnose(b"", exit_code=0) == Diagnosis(FailureKind.UNKNOWN, "the log is empty", "read the job's log")
+        assert diagnose("only this", exit_code=0).line == "only this"
+
+
+class TestScanner:
+    def test_the_first_line_of_a_signature_counts(self) -> None:
+        scanner = FailureScanner()
+        scanner.feed(b"KeyError: 'first'\nKeyError: 'second'\n")
+        assert scanner.found()[0][1] == "KeyError: 'first'"
+
+    def test_an_unfinished_last_line_counts(self) -> None:
+        scanner = FailureScanner()
+        scanner.feed(b"x\nKey")
+        scanner.feed(b"Error: 'a'")
+        assert scanner.found()[0][1] == "KeyError: 'a'"
+        assert scanner.last_line() == "KeyError: 'a'"
+
+    def test_lines_are_shown_short_and_without_secrets(self) -> None:
+        scanner = FailureScanner()
+        scanner.feed(
+            b"RuntimeError: \x1b[31mcannot fetch https://me:hunter2@host/x with HF_TOKEN=hf_abcdefghijklmnopqrst\n"
+        )
+        scanner.feed(b"KeyError: '" + b"x" * 3000 + b"'\n")
+        lines = {signature.name: line for signature, line in scanner.found()}
+        assert lines["exception"] == "RuntimeError: cannot fetch https://***@host/x with HF_TOKEN=***"
+        assert len(lines["data keys"]) == module.SHOWN_CHARACTERS
+
+    def test_a_gigabyte_without_newline_takes_bounded_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SCANNED_BYTES", 4 << 20)
+        scanner = FailureScanner()
+        for _ in range(64):
+            scanner.feed(b"x" * (1 << 20))
+            assert sys.getsizeof(scanner._held) <= 4 * module.TAIL_BYTES
+        scanner.feed(b"\nKeyError: 'late'\n")
+        assert scanner.found()[0][1] == "KeyError: 'late'", "the end of a flood is scanned"
+
+    def test_a_flood_of_lines_that_look_like_errors_is_read_in_seconds(self) -> None:
+        scanner = FailureScanner()
+        begin = time.process_time()
+        for _ in range(16):
+            scanner.feed(b"0: some error, not an Exception, SIG, not set, emory\n" * 20_000)
+        assert time.process_time() - begin < 60
+        assert scanner.found() == ()
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        st.lists(
+            st.sampled_from([line.encode() + b"\n" for line, _ in FAILURES])
+            | st.sampled_from([b"\n", b"\r", b"+ ", b"0: ", b"x" * 4000, b"Error: ", b"\xff"]),
+            max_size=8,
+        ),
+        st.lists(st.integers(0, 20_000), max_size=8),
+    )
+    def test_any_split_of_the_bytes_finds_the_same(self, pieces: list[bytes], cuts: list[int]) -> None:
+        log = b"".join(pieces)
+        whole, split = FailureScanner(), FailureScanner()
+        whole.feed(log)
+        for begin, end in pairwise([0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]):
+            split.feed(log[begin:end])
+        assert split.found() == whole.found()
+        assert split.last_line() == whole.last_line()
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.binary(max_size=300))
+    def test_no_bytes_raise(self, log: bytes) -> None:
+        assert isinstance(diagnose(log, exit_code=1), Diagnosis)
+
+
+SECRETS = [
+    ("+ export HF_TOKEN={}", "+ export HF_TOKEN=***"),
+    ("+ HF_TOKEN='{} x'", "+ HF_TOKEN=***"),
+    ("++ export 'WANDB_API_KEY={}'", "++ export 'WANDB_API_KEY=***'"),
+    ('declare -x MYSQL_PWD="{}"', "declare -x MYSQL_PWD=***"),
+    ("PGPASSWORD={} psql -h db", "PGPASSWORD=*** psql -h db"),
+    ("AWS_SECRET_ACCESS_KEY={}", "AWS_SECRET_ACCESS_KEY=***"),
+    ("AWS_ACCESS_KEY_ID={}", "AWS_ACCESS_KEY_ID=***"),
+    ("SLURM_JWT={}", "SLURM_JWT=***"),
+    ('{{"hf_token": "{}", "lr": 1}}', '{"hf_token": ***, "lr": 1}'),
+    ("{{'password': '{} y', 'b': 1}}", "{'password': ***, 'b': 1}"),
+    ("python x.py --hf-token {} --n 3", "python x.py --hf-token *** --n 3"),
+    ("python x.py --api-key={}", "python x.py --api-key=***"),
+    ("curl -u me:{} https://x", "curl -u me:*** https://x"),
+    ("docker login -u me -p {} nvcr.io", "docker login -u me -p *** nvcr.io"),
+    ("git clone https://me:{}@host/x.git", "git clone https://***@host/x.git"),
+    ("postgresql+psycopg://me:{}@db:5432/optuna", "postgresql+psycopg://***@db:5432/optuna"),
+    ("+ curl -H 'Authorization: Bearer {}' x", "+ curl -H 'Authorization: Bearer ***' x"),
+    ("password is {}", "password is ***"),
+    (
+        "wandb: Paste an API key from your profile and hit enter: {}",
+        "wandb: Paste an API key from your profile and hit enter: ***",
+    ),
+    ("\x1b[31mHF_TO\x1b[0mKEN={}", "HF_TOKEN=***"),
+]
+
+
+class TestRedact:
+    @pytest.mark.parametrize(("line", "shown"), SECRETS)
+    def test_secrets_are_hidden(self, line: str, shown: str) -> None:
+        assert redact(line.format("s3cr3t+/=Value")) == shown
+
+    @pytest.mark.parametrize(
+        "token",
+        [
+            "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+            "nvapi-abcdefghijklmnopqrstuvwxyz0123456789",
+            "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+            "glpat-abcdefghijklmnopqrst",
+            "AKIAIOSFODNN7EXAMPLE",
+            "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+        ],
+    )
+    def test_tokens_of_known_forms_are_hidden_anywhere(self, token: str) -> None:
+        assert redact(f"using {token}, ok") == "using ***, ok"
+
+    def test_private_keys_are_hidden_whole(self) -> None:
+        key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
+        assert redact(f"a\n{key}\nb") == "a\n***\nb"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "tokenizer: /models/llama tokens=8192 num_tokens: 5 max_tokens 3",
+            "eos_token='</s>' bos_token_id=1 pad_token: <pad>",
+            "https://host:8080/path?x=1 and user@host",
+            "Permission denied (publickey,password).",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB",
+            ':::MLLOG {"namespace": "", "time_ms": 1, "key": "seed", "value": 3}',
+            "KEY=value MONKEY=5 keyboard: us",
+            "two\nlines\tand a tab",
+        ],
+    )
+    def test_what_is_no_secret_stays(self, text: str) -> None:
+        assert redact(text) == text
+
+    def test_terminal_escapes_and_control_characters_go(self) -> None:
+        assert redact("\x1b]0;title\x07a\x1b[2Jb\x1b(Bc\x00d\x9b31me\x7f\n") == "abcde\n"
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.text(max_size=200) | st.sampled_from([line.format("abcdefgh") for line, _ in SECRETS]))
+    def test_redacting_twice_changes_nothing(self, text: str) -> None:
+        assert redact(redact(text)) == redact(text)
+
+    @pytest.mark.parametrize(
+        "text", ["token", "token=", "-" * 5, "a:", "://", "\x1b[", "'", "-----BEGIN PRIVATE KEY-----", "login "]
+    )
+    def test_long_hostile_text_is_read_in_seconds(self, text: str) -> None:
+        begin = time.process_time()
+        redact(text * (200_000 // len(text)))
+        assert time.process_time() - begin < 20
