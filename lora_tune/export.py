@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from lora_tune import __version__
-from lora_tune.commandline import guarded, load_sweep, output_option, storage_option, study_option, sweep_paths
+from lora_tune import __version__, handover, view
+from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, NothingReachedError
 from lora_tune.records import Sweep, Trial
-from lora_tune.study import Study, find_study, load_study
+from lora_tune.study import Study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
 
@@ -63,13 +64,21 @@ def time_interval(trial: Trial) -> tuple[float, float]:
 
 
 def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:
-    """Write the export of ``trial`` into ``folder``."""
+    """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs."""
     proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
-    made = workload.export(proposal, provenance(study, trial, datetime.datetime.now(datetime.UTC)))
+    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC))
+    made = workload.export(proposal, lines)
+    main_file = next(iter(made.files))
+    data = handover.twin(study, trial, main_file, made.usage, lines)
+    stem = main_file.removesuffix(".sh")
+    twins = {
+        f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
+        f"{stem}.toml": handover.toml_text(data),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in made.files.items():
+    for name, text in {**made.files, **twins}.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return Written(folder / next(iter(made.files)), made.usage)
+    return Written(folder / main_file, made.usage)
 
 
 def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) -> Written | None:
@@ -106,15 +115,46 @@ def _ranges(numbers: Sequence[int]) -> str:
 @output_option
 @click.option("--trial", "number", type=int, help="export this trial instead of the best")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
+@click.option("--diff", "base", type=click.Path(path_type=Path), help="show what changes against this config_*.sh")
+@click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
 @guarded
-def main(study_name: str, storage: str | None, output: Path | None, number: int | None, folder: Path | None) -> None:
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    number: int | None,
+    folder: Path | None,
+    base: Path | None,
+    check: bool,
+) -> None:
     """Write the best trial (or --trial N) as a config that runs by hand, with its provenance."""
-    file = find_study(study_name)
-    study = load_study(file)
-    paths = sweep_paths(study.name, output)
-    sweep = load_sweep(study.name, paths, storage)
-    written = export_trial(study, chosen_trial(study, sweep, number), load_workload(study, file), folder or paths.best)
+    review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
+    trial = chosen_trial(review.study, review.sweep, number)
+    workload = load_workload(review.study, review.file)
+    written = export_trial(review.study, trial, workload, folder or review.paths.best)
     click.echo(f"{written.path}\nrun it: {written.usage}")
+    if base is not None:
+        changes = handover.changed_against(base, written.path)
+        click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
+        for change in changes:
+            click.echo(view.visible(change))
+    if check:
+        click.echo("\n" + _checked(written.path, trial, workload))
+
+
+def _checked(config: Path, trial: Trial, workload: Workload) -> str:
+    """What the check found, in words. Raises InputError when a variable has no effect or another value."""
+    exported = handover.sourced_beside(config, handover.home(workload))
+    if wrong := handover.effective(trial.parameters, exported):
+        raise InputError(f"{config}: {'; '.join(wrong)}; a file that it sources sets it again, remove it there")
+    unread = handover.without_effect(config, workload)
+    if unread is None:
+        return f"checked: {len(exported)} variables source cleanly; which of them your command reads is not known here"
+    if unread:
+        raise InputError(
+            f"{config}: nothing in the implementation reads {', '.join(unread)}; remove them from the study"
+        )
+    return f"checked: {len(exported)} variables source cleanly, and the implementation reads every one"
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ class RecipeWorkload:
 
     def _values(self, proposal: Proposal) -> dict[str, Value]:
         site = self._site
-        values: dict[str, Value] = dict(proposal.parameters)
+        # GBS is derived: the recipes compute it from MINIBS and the layout, and read no variable of that name.
+        values: dict[str, Value] = {name: value for name, value in proposal.parameters.items() if name != "GBS"}
         values |= {
             "SEED": proposal.seed,
             "TARGET": self._study.objective.target,

@@ -1,0 +1,149 @@
+"""The exported config: what was swept is what is handed over, whatever the values are, and all of it counts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune import export, handover
+from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.records import Trial
+from lora_tune.workloads import load as load_workload
+from tests.builders import HOSTILE, stored, study_of, sweep_of
+from tests.tiny import STUDY
+
+TINY = STUDY.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stored sweep of the tiny study's space, some trials of which reached the target; the present folder."""
+    study = study_of(TINY, "mine")
+    stored(tmp_path / "sweeps" / "mine", sweep_of(study, trials=8, text=TINY))
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "mine.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(export.main, ["--study", "mine", *options])
+
+
+def the_config(folder: Path) -> Path:
+    (config,) = (folder / "sweeps" / "mine" / "best").glob("config_*.sh")
+    return config
+
+
+def test_the_twins_say_what_the_config_sets(swept: Path) -> None:
+    assert run().exit_code == 0
+    config = the_config(swept)
+    told = json.loads(config.with_suffix(".json").read_text())
+    assert tomllib.loads(config.with_suffix(".toml").read_text()) == told
+    assert told["config"] == config.name
+    exported = handover.sourced_file(config)
+    for name in ("LR", "MAX_STEPS", "WARMUP_STEPS", "MINIBS"):
+        assert float(exported[name]) == told["parameters"][name]
+    assert exported["SEED"] == str(told["trial"]["seed"])
+    assert any(told["study"]["hash"] in line for line in told["provenance"])
+
+
+def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path) -> None:
+    target = study_of(TINY).objective.target
+    (swept / "studies" / "mine.toml").write_text(TINY.replace(f"target = {target}", "target = 9.5"))
+    assert run().exit_code == 0
+    assert handover.sourced_file(the_config(swept))["TARGET"] == str(target)
+    assert f"time to eval loss {target:g}" in the_config(swept).read_text()
+
+
+def test_diff_shows_what_changes_against_the_present_config(swept: Path) -> None:
+    run()
+    lines = the_config(swept).read_text().replace("MAX_STEPS=", "MAX_STEPS=9").splitlines()
+    base = swept / "config_now.sh"
+    base.write_text("\n".join([x for x in lines if "WARMUP_STEPS" not in x] + ["export ONLY_THERE=1"]))
+    said = run("--diff", str(base)).output
+    assert "3 variables differ" in said
+    assert "  MAX_STEPS: 9" in said
+    assert "+ WARMUP_STEPS = " in said
+    assert "- ONLY_THERE = 1" in said
+    assert "the same as" in run("--diff", str(the_config(swept))).output
+
+
+def test_diff_against_nothing_is_refused(swept: Path) -> None:
+    result = run("--diff", "nowhere.sh")
+    assert result.exit_code == 2
+    assert "there is no such file" in result.output
+
+
+def test_check_vouches_for_every_variable(swept: Path) -> None:
+    result = run("--check")
+    assert result.exit_code == 0, result.output
+    assert "the implementation reads every one" in result.output
+
+
+def test_check_refuses_a_variable_that_nothing_reads(swept: Path) -> None:
+    run()
+    config = the_config(swept)
+    config.write_text(config.read_text() + "export NO_SUCH_KNOB=1\n")
+    workload = load_workload(study_of(TINY, "mine"), "mine.toml")
+    assert handover.without_effect(config, workload) == ["NO_SUCH_KNOB"]
+
+
+def test_a_config_that_does_not_source_says_what_bash_says(swept: Path) -> None:
+    broken = swept / "config_broken.sh"
+    broken.write_text("export A=1\nfalse\n")
+    with pytest.raises(SurroundingsError, match=r"config_broken\.sh cannot be sourced"):
+        handover.sourced_file(broken)
+    with pytest.raises(InputError, match="no such file"):
+        handover.changed_against(swept / "away.sh", broken)
+
+
+def test_a_config_is_sourced_as_if_it_lay_beside_the_common_one(tmp_path: Path) -> None:
+    site, mine = tmp_path / "site", tmp_path / "mine"
+    site.mkdir()
+    mine.mkdir()
+    (site / "config_common.sh").write_text("export SHARED=1\n")
+    (site / "config_base.sh").write_text('source "$(dirname "${BASH_SOURCE[0]}")"/config_common.sh\nexport LR=1e-4\n')
+    config = mine / "config_new.sh"
+    config.write_text('source "$(dirname "${BASH_SOURCE[0]}")"/config_common.sh\nexport LR=2e-4\n')
+    assert [str(d) for d in handover.changed_against(site / "config_base.sh", config)] == ["  LR: 1e-4 -> 2e-4"]
+    assert {f.name for f in site.iterdir()} == {"config_base.sh", "config_common.sh"}
+
+
+def test_numbers_written_differently_do_not_differ() -> None:
+    assert handover.differences({"LR": "4e-4", "A": "1"}, {"LR": "0.0004", "A": "1.0"}) == []
+
+
+def test_a_value_that_another_file_overrides_is_noticed() -> None:
+    assert handover.effective({"LR": 4e-4, "TP": 4}, {"LR": "0.0004", "TP": "8"}) == ["TP is '8', the trial had '4'"]
+
+
+texts = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40)
+values = st.one_of(texts, st.integers(-(2**53), 2**53), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(
+    st.dictionaries(texts, st.one_of(values, st.lists(texts, max_size=3), st.dictionaries(texts, values, max_size=4)))
+)
+def test_toml_reads_back_what_was_written(data: dict[str, object]) -> None:
+    assert tomllib.loads(handover.toml_text(data)) == data
+
+
+def test_hostile_values_arrive_unchanged_and_run_nothing(tmp_path: Path) -> None:
+    """A hostile choice is a plain value in bash, JSON and TOML; bash cannot hold a NUL, nothing else is lost."""
+    text = TINY.replace("[objective]", f"OPTIMIZER = {json.dumps(HOSTILE)}\n[objective]")
+    study = study_of(text, "mine")
+    sweep = sweep_of(study, trials=8, text=text)
+    best: Trial | None = sweep.best()
+    assert best is not None
+    written = export.export_trial(study, best, load_workload(study, "mine.toml"), tmp_path)
+    assert handover.sourced_file(written.path)["OPTIMIZER"] == HOSTILE
+    assert json.loads(written.path.with_suffix(".json").read_text())["parameters"]["OPTIMIZER"] == HOSTILE
+    assert tomllib.loads(written.path.with_suffix(".toml").read_text())["parameters"]["OPTIMIZER"] == HOSTILE
+    assert not (Path.cwd() / "owned").exists()
