@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import tempfile
 from pathlib import Path
 
 from benchmarks.public_runs import TARGET, by_submission, folder, load
@@ -41,11 +42,31 @@ def main() -> None:
         "Agreement: minutes and score to the table's 3 decimals, the factor to 12. The table multiplies minutes already"
     )
     print("rounded by the factor, and so does this comparison.")
+    compliance(root, rows)
     for name, row, score, (minutes, _) in differing:
         done = sorted(m for m in minutes if math.isfinite(m))
         inner = sum(done[1:-1]) / (len(done) - 2)
         print(f"  {name}: table {row['time_min']} min, by the rule {score.olympic_minutes:.3f} min; {len(done)} of")
         print(f"    {len(minutes)} runs finished, and the table drops the slowest of those too: that gives {inner:.3f}")
+
+
+def compliance(root: Path, rows: list[dict[str, str]]) -> None:
+    """mlperf_logging's checkers, as ``rules.run_compliance`` runs them, on every folder of logs."""
+    passing, agreeing, refused = 0, 0, []
+    for row in rows:
+        logs = root / "logs" / row["round"] / row["submitter"] / row["system"]
+        if not logs.is_dir():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            for path in logs.glob("result_*.txt.gz"):
+                (Path(folder) / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+            found = rules.run_compliance(Path(folder), f"{row['round'][1:]}.0")
+        passing += found.passes
+        agreeing += math.isclose(found.factor, float(row["rcp_scaling"] or 1), rel_tol=1e-12)
+        refused += [] if found.passes else [f"  refused: {logs.relative_to(root / 'logs')}: {found.sentence}"]
+    print(f"mlperf_logging's checkers on the raw logs: {passing} pass, factor as in the table in {agreeing}.")
+    for line in refused:
+        print(line)
 
 
 def from_folder(logs: Path) -> Times:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,19 +62,28 @@ class _Heard(logging.Handler):
         self.messages.append(record.getMessage().strip())
 
 
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What is said to the root logger meanwhile; its own handlers hear nothing of it, and none is installed."""
+    root, ear = logging.getLogger(), _Heard()
+    before = root.handlers[:]
+    root.handlers[:] = [ear]
+    try:
+        yield ear.messages
+    finally:
+        root.handlers[:] = before
+
+
 def _complaints(path: Path, ruleset: str) -> tuple[str, ...]:
     from mlperf_logging.compliance_checker import mlp_compliance
 
     checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
-    heard = _Heard()
-    root = logging.getLogger()
-    root.addHandler(heard)
-    try:
-        valid = checker.check_file(str(path), f"training_{ruleset}/common.yaml")
-    finally:
-        root.removeHandler(heard)
-        mlp_compliance.enqueued_configs.clear()
-    return () if valid else tuple(heard.messages) or ("the compliance checker refused it without words",)
+    with _heard() as messages:
+        try:
+            valid = checker.check_file(str(path), f"training_{ruleset}/common.yaml")
+        finally:
+            mlp_compliance.enqueued_configs.clear()
+    return () if valid else tuple(messages) or ("the compliance checker refused it without words",)
 
 
 def _rcp(folder: Path, ruleset: str) -> tuple[bool, str, float]:
@@ -81,10 +91,12 @@ def _rcp(folder: Path, ruleset: str) -> tuple[bool, str, float]:
     from mlperf_logging.rcp_checker import rcp_checker
 
     names = [str(p) for p in sorted(folder.glob("result_*.txt"))]
-    benchmark = rcp_checker.get_submission_epochs(names, ruleset, False)[2]
+    with _heard():
+        benchmark = rcp_checker.get_submission_epochs(names, ruleset, False)[2]
     if benchmark != BENCHMARK:
         return False, f"the logs name the benchmark {benchmark}, not {BENCHMARK}, or mix several", 1.0
-    passes, words, factor = rcp_checker.check_directory(
-        str(folder), "training", ruleset, verbose=False, bert_train_samples=False, rcp_pass="pruned_rcps"
-    )
+    with _heard():
+        passes, words, factor = rcp_checker.check_directory(
+            str(folder), "training", ruleset, verbose=False, bert_train_samples=False, rcp_pass="pruned_rcps"
+        )
     return bool(passes), str(words), float(factor)

@@ -1,0 +1,88 @@
+"""A run that can no longer beat the incumbent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune import curve
+from lora_tune.mllog import Eval
+from lora_tune.search.capping import Incumbent, cap
+
+TARGET = 0.925
+TIMING = curve.Timing(2.0, 40.0)
+INCUMBENT = Incumbent("trial 7", (1700.0, 1720.0, 1690.0, 1710.0))
+FAMILY = curve.published(8).family
+
+
+def run(count: int, offset: float = 0.0) -> list[Eval]:
+    samples = 1536 + 384.0 * np.arange(count)
+    losses = FAMILY.loss_at(samples) + offset
+    return [Eval(s, v, s / 2 + 40 * (i + 1)) for i, (s, v) in enumerate(zip(samples, losses, strict=True))]
+
+
+def ask(evals: list[Eval], now: float, risk: float = 0.05) -> curve.Verdict:
+    return cap(evals, TIMING, INCUMBENT, now, risk, target=TARGET, family=FAMILY, quantum=384)
+
+
+def test_a_run_that_keeps_up_goes_on() -> None:
+    assert not ask(run(3), 1250).stop
+
+
+def test_a_run_far_behind_is_capped_by_forecast_long_before_the_clock() -> None:
+    found = ask(run(3, 0.02), 1250)
+    assert (found.stop, found.reason) == (True, "capped")
+    assert "the chance of reaching 0.925 within" in found.sentence
+    assert "trial 7" in found.sentence
+
+
+def test_the_clock_caps_whatever_the_curve_says() -> None:
+    found = ask([], 10_000)
+    assert found.reason == "capped"
+    assert "10000 s have passed" in found.sentence
+
+
+def test_a_run_that_reached_the_target_is_never_capped() -> None:
+    assert not ask([*run(4), Eval(3072, 0.9249, 1700)], 10_000).stop
+
+
+def test_without_an_incumbent_there_is_no_cap() -> None:
+    none = Incumbent("nobody", ())
+    assert none.upper_quantile(0.99) == math.inf
+    assert not cap(run(3, 0.05), TIMING, none, 1e9, 0.05, target=TARGET, family=FAMILY).stop
+
+
+def test_a_smaller_risk_leaves_more_time() -> None:
+    assert INCUMBENT.upper_quantile(0.995) > INCUMBENT.upper_quantile(0.9) > 1720
+
+
+def test_one_run_bounds_the_next_less_tightly_than_four() -> None:
+    assert Incumbent("once", (1705.0,)).upper_quantile(0.95) > INCUMBENT.upper_quantile(0.95)
+
+
+def test_an_unknown_speed_is_no_reason_to_stop() -> None:
+    unknown = curve.Timing(math.nan, math.nan)
+    assert not cap(run(3, 0.02), unknown, INCUMBENT, 1250, 0.05, target=TARGET, family=FAMILY).stop
+
+
+numbers = st.one_of(st.floats(), st.sampled_from([384.0, 1536.0, 0.925, math.nan, math.inf]))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.builds(Eval, samples=numbers, loss=numbers, seconds=numbers), max_size=12),
+    st.lists(numbers, max_size=4),
+    numbers,
+)
+def test_no_input_breaks_a_cap(evals: list[Eval], seconds: list[float], now: float) -> None:
+    found = cap(evals, TIMING, Incumbent("x", tuple(seconds)), now, 0.05, target=TARGET)
+    assert found.stop == bool(found.sentence)
+
+
+@pytest.mark.parametrize("risk", [0.01, 0.2])
+def test_the_sentence_states_the_risk_it_was_decided_at(risk: float) -> None:
+    assert f"{100 * (1 - risk / 2):.3g}%" in ask([], 10_000, risk).sentence

@@ -1,0 +1,127 @@
+"""Racing: who runs next, when the race is over, and what is said."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune.search.replicates import (
+    CannotSeparate,
+    Decided,
+    RaceSettings,
+    RunMore,
+    RunSummary,
+    limit_constant,
+    next_action,
+)
+
+
+def runs(*seconds: float, node_hours: float = 0.5) -> list[RunSummary]:
+    return [RunSummary(s, node_hours) for s in seconds]
+
+
+def noisy(mean: float, count: int, seed: int, sd: float = 0.05) -> list[RunSummary]:
+    noise = np.random.default_rng(seed).normal(0, sd, count)
+    return runs(*(mean * np.exp(noise - noise.mean())))
+
+
+def test_every_configuration_first_gets_the_fewest_runs() -> None:
+    assert next_action({"a": [], "b": []}) == RunMore("a", 1)
+    assert next_action({"a": runs(100, 101, 99), "b": runs(90)}, RaceSettings(batch=5)) == RunMore("b", 2)
+
+
+def test_a_clear_winner_ends_the_race_early() -> None:
+    found = next_action({"a": noisy(100, 4, 1), "b": noisy(160, 4, 2)})
+    assert isinstance(found, Decided)
+    assert found.winner == "a"
+    assert "a is better than b by 60.0% with 90% confidence, after 8 runs" in found.sentence
+
+
+def test_close_configurations_run_on_the_one_with_fewer_runs_next() -> None:
+    found = next_action({"a": noisy(100, 4, 1), "b": noisy(105, 3, 2)})
+    assert found == RunMore("b", 1)
+
+
+def test_equal_configurations_are_honestly_not_separated() -> None:
+    found = next_action({"a": noisy(100, 10, 1), "b": noisy(101, 10, 2)})
+    assert isinstance(found, CannotSeparate)
+    assert found.leaders == ("a", "b")
+    assert found.difference == pytest.approx(0.01)
+    assert found.margin > 0.02
+    assert found.node_hours == pytest.approx(found.more_runs * 0.5)
+    assert "a and b cannot be separated: difference 1.0% +/- " in found.sentence
+    assert "more runs = " in found.sentence
+
+
+def test_a_comparison_without_prospects_is_given_up_before_the_last_run() -> None:
+    found = next_action({"a": noisy(100, 8, 1), "b": noisy(100, 8, 2)})
+    assert isinstance(found, CannotSeparate)
+
+
+def test_the_cheaper_of_two_inseparable_configurations_is_recommended() -> None:
+    seconds = [r.seconds for r in noisy(100, 10, 1)]
+    found = next_action({"a": runs(*seconds, node_hours=1.0), "b": runs(*(s * 1.005 for s in seconds), node_hours=0.8)})
+    assert isinstance(found, CannotSeparate)
+    assert found.recommended == "b"
+    assert "take b, the cheaper" in found.sentence
+
+
+def test_the_more_robust_is_recommended_where_one_run_failed() -> None:
+    found = next_action({"a": [*noisy(100, 9, 1), RunSummary(math.inf)], "b": noisy(101, 10, 2)})
+    assert isinstance(found, CannotSeparate)
+    assert found.recommended == "b"
+
+
+def test_two_failures_put_a_configuration_out() -> None:
+    found = next_action({"a": [*runs(90, 91, 92), *runs(math.inf, math.inf)], "b": noisy(110, 4, 2)})
+    assert isinstance(found, Decided)
+    assert found.winner == "b"
+
+
+def test_one_configuration_alone_wins_and_none_is_an_error() -> None:
+    assert next_action({"a": runs(100, 101, 102)}) == Decided(
+        "a", "a is the only configuration that reached the target"
+    )
+    with pytest.raises(ValueError, match="give at least one"):
+        next_action({})
+
+
+def test_more_rivals_ask_for_stronger_evidence() -> None:
+    pair = {"a": noisy(100, 5, 1), "b": noisy(112, 5, 2)}
+    crowd = pair | {f"c{i}": noisy(112, 5, 3 + i) for i in range(8)}
+    assert isinstance(next_action(pair), Decided)
+    assert isinstance(next_action(crowd), RunMore)
+
+
+def test_looking_often_costs_a_higher_limit() -> None:
+    assert limit_constant(0.1, 10, 10) == pytest.approx(1.645, abs=0.03)
+    assert limit_constant(0.1, 3, 10) > 1.75
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"), st.lists(st.builds(RunSummary, st.floats(), st.floats()), max_size=12), min_size=1
+    )
+)
+def test_no_results_break_the_race(results: dict[str, list[RunSummary]]) -> None:
+    found = next_action(results)
+    assert isinstance(found, RunMore | Decided | CannotSeparate)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.floats(0, 0.1))
+def test_every_race_ends(seed: int, difference: float) -> None:
+    rng = np.random.default_rng(seed)
+    results: dict[str, list[RunSummary]] = {"a": [], "b": [], "c": []}
+    for _ in range(31):
+        action = next_action(results)
+        if not isinstance(action, RunMore):
+            return
+        mean = 100 * (1 + difference * "abc".index(action.config))
+        results[action.config].append(RunSummary(mean * np.exp(rng.normal(0, 0.05))))
+    pytest.fail("the race asked for more than ten runs each")
