@@ -26,7 +26,8 @@ unpack() { # Slurm's own files where they were compiled to be; foreign libraries
     mkdir -p "$LIBRARIES"
     for package in "$PACKAGES"/*.deb; do
         case ${package##*/} in
-        slurm* | libslurm*) dpkg -x "$package" / ;;
+        # dpkg -x would put a folder in the place of the link /lib, and with it hide the C library from linkers.
+        slurm* | libslurm*) dpkg --fsys-tarfile "$package" | tar -x -C / --keep-directory-symlink ;;
         *) dpkg -x "$package" "$LIBRARIES" ;;
         esac
     done
