@@ -72,6 +72,23 @@ SIGNATURES = (
         r"CANCELLED AT .{1,40} DUE TO TIME LIMIT",
         "raise budget.trial_minutes, or WALLTIME",
     ),
+    # Our own recipes: they name the variable, what came and what is allowed.
+    _signature(
+        "refused layout",
+        _I,
+        "_lora: ",
+        r"(?:nemo|peft)_lora: (?:(?:TP|PP|VP|CP|SP|MBS|MINIBS|SEQ|MAX_STEPS|WARMUP_STEPS|GLOBAL_BATCH_SIZE)=\S+ ?)+: |"
+        r"(?:nemo|peft)_lora: (?:TP_COMM_OVERLAP|MCORE_CUDA_GRAPH)=",
+        "these values do not go together: exclude them from the space",
+    ),
+    _signature(
+        "refused by the recipe",
+        _C,
+        "_lora: ",
+        r"(?:nemo|peft)_lora: (?!rank \d)",
+        "the line says what is allowed: mend the study, its data or its model",
+    ),
+    _signature("warm worker", _S, "LORA_TUNE_WORKER", r"the worker died", "start the warm worker of this node again"),
     # Memory.
     _signature(
         "GPU memory",
@@ -364,6 +381,13 @@ SIGNATURES = (
         "rror",
         r"DistBackendError|NCCL error|nccl(?:System|Remote|Internal|UnhandledCuda)Error|ncclInvalidUsage",
         "a rank lost the others: run it on another node; the NCCL test should show above 300 GB/s",
+    ),
+    _signature(
+        "lost peer",
+        _S,
+        "onnection closed by peer",
+        r"gloo.*Connection closed by peer",
+        "a rank died: its own lines say why; else run it on another node",
     ),
     _signature(
         "rendezvous",

@@ -33,6 +33,19 @@ FAILURES = [
     ("srun: error: n12: tasks 24-27: Terminated", "infrastructure"),
     ("/opt/run.sub: line 88: 4711 Terminated              srun -l bash", "infrastructure"),
     ("./run_and_time.sh: line 70: 12345 Killed   torchrun train.py", "infrastructure"),
+    # Our own recipes.
+    ("nemo_lora: TP=3 PP=1 CP=1: allowed is a product that divides the 8 processes", "infeasible"),
+    ("nemo_lora: MBS=2: allowed is a divisor of MINIBS=3", "infeasible"),
+    ("nemo_lora: TP_COMM_OVERLAP=1: allowed is 0 unless TP is at least 2 and SP=1", "infeasible"),
+    ("nemo_lora: DATADIR='data': allowed is an existing folder", "configuration"),
+    ("peft_lora: /data/train.npy: row 1 has no input_ids", "configuration"),
+    ("nemo_lora: FP8=1 needs Transformer Engine, which cannot be imported here; install it", "configuration"),
+    ("LORA_TUNE_WORKER='/tmp/w.sock': the worker died; its trials died with it", "infrastructure"),
+    (
+        "nemo_lora: rank 0: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
+        "infrastructure",
+    ),
+    ("nemo_lora: rank 2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "infeasible"),
     # Memory.
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "infeasible"),
     ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "infeasible"),

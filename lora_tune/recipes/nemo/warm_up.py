@@ -22,7 +22,7 @@ def run(trainer: Any, settings: Settings) -> None:
         return
     model = trainer.strategy.model
     batch = synthetic(settings)
-    with _random_states_kept():
+    with _random_states_kept(named=not settings.speed.cuda_graph):
         for _ in range(settings.warmup_train):
             _clear_gradients(trainer)
             model.training_step(iter([(batch, 0, 0)]))
@@ -48,18 +48,20 @@ def _clear_gradients(trainer: Any) -> None:
 
 
 @contextmanager
-def _random_states_kept() -> Iterator[None]:
+def _random_states_kept(*, named: bool) -> Iterator[None]:
+    """``named``: Megatron's own states too; those that a captured CUDA graph refers to must not be replaced."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     tracker = get_cuda_rng_tracker()
-    named = tracker.get_states()
+    states = tracker.get_states() if named else None
     try:
         yield
     finally:
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
-        tracker.set_states(named)
+        if states is not None:
+            tracker.set_states(states)
 
 
 def _reset_fp8(model: torch.nn.Module) -> None:
