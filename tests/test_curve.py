@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,3 +133,137 @@ def test_finished_runs_become_the_reference() -> None:
     assert slow.reason == "stalled"
     assert "good runs look like this" in slow.sentence
     assert not curve.verdict(good_run(2304, 0.001), TARGET, references).stop
+
+
+def test_the_published_shape_is_there_for_the_batch_sizes_of_the_public_runs() -> None:
+    assert curve.published(4) is None
+    assert curve.published(256) is None
+    assert curve.published(8).family.samples_at(TARGET) == pytest.approx(2980, rel=0.01)
+    assert curve.published(128).family.samples_at(TARGET) == pytest.approx(11000, rel=0.02)
+
+
+def test_a_stricter_false_prune_rate_needs_a_larger_excess() -> None:
+    envelope = curve.published(8)
+    assert envelope.threshold(0.01) > envelope.threshold(0.1)
+    assert envelope.threshold(1e-9) == envelope.thresholds[-1][1]
+    assert envelope.rate_of(envelope.threshold(0.05)) == pytest.approx(0.05)
+
+
+def test_a_run_that_leaves_its_family_is_estimated_without_it() -> None:
+    healed = run_of(0.961, 0.958, 0.955, 0.952, 0.934, 0.9235)
+    found = curve.estimate(healed, TARGET, family=curve.published(8).family)
+    assert "fixed shape" not in found.method
+    assert 3072 <= found.samples <= 3456
+
+
+def test_a_forecast_is_a_distribution_over_the_coming_evals() -> None:
+    found = curve.forecast(good_run(2304), TARGET, family=GBS_8)
+    assert found.stops[:2] == (2688, 3072)
+    assert list(found.chance) == sorted(found.chance)
+    assert found.chance_by(2687) == 0 < found.chance_by(3072) < found.chance_by(3840)
+    assert found.quantile(0.05) <= 3072 <= found.quantile(0.95)
+
+
+def test_a_run_that_has_stopped_is_certain() -> None:
+    found = curve.forecast(good_run(), TARGET, family=GBS_8)
+    assert (found.stops, found.chance) == ((3072,), (1.0,))
+
+
+def test_a_flat_run_has_no_forecast() -> None:
+    found = curve.forecast(run_of(0.95, 0.95, 0.95), TARGET)
+    assert (found.chance_by(1e9), found.quantile(0.5)) == (0.0, math.inf)
+
+
+def test_the_stop_is_expected_half_an_interval_after_the_crossing() -> None:
+    schedule = curve.Schedule(1536, 384)
+    crossings = np.linspace(2880, 3264, 50)
+    quiet = dataclasses.replace(GBS_8, noise=(1e-6, 1e-6))
+    lag = [curve.expected_stop(c, quiet, schedule) - c for c in crossings]
+    assert np.mean(lag) == pytest.approx(192, rel=0.02)
+    assert curve.expected_stop(100, GBS_8, schedule) == pytest.approx(1536, rel=0.001)
+    assert curve.expected_stop(math.inf, GBS_8, schedule) == math.inf
+
+
+def test_noise_makes_a_run_stop_earlier_than_its_curve_crosses() -> None:
+    schedule = curve.Schedule(1536, 96)
+    loud = dataclasses.replace(GBS_8, noise=(0.004, 0.004))
+    assert curve.expected_stop(3000, loud, schedule) < 3000
+
+
+def test_a_shape_is_learned_from_runs_of_the_study() -> None:
+    rng = np.random.default_rng(4)
+    runs = []
+    for _ in range(8):
+        samples = np.arange(512.0, 4500, 384)
+        losses = 0.9 + 0.3 * (samples / 500) ** -1.4 + rng.normal(0, 0.0008) + rng.normal(0, 0.001, len(samples))
+        runs.append([Eval(s, v, s) for s, v in zip(samples, losses, strict=True)])
+    family = curve.learn_family(runs, 0.915)
+    truth = 500 * (0.3 / 0.015) ** (1 / 1.4)
+    assert family.samples_at(0.915) == pytest.approx(truth, rel=0.05)
+    assert list(family.loss) == sorted(family.loss, reverse=True)
+    early = curve.estimate(runs[0][:7], 0.915, family=family)
+    assert early.censored
+    assert early.low < truth < early.high
+
+
+def test_two_runs_teach_no_shape() -> None:
+    assert curve.learn_family([good_run(), good_run()], TARGET) is None
+    assert curve.envelope_from([good_run()] * 3, TARGET) is None
+
+
+def test_a_healing_run_has_no_verdict_until_four_evals_after_its_healing_step() -> None:
+    healing = run_of(0.958, 0.957, 0.956, 0.955, 0.948, 0.94, 0.932, 0.9253)
+    reference = curve.published(8)
+    assert curve.stalled(healing, TARGET, reference=reference).stop
+    assert not curve.stalled(healing, TARGET, reference=reference, healing_samples=2800, max_samples=8192).stop
+
+
+@settings(deadline=None)
+@given(anything, st.floats(0, 1e5), st.floats(1, 1e6))
+def test_no_sequence_of_evals_breaks_a_stall_test_or_a_forecast(evals: list[Eval], healing: float, end: float) -> None:
+    for reference in (None, curve.published(8)):
+        found = curve.stalled(evals, TARGET, reference=reference, healing_samples=healing, max_samples=end)
+        assert found.stop == bool(found.sentence)
+        ahead = curve.forecast(evals, TARGET, family=None if reference is None else reference.family)
+        assert all(0 <= c <= 1 for c in ahead.chance)
+
+
+@settings(deadline=None)
+@given(st.lists(anything, max_size=6))
+def test_no_runs_break_learning(runs: list[list[Eval]]) -> None:
+    family = curve.learn_family(runs, TARGET)
+    assert family is None or list(family.log_samples) == sorted(family.log_samples)
+    curve.envelope_from(runs, TARGET)
+
+
+def test_thousands_of_evals_are_thinned_without_losing_the_crossing() -> None:
+    rng = np.random.default_rng(0)
+    samples = np.linspace(100, 6000, 5000)
+    losses = GBS_8.loss_at(samples) + rng.normal(0, 0.0005, 5000)
+    found = curve.estimate([Eval(s, v, s) for s, v in zip(samples, losses, strict=True)], 0.90)
+    assert found.censored
+    assert found.samples == pytest.approx(GBS_8.samples_at(0.90), rel=0.05)
+
+
+@pytest.mark.public_data
+def test_the_shipped_calibration_is_what_the_script_makes_of_the_public_runs(public_data: Path) -> None:
+    from benchmarks.calibrate_curves import calibrate
+    from benchmarks.public_runs import is_test, load
+    from lora_tune.curve.published import CALIBRATION
+
+    shipped = json.loads(CALIBRATION.read_text())
+    made = calibrate([r for r in load(public_data) if not is_test(r.submission)])
+    assert {k: v for k, v in shipped.items() if k != "provenance"} == made
+
+
+@pytest.mark.public_data
+def test_on_runs_it_never_saw_the_estimate_halves_the_variance_of_the_stop(public_data: Path) -> None:
+    from benchmarks.public_runs import by_submission, is_test, load
+
+    family = curve.published(8).family
+    own, raw = [], []
+    for submission, group in by_submission(load(public_data)).items():
+        if is_test(submission) and group[0].gbs == 8:
+            own.append(np.var([curve.estimate(r.run, TARGET, family=family).samples for r in group], ddof=1))
+            raw.append(np.var([r.stop for r in group], ddof=1))
+    assert np.mean(own) < 0.5 * np.mean(raw)
