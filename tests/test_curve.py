@@ -267,3 +267,21 @@ def test_on_runs_it_never_saw_the_estimate_halves_the_variance_of_the_stop(publi
             own.append(np.var([curve.estimate(r.run, TARGET, family=family).samples for r in group], ddof=1))
             raw.append(np.var([r.stop for r in group], ddof=1))
     assert np.mean(own) < 0.5 * np.mean(raw)
+
+
+def test_expensive_evals_are_spaced_out_and_cheap_ones_are_not() -> None:
+    crossing = curve.estimate(good_run(), TARGET, family=GBS_8)
+    now = curve.Schedule(1536, 384)
+    dear = curve.choose_schedule(crossing, curve.Timing(2.0, 200.0), step=8, current=now)
+    cheap = curve.choose_schedule(crossing, curve.Timing(2.0, 2.0), step=8, current=now)
+    assert cheap.schedule.interval_samples < 384
+    assert dear.schedule.interval_samples > cheap.schedule.interval_samples
+    assert dear.saved_seconds > 0
+    assert cheap.schedule.first_samples % 8 == cheap.schedule.interval_samples % 8 == 0
+    assert "s less than now" in dear.sentence
+
+
+def test_an_unknown_crossing_leaves_the_eval_schedule_alone() -> None:
+    nothing = curve.estimate([], TARGET)
+    now = curve.Schedule(1536, 384)
+    assert curve.choose_schedule(nothing, curve.Timing(2.0, 30.0), step=8, current=now).schedule == now

@@ -6,6 +6,7 @@ Pure functions of evals; nothing here raises on bad data. See docs/statistics.md
 from lora_tune.curve.crossing import Crossing, estimate
 from lora_tune.curve.family import Family, log_linear
 from lora_tune.curve.forecast import Forecast, expected_stop, forecast
+from lora_tune.curve.interval import EvalPlan, choose_schedule
 from lora_tune.curve.learn import learn_family
 from lora_tune.curve.published import published
 from lora_tune.curve.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
@@ -14,12 +15,14 @@ from lora_tune.curve.timing import Schedule, Timing, predicted_seconds, timing
 __all__ = [
     "Crossing",
     "Envelope",
+    "EvalPlan",
     "Family",
     "Forecast",
     "Schedule",
     "StallSettings",
     "Timing",
     "Verdict",
+    "choose_schedule",
     "envelope_from",
     "estimate",
     "expected_stop",
