@@ -101,13 +101,14 @@ class MllogReader:
         """Take the records of a line, or of what is there of it yet; return the bytes that must be held for later."""
         start, at = _START.search(line), 0
         while start:
-            following = _START.search(line, start.end())
-            at = following.start() if following else len(line)
-            usual = _RECORD.match(line, start.start(), at)
+            at = start.end()
+            following = _START.search(line, at)
+            end = following.start() if following else len(line)
+            usual = _RECORD.match(line, start.start(), end)
             if usual and usual[1]:
                 self._records([usual.groups(b"")])
-            elif not self._take_json(line[start.end() - 1 : at][:MAX_RECORD]):
-                if not whole and following is None and at - start.end() < MAX_RECORD:
+            elif not self._take_json(line[at - 1 : end][:MAX_RECORD]):
+                if not whole and following is None and end - at < MAX_RECORD:
                     return line[start.start() :]
                 self._dropped += 1
             start = following

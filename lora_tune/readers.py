@@ -174,14 +174,19 @@ class HfTrainerReader(LineReader):
 
 _DICT = re.compile(r"\{'[^{}\\]*\}")
 _LOGGED = re.compile(r"'(?:loss|eval_loss|train_runtime)':")
+_FLAT = re.compile(
+    r"\{(?:'[^'\\]*': (?:'[^'\\]*'|-?\d[\d.]*(?:[eE][-+]?\d+)?|-?nan|-?inf|None|True|False)(?:, (?=')|(?=\})))+\}"
+)
 _NOT_A_LITERAL = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
 
 
 def _literal(text: str) -> dict[str, object] | None:
-    """A flat Python dict, no expression evaluated; None for anything else. The line's length bounds its depth."""
+    """A flat Python dict of plain values; None for anything else, which is not even parsed."""
+    if not _FLAT.fullmatch(text):
+        return None
     try:
         value = ast.literal_eval(_NOT_A_LITERAL.sub(r"'\1'", text))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError):  # such as the number 1.2.3
         return None
     return value if isinstance(value, dict) else None
 

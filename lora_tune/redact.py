@@ -23,7 +23,9 @@ _KNOWN_TOKEN = re.compile(
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
     r"|\beyJ[\w-]{8,4000}\.[\w-]{4,4000}\.[\w-]{0,4000}"  # a JSON web token
 )
-_VALUE = r"""("(?:[^"\\\n]|\\.){0,4000}"?|'[^'\n]{0,4000}'?|\$'[^'\n]{0,4000}'?|[^\s,;&"'()\[\]{}<>|]{1,4000})"""
+_VALUE = (
+    r"""(?!\*\*\*)("(?:[^"\\\n]|\\.){0,4000}"?|'[^'\n]{0,4000}'?|\$'[^'\n]{0,4000}'?|[^\s,;&"'()\[\]{}<>|]{1,4000})"""
+)
 _WORD = (
     r"token|secret|passw(?:or)?d|passphrase|passwd|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
     r"|encryption[_-]?key|credentials?|authorization|auth[_-]?key|cookie|_pwd|license[_-]?key|_jwt"

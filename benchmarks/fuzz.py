@@ -1,0 +1,194 @@
+"""Damaged logs through everything that turns log text into facts: no crash, no hang, bounded memory.
+
+``python -m benchmarks.fuzz --inputs 1000000`` mutates golden logs of every format (lines swapped, cut, glued,
+repeated; bytes flipped, inserted, deleted; hostile pieces spliced in) and gives each input to all readers, the
+failure scanner, the diagnosis and the redaction. Each input is fed whole and, in a second reader, in random pieces:
+both must give the same facts. It prints what was done, the slowest input, and the growth of memory; it exits 1 with
+the input in hexadecimal when something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+from lora_tune.diagnose import FailureScanner, diagnose, redact
+from lora_tune.mllog import LogReader
+from lora_tune.readers import make_reader
+
+SLOW_SECONDS = 2.0
+GROWTH_MIB = 256
+NOW = 1_700_000_000.0
+
+READERS: dict[str, Callable[[], LogReader]] = {
+    "mllog": lambda: make_reader("mllog"),
+    "hf_trainer": lambda: make_reader("hf_trainer", clock=lambda: NOW, samples_per_epoch=3901),
+    "jsonl": lambda: make_reader("jsonl", clock=lambda: NOW, global_batch_size=8),
+    "regex": lambda: make_reader(
+        "regex",
+        clock=lambda: NOW,
+        eval=r"step (?P<step>\d+).*val loss[:=] ?(?P<loss>\S+)",
+        train=r"step (?P<step>\d+) loss (?P<loss>\S+)",
+    ),
+}
+FAILURES = (
+    b"0: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.",
+    b"slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***",
+    b"+ export HF_TOKEN=hf_abcdefghijklmnopqrstuvwx",
+    b"Traceback (most recent call last):",
+    b"[rank0]: ValueError: `val_check_interval` (192) must be less than or equal to the number of batches",
+    b"git clone https://me:secret@host/x.git --password 'a b'",
+    b"\x1b[31mKeyError: 'x'\x1b[0m",
+)
+HOSTILE = (
+    b":::MLLOG ",
+    b":::MLLOG {",
+    b":::MLLOG",
+    b"{",
+    b"}}",
+    b"{'",
+    b"'}",
+    b'"',
+    b"\\",
+    b"\n",
+    b"\r",
+    b"\x00",
+    b"\xff\xfe",
+    b"\x1b[",
+    b"\x1b]",
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"9" * 400,
+    b"[" * 300,
+    b"Error: ",
+    b"token=",
+    b"://",
+    b"-----BEGIN PRIVATE KEY-----",
+    b"a" * 5000,
+    b"'loss': ",
+    b"samples_count",
+)
+
+
+def golden() -> list[list[bytes]]:
+    """One log of each format, as lines."""
+    time_ms = 1_700_000_000_000
+    mllog = []
+    events = [("init_start", None, {}), ("global_batch_size", 8, {}), ("train_samples", 3901, {}), ("seed", 1, {})]
+    events += [("init_stop", None, {}), ("run_start", None, {}), ("block_start", None, {"samples_count": 0})]
+    for samples in (1536, 1920, 2304):
+        events += [
+            ("train_loss", 1.4, {"samples_count": samples, "lr": 4e-4}),
+            ("tracked_stats", {"throughput": 2.1, "train_step_time": 3.8}, {"step": samples}),
+            ("tracked_stats", {"train_loss": 1.3}, {"samples_count": samples + 8, "step": 200}),
+            ("block_stop", None, {"samples_count": samples}),
+            ("eval_start", None, {"samples_count": samples}),
+            ("eval_accuracy", 0.93, {"samples_count": samples}),
+            ("eval_stop", None, {"samples_count": samples}),
+        ]
+    events += [("run_stop", None, {"samples_count": 2304, "status": "success"})]
+    for key, value, metadata in events:
+        time_ms += 1000
+        record = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+        record["metadata"] = {"file": "/workspace/ft-llm/custom_callbacks.py", "lineno": 181, **metadata}
+        mllog.append(b"0: :::MLLOG " + json.dumps(record).encode())
+    trainer = [f"{{'loss': {2 - k / 10}, 'grad_norm': 0.3, 'epoch': {k / 10}}}".encode() for k in range(8)]
+    trainer += [b"{'eval_loss': 0.93, 'eval_runtime': 4.1, 'epoch': 0.5}"]
+    trainer += [b"{'train_runtime': 2577.75, 'train_samples_per_second': 95.339, 'train_loss': 1.0, 'epoch': 0.9}"]
+    lines = [json.dumps({"step": k, "train_loss": 1.0, "eval_loss": 0.9, "seconds": k}).encode() for k in range(8)]
+    words = [f"step {k} loss 1.{k} | step {k} lr 1e-4 val loss: 0.9{k}".encode() for k in range(8)]
+    return [mllog, trainer, lines, words]
+
+
+def mutate(chance: random.Random, logs: list[list[bytes]]) -> bytes:
+    """One damaged log of a few lines."""
+    lines = list(chance.choice(logs))
+    begin = chance.randrange(len(lines))
+    lines = lines[begin : begin + chance.randrange(1, 8)]
+    lines += chance.choices(FAILURES, k=chance.randrange(3))
+    if chance.random() < 0.3:
+        chance.shuffle(lines)
+    if chance.random() < 0.2:
+        lines += chance.choices(lines, k=2)
+    log = bytearray(chance.choice((b"\n", b"\n", b"\r\n", b"", b"\n7: ")).join(lines))
+    for _ in range(chance.randrange(6)):
+        at = chance.randrange(len(log) + 1)
+        kind = chance.random()
+        if kind < 0.4:
+            log[at:at] = chance.choice(HOSTILE)
+        elif kind < 0.6:
+            del log[at : at + chance.randrange(1, 80)]
+        elif kind < 0.8 and at < len(log):
+            log[at] ^= 1 << chance.randrange(8)
+        else:
+            log[at:at] = chance.randbytes(chance.randrange(1, 12))
+    return bytes(log)
+
+
+def pieces(chance: random.Random, log: bytes) -> list[bytes]:
+    edges = sorted(chance.randrange(len(log) + 1) for _ in range(chance.randrange(4)))
+    return [log[begin:end] for begin, end in zip([0, *edges], [*edges, len(log)], strict=True)]
+
+
+def check(chance: random.Random, log: bytes) -> str:
+    """Give one input to everything; return what is wrong, or nothing."""
+    split = pieces(chance, log)
+    for kind, make in READERS.items():
+        whole, cut = make(), make()
+        whole.feed(log)
+        for piece in split:
+            cut.feed(piece)
+        if repr(whole.run()) != repr(cut.run()):
+            return f"{kind}: pieces of {[len(piece) for piece in split]} bytes give other facts"
+    one, other = FailureScanner(), FailureScanner()
+    one.feed(log)
+    for piece in split:
+        other.feed(piece)
+    if one.found() != other.found() or one.last_line() != other.last_line():
+        return f"scanner: pieces of {[len(piece) for piece in split]} bytes give other failures"
+    found = diagnose(one, exit_code=1)
+    if not found.kind or "\n" in found.line:
+        return f"diagnose: {found}"
+    shown = redact(log.decode(errors="replace"))
+    return "" if redact(shown) == shown else f"redact: not the same when done twice: {shown}"
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--inputs", type=int, default=100_000)
+    arguments.add_argument("--seed", type=int, default=1)
+    options = arguments.parse_args()
+    chance, logs = random.Random(options.seed), golden()
+    slowest, fed, start, before = 0.0, 0, time.monotonic(), 0
+    for number in range(options.inputs):
+        log = mutate(chance, logs)
+        begin = time.process_time()
+        wrong = check(chance, log)
+        spent = time.process_time() - begin
+        slowest, fed = max(slowest, spent), fed + len(log)
+        if wrong or spent > SLOW_SECONDS:
+            print(f"input {number}, {spent:.2f} s: {wrong or 'too slow'}\n{log.hex()}")
+            return 1
+        if number == min(1000, options.inputs // 2):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{datetime.date.today()}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
+    print(
+        f"{options.inputs} damaged logs, {fed / 1e6:.0f} MB, seed {options.seed}, each whole and in pieces through "
+        f"{len(READERS)} readers, the scanner, the diagnosis and the redaction, in {time.monotonic() - start:.0f} s"
+    )
+    print(f"crashes 0, differences 0, slowest input {slowest * 1000:.1f} ms of CPU, memory grew by {growth:.1f} MiB")
+    return 1 if growth > GROWTH_MIB else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
