@@ -266,6 +266,13 @@ class TestDamage:
         assert read(V4.replace("\n", "") + "\n") == read(V4)
         assert read(V4.replace("\n", "0: [NeMo I 2024-05-05] {not: a record} ")) == read(V4)
 
+    def test_glued_records_that_arrive_byte_by_byte(self) -> None:
+        """No newline ends them: the start of the next marker must be held behind a whole record."""
+        reader = MllogReader()
+        for byte in V4.replace("\n", " ").encode():
+            reader.feed(bytes([byte]))
+        assert reader.run() == read(V4)
+
     def test_a_whole_record_without_its_newline_counts(self) -> None:
         """The last line of a process that was killed."""
         assert read(V4.rstrip("\n")) == read(V4)
