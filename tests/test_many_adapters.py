@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lora_tune.errors import InputError
 from lora_tune.recipes import many_adapters, text
@@ -19,10 +20,13 @@ from lora_tune.recipes.trainer import DROPOUT_SEEDS, Trainer
 FIXED: dict[str, object] = {"MAX_STEPS": 12, "VAL_CHECK_INTERVAL": 20, "EVAL_SAMPLES": 4, "SEQ": 64, "LORA_DROPOUT": 0}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 def single_trial(settings: Settings) -> list[float]:
     """The eval losses of the PEFT recipe's own trainer."""
-    import torch
-
     trainer = Trainer(settings, connect(settings))
     torch.manual_seed(settings.seed + DROPOUT_SEEDS)
     train = text.load(settings.datadir, "train", settings.seq, text.byte_tokens)

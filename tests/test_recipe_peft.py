@@ -70,6 +70,11 @@ def plain() -> subprocess.CompletedProcess[bytes]:
     return trial(LORA_DROPOUT="0")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 # ---- the log
 
 
@@ -238,6 +243,13 @@ def test_a_bad_knob_costs_one_line_and_exit_code_2() -> None:
     done = trial(LR="fast")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.decode().splitlines() == ["peft_lora: LR='fast': allowed is a number above 0 and at most 10"]
+
+
+def test_a_missing_library_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "peft.py").write_text("raise ImportError('no peft here')")
+    done = trial(PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert done.stderr.decode().splitlines() == ["peft_lora: no peft here; pip install 'lora-tune[peft]'"]
 
 
 def test_unset_and_empty_mean_the_default() -> None:
@@ -424,7 +436,6 @@ def test_clipping_equals_torchs_own(limit: float, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def trainer() -> Trainer:
-    torch.set_num_threads(1)
     settings = knobs.read({**SHORT, "LORA_DROPOUT": "0", "MBS": "2"})
     return Trainer(settings, connect(settings))
 

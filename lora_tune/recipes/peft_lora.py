@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 
-from lora_tune.errors import LoraTuneError
+from lora_tune.errors import LoraTuneError, SurroundingsError
 from lora_tune.recipes import settings
 from lora_tune.recipes.warm_worker import hand_over
 
@@ -38,8 +38,10 @@ def main() -> int:
             os.environ.setdefault(name, value)
         os.environ.setdefault("OMP_NUM_THREADS", str(chosen.threads))
         # Only now: seconds to import, and a bad knob must not wait for it.
-        from lora_tune.recipes import training
-
+        try:
+            from lora_tune.recipes import training
+        except ImportError as error:
+            raise SurroundingsError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
         training.run(chosen)
     except LoraTuneError as error:
         # Every rank finds the same fault in the same environment: one line is enough.
