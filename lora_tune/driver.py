@@ -272,7 +272,7 @@ class Driver:
             intended_at=self._now(),
             node_count=self._study.site.nodes,
             exclude_nodes=tuple(
-                sorted({n for a in earlier for n in a.nodes if a.failure in ("infrastructure", "flaky")})
+                sorted({n for a in earlier for n in a.nodes if a.failure in ("infrastructure", "flaky", "infeasible")})
             ),
         )
         self._book.put_attempt(attempt)

@@ -60,11 +60,15 @@ class SlurmLauncher:
             raise SurroundingsError(
                 f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
-        self._site = _only_these_nodes(site)
+        where = (f"--partition={site.partition}",) if site.partition else ()
+        self._nodes = frozenset(ask("sinfo", "--noheader", "--Node", *where, "--format=%N").split())
+        self._site = _only_these_nodes(site, self._nodes)
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
         attempt = AttemptPaths(job.folder)
+        if len(self._nodes - set(job.exclude_nodes)) < job.resources.nodes:
+            job = replace(job, exclude_nodes=())  # a suspect node is better than waiting for ever
         record = read_json(attempt.slurm)
         if record is not None:
             known = self.poll([Ticket(name=job.name, folder=job.folder)])[job.name]
@@ -107,7 +111,7 @@ class SlurmLauncher:
             _cancel(job_id, ticket.name, *(("--signal=KILL", "--full") if force else ()))
 
 
-def _only_these_nodes(site: Site) -> Site:
+def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
     """The site with a list of more nodes than a trial has turned round: every other node excluded.
 
     sbatch's own --nodelist demands all nodes of the list for each job.
@@ -115,8 +119,7 @@ def _only_these_nodes(site: Site) -> Site:
     wanted = set(slurm_text.hostnames(site.nodelist or ""))
     if len(wanted) <= site.nodes:
         return site
-    every = ask("sinfo", "--noheader", "--Node", "--format=%N").split()
-    others = sorted(set(every) - wanted)
+    others = sorted(every - wanted)
     return site.model_copy(
         update={"nodelist": None, "exclude": ",".join(filter(None, (site.exclude, *others))) or None}
     )

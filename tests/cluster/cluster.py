@@ -42,12 +42,14 @@ def missing(*, accounting: bool) -> str:
     return ""
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Return as soon as ``condition`` holds; raise ClusterError with ``what`` after ``seconds``."""
+def wait_until(
+    condition: Callable[[], bool], seconds: float, what: str, instead: Callable[[], str] | None = None
+) -> None:
+    """Return as soon as ``condition`` holds; after ``seconds`` raise ClusterError with ``what`` and what is instead."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise ClusterError(f"not within {seconds:g} s: {what}")
+            raise ClusterError(f"not within {seconds:g} s: {what}\n{instead() if instead else ''}")
         time.sleep(0.02)
 
 
@@ -124,7 +126,7 @@ class Cluster:
         self.start_controller()
         for node in self.nodes:
             self.start_slurmd(node)
-        wait_until(lambda: self.state_counts() == {"idle": len(self.nodes)}, 30, f"all nodes idle\n{self.last_lines()}")
+        wait_until(lambda: self.state_counts() == {"idle": len(self.nodes)}, 30, "all nodes idle", self.last_lines)
 
     def _make_gpus(self) -> None:
         # Slurm wants distinct device files for gres; character devices that read as /dev/null do.
@@ -137,9 +139,9 @@ class Cluster:
         self.run(*install, timeout=120)
         self._spawn("mariadbd", texts.mariadb_command(self.folder, ports))
         mariadb = ("mariadb", "--no-defaults", "-S", str(self.folder / "run" / "m.sock"), "-e", "select 1")
-        wait_until(lambda: self.succeeds(*mariadb), 60, f"MariaDB answers\n{self.last_lines()}")
+        wait_until(lambda: self.succeeds(*mariadb), 60, "MariaDB answers", self.last_lines)
         self._spawn("slurmdbd", ["slurmdbd", "-D"])
-        wait_until(lambda: self.succeeds("sacctmgr", "-n", "list", "cluster"), 60, f"slurmdbd\n{self.last_lines()}")
+        wait_until(lambda: self.succeeds("sacctmgr", "-n", "list", "cluster"), 60, "slurmdbd answers", self.last_lines)
         self.run("sacctmgr", "-i", "add", "cluster", texts.CLUSTER_NAME)
 
     def stop(self) -> None:
@@ -158,7 +160,7 @@ class Cluster:
 
     def start_controller(self) -> None:
         self._spawn("slurmctld", ["slurmctld", "-D"])
-        wait_until(self.answers, 30, f"slurmctld answers\n{self.last_lines()}")
+        wait_until(self.answers, 30, "slurmctld answers", self.last_lines)
 
     def stop_controller(self, *, kill: bool = False) -> None:
         """End slurmctld: in order, its state saved, or (``kill``) at once, forgetting what it had not yet saved."""
@@ -181,8 +183,8 @@ class Cluster:
         Slurm would notice by itself, after SlurmdTimeout and its own ping interval: half a minute.
         """
         self.kill_slurmd(node)
-        end_processes_of(self.folder, node)
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power cut")
+        end_processes_of(self.folder, node)
 
     # -- administration
 
@@ -198,11 +200,11 @@ class Cluster:
         for node in self.nodes:
             if self._processes[f"slurmd.{node}"].poll() is not None:
                 self.start_slurmd(node)
-        wait_until(self._idle_again, 60, f"all nodes idle again\n{self.run('sinfo', '-N', '-o', '%N %T %E')}")
+        wait_until(self._idle_again, 60, "all nodes idle again", self.state_lines)
 
     def _idle_again(self) -> bool:
         counts = self.state_counts()
-        if any(state in counts for state in ("down", "down*", "drained", "drained*")):
+        if any(state.startswith(("down", "drain", "drng")) for state in counts):
             for node in self.nodes:
                 self.succeeds("scontrol", "update", f"NodeName={node}", "State=RESUME")
         return counts == {"idle": len(self.nodes)} and not self.run("squeue", "-h")
@@ -250,6 +252,10 @@ class Cluster:
             return self.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T").strip()
         except ClusterError:
             return ""
+
+    def state_lines(self) -> str:
+        """Nodes and jobs as they are now, for messages."""
+        return self.run("sinfo", "-N", "-o", "%N %T %E") + self.run("squeue", "-t", "all", "-o", "%A %j %T %r %N")
 
     def last_lines(self) -> str:
         """The end of every daemon's output, for messages."""
@@ -323,7 +329,7 @@ def end_processes_of(folder: Path, node: str = "") -> None:
                 os.kill(pid, signal.SIGKILL)
         return not pids
 
-    wait_until(none_left, 20, f"the processes of {folder} {node} end: {processes_of(folder, node)}")
+    wait_until(none_left, 20, f"the processes of {folder} {node} end")
 
 
 def _remove_control_groups(node: str) -> None:

@@ -124,6 +124,11 @@ class TestScripts:
         assert third.state is JobState.QUEUED
         assert third.reason
 
+    def test_when_every_node_is_suspect_none_is_excluded(self, slurm: Cluster, tmp_path: Path) -> None:
+        launcher = SlurmLauncher(site())
+        job = replace(script_job(tmp_path / "a", "true"), exclude_nodes=slurm.nodes)
+        poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+
     def test_a_list_of_nodes_is_where_trials_go_not_what_each_of_them_needs(
         self, slurm: Cluster, tmp_path: Path
     ) -> None:

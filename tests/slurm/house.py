@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from lora_tune.errors import StoreError
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Attempt, Sweep
 from lora_tune.store import Store, sqlite_url
@@ -49,6 +51,9 @@ target = {target}
 [search]
 seed = 5
 startup_trials = 8
+[pruning]
+rule = {pruning}
+cap = false
 [budget]
 trials = {trials}
 parallel = {parallel}
@@ -73,6 +78,7 @@ class House:
             "parallel": 4,
             "trial_minutes": 5,
             "stall_minutes": 5,
+            "pruning": "none",
             **settings,
         }
         shown = {k: json.dumps(v) for k, v in values.items()}
@@ -117,21 +123,27 @@ class House:
 
     def sweep(self) -> Sweep:
         """The records as they are in the database now."""
-        found = Store(sqlite_url(self.paths.database)).load("e2e")
+        store = Store(sqlite_url(self.paths.database), read_only=True)
+        try:
+            found = store.load("e2e")
+        finally:
+            store.close()
         assert found is not None
         return found
 
     def attempts(self) -> list[Attempt]:
         return list(self.sweep().attempts.values())
 
-    def wait_for_attempt(self, trial: int, number: int, state: str, seconds: float = 60) -> Attempt:
-        """An attempt once its recorded state is ``state``."""
+    def wait_for_attempt(self, trial: int, number: int, *states: str, seconds: float = 60) -> Attempt:
+        """An attempt once its recorded state is one of ``states``."""
         end = time.monotonic() + seconds
         while True:
-            attempt = self.sweep().attempts.get((trial, number)) if self.paths.database.exists() else None
-            if attempt is not None and attempt.state == state:
+            attempt = None
+            with contextlib.suppress(StoreError):  # not made yet
+                attempt = self.sweep().attempts.get((trial, number))
+            if attempt is not None and attempt.state in states:
                 return attempt
-            assert time.monotonic() < end, f"trial {trial} attempt {number} is not {state}: {attempt}\n{self.said}"
+            assert time.monotonic() < end, f"trial {trial} attempt {number} is not {states}: {attempt}\n{self.said}"
             time.sleep(0.1)
 
     def slurm_jobs(self) -> Counter[str]:
