@@ -13,6 +13,7 @@ COMMANDS = {
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",
+    "interchange": "all trials as CSV, Parquet, MLflow runs or TensorBoard events",
     "explain": "which knobs matter, why a trial ended, what to try next",
     "doctor": "what a study needs on this cluster, and how to mend what is missing",
 }

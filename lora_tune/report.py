@@ -18,6 +18,7 @@ import click
 from lora_tune import __version__, view
 from lora_tune.advice import advise
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.errors import SurroundingsError
 from lora_tune.overview import Overview, objective_words, overview, passing
 from lora_tune.plots import charts, svg
 from lora_tune.records import Sweep, Trial
@@ -209,15 +210,65 @@ def _moment(seconds: float) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
+def write_figures(study: Study, sweep: Sweep, folders: Mapping[str, Path | None]) -> list[Path]:
+    """Each figure as a file of each form ("svg", "png", "pdf") that has a folder; returns the files.
+
+    Raises SurroundingsError where PNG or PDF is asked for and CairoSVG is missing.
+    """
+    drawings = {name: svg.standalone(chart) for name, chart in charts(study, sweep, time.time()).items()}
+    written = []
+    for form, folder in folders.items():
+        if folder is None:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, drawing in drawings.items():
+            file = folder / f"{name}.{form}"
+            file.write_bytes(drawing.encode() if form == "svg" else _converted(drawing, form))
+            written.append(file)
+    return written
+
+
+def _converted(drawing: str, form: str) -> bytes:
+    """An SVG as PNG (twice its size, for sharp slides) or PDF."""
+    try:
+        import cairosvg
+    except (ModuleNotFoundError, OSError) as error:  # OSError: the package is there, the cairo library is not
+        raise SurroundingsError(
+            "PNG and PDF need CairoSVG: pip install 'lora-tune[slides]', and Debian's libcairo2; --svg needs nothing"
+        ) from error
+    if form == "png":
+        made: bytes = cairosvg.svg2png(drawing.encode(), output_width=2 * svg.WIDTH)
+    else:
+        made = cairosvg.svg2pdf(drawing.encode())
+    return made
+
+
 @click.command()
 @study_option
 @storage_option
 @output_option
 @click.option("--to", "path", type=click.Path(path_type=Path), help="file to write [the sweep's report.html]")
+@click.option(
+    "--svg", "svg_folder", type=click.Path(path_type=Path), help="write each figure into this folder instead, as SVG"
+)
+@click.option("--png", type=click.Path(path_type=Path), help="the same as PNG, for slides")
+@click.option("--pdf", type=click.Path(path_type=Path), help="the same as PDF")
 @guarded
-def main(study_name: str, storage: str | None, output: Path | None, path: Path | None) -> None:
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    path: Path | None,
+    svg_folder: Path | None,
+    png: Path | None,
+    pdf: Path | None,
+) -> None:
     """Write the sweep's report: one HTML file that needs no network."""
     review = load_review(study_name, output, storage)
+    if svg_folder or png or pdf:
+        for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):
+            click.echo(file)
+        return
     path = path or review.paths.report
     path.parent.mkdir(parents=True, exist_ok=True)
     write_report(review.study, review.sweep, path)

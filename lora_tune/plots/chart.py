@@ -118,7 +118,7 @@ def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:
 
 
 def _usable(value: float, log: bool) -> bool:
-    return value == value and abs(value) < 1e300 and (value > 0 or not log)
+    return abs(value) < 1e100 and (value > 1e-100 or not log)  # NaN is neither; doubles must bear the arithmetic
 
 
 def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:

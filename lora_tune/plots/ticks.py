@@ -25,14 +25,20 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float, step: float = 0.0) -> str:
-    """The number as short as it can be told apart from its neighbours ``step`` away."""
+    """The number as short as it can be told apart from its neighbours ``step`` away (0: four digits)."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
-        return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
-    if step > 0 and abs(step * 10**decimals - round(step * 10**decimals)) > 1e-6:
-        decimals += 1
+        power = math.floor(math.log10(abs(value)) + 1e-9)
+        digits = max(0, power - _last_place(step)) if step > 0 else 3
+        mantissa = f"{value / 10.0**power:.{digits}f}"
+        return f"{mantissa.rstrip('0').rstrip('.') if step <= 0 else mantissa}e{power}"
     if step > 0:
-        return f"{value:,.{decimals}f}"
+        return f"{value:,.{max(0, -_last_place(step))}f}"
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _last_place(step: float) -> int:
+    """The power of ten of the last digit that multiples of ``step`` (1, 2, 2.5 or 5 times a power of ten) need."""
+    power = math.floor(math.log10(step) + 1e-9)
+    return power if abs(step / 10.0**power - round(step / 10.0**power)) < 1e-6 else power - 1

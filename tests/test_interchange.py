@@ -1,0 +1,140 @@
+"""Interchange: the same facts in CSV, Parquet, MLflow, TensorBoard and a notebook's Optuna study."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune import interchange
+from lora_tune.records import Sweep
+from lora_tune.study import Study
+from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+
+NOW = BEGAN + 30 * 3600
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return study_of()
+
+
+@pytest.fixture(scope="module")
+def sweep(study: Study) -> Sweep:
+    return sweep_of(study, running=1)
+
+
+def test_csv_holds_every_trial_and_every_eval(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    stored(tmp_path / "built", sweep)
+    options = ["--study", "built", "--output", str(tmp_path / "built"), "--csv", str(tmp_path / "trials.csv")]
+    assert CliRunner().invoke(interchange.main, options).exit_code == 0
+    with (tmp_path / "trials.csv").open(newline="") as file:
+        rows = {int(r["trial"]): r for r in csv.DictReader(file)}
+    assert rows.keys() == sweep.trials.keys()
+    for number, trial in sweep.trials.items():
+        assert rows[number]["verdict"] == (str(trial.verdict) if trial.verdict else "")
+        assert rows[number]["seconds"] == ("" if trial.seconds is None else str(trial.seconds))
+        assert float(rows[number]["param.LR"]) == trial.parameters["LR"]
+    with (tmp_path / "trials-evals.csv").open(newline="") as file:
+        points = list(csv.DictReader(file))
+    assert len(points) == sum(len(e) for e in sweep.evals.values())
+
+
+def test_parquet_keeps_types_and_curves(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = interchange.trial_rows(study, sweep, NOW)
+    evals = {n: [e._asdict() for e in sweep.last_evals(n)] for n in sweep.trials}
+    interchange.write_parquet(tmp_path / "trials.parquet", rows, evals)
+    table = parquet.read_table(tmp_path / "trials.parquet").to_pylist()
+    for row, trial in zip(table, sweep.trials.values(), strict=True):
+        assert row["param.MAX_STEPS"] == trial.parameters["MAX_STEPS"]
+        assert [(e["samples"], e["loss"]) for e in row["eval_curve"]] == [
+            (e.samples, e.loss) for e in sweep.last_evals(trial.number)
+        ]
+
+
+def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    finished = [t for t in sweep.trials.values() if t.verdict]
+    assert interchange.to_mlflow(study, sweep, address) == (len(finished), 0)
+    assert interchange.to_mlflow(study, sweep, address) == (0, len(finished))
+    client = tracking.MlflowClient(tracking_uri=address)
+    experiment = client.get_experiment_by_name("built").experiment_id
+    best = sweep.best()
+    assert best is not None
+    (run,) = client.search_runs([experiment], f"tags.`lora_tune.trial` = '{best.number}'")
+    assert run.data.metrics["objective"] == best.facts["objective"]
+    assert run.data.params["MAX_STEPS"] == str(best.parameters["MAX_STEPS"])
+    curve = client.get_metric_history(run.info.run_id, "eval_loss")
+    assert [(m.step, m.value) for m in curve] == [(int(e.samples), e.loss) for e in sweep.last_evals(best.number)]
+
+
+def test_tensorboard_reads_the_eval_curves(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    finished = [t for t in sweep.trials.values() if t.verdict]
+    assert interchange.to_tensorboard(study, sweep, tmp_path) == len(finished)
+    assert interchange.to_tensorboard(study, sweep, tmp_path) == 0
+    best = sweep.best()
+    assert best is not None
+    events = accumulator.EventAccumulator(str(tmp_path / f"built-{best.number:04d}"))
+    events.Reload()
+    seen = [(e.step, e.value) for e in events.Scalars("eval_loss")]
+    wanted = [(int(e.samples), pytest.approx(e.loss, rel=1e-6)) for e in sweep.last_evals(best.number)]
+    assert seen == wanted
+
+
+def test_a_notebook_sees_the_same_facts_through_optuna(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    import optuna
+
+    database = stored(tmp_path, sweep, study)
+    loaded = optuna.load_study(study_name="built", storage=f"sqlite:///{database}")
+    best = sweep.best()
+    assert best is not None
+    assert loaded.best_trial.number == best.number
+    assert loaded.best_value == best.facts["objective"]
+    for trial in loaded.trials:
+        record = sweep.trials[trial.number]
+        assert trial.params == dict(record.tuned)
+        assert {k: v for k, v in trial.user_attrs.items() if k not in ("verdict", "why")} == dict(record.facts)
+        assert list(trial.intermediate_values.values()) == [e.loss for e in sweep.last_evals(trial.number)]
+
+
+def test_hostile_texts_are_plain_cells(tmp_path: Path) -> None:
+    study, sweep = hostile()
+    rows = interchange.trial_rows(study, sweep, NOW)
+    rows[0]["sentence"] = "=HYPERLINK(1)"
+    interchange.write_csv(tmp_path / "trials.csv", rows)
+    text = (tmp_path / "trials.csv").read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    with (tmp_path / "trials.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert len(read) == len(sweep.trials)
+    assert read[0]["sentence"] == "'=HYPERLINK(1)"
+    assert not [c for r in read for n, c in r.items() if c[:1] in "=+@" and c[:1]]
+    evals = {n: [e._asdict() for e in sweep.last_evals(n)] for n in sweep.trials}
+    parquet = pytest.importorskip("pyarrow.parquet")
+    interchange.write_parquet(tmp_path / "trials.parquet", rows, evals)
+    kept = parquet.read_table(tmp_path / "trials.parquet").to_pylist()
+    assert kept[1]["sentence"] == HOSTILE
+
+
+def test_hostile_parameters_reach_mlflow_and_tensorboard_as_text(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow.tracking")
+    study, sweep = hostile()
+    finished = sum(t.verdict is not None for t in sweep.trials.values())
+    assert interchange.to_mlflow(study, sweep, f"sqlite:///{tmp_path}/mlflow.db") == (finished, 0)
+    assert interchange.to_tensorboard(study, sweep, tmp_path / "tb") == finished
+
+
+def test_asking_for_nothing_is_an_error() -> None:
+    result = CliRunner().invoke(interchange.main, ["--study", "built"])
+    assert result.exit_code == 2
+    assert "give --csv FILE" in result.output
+
+
+def test_rows_are_plain_data(study: Study, sweep: Sweep) -> None:
+    assert json.loads(json.dumps(interchange.trial_rows(study, sweep, NOW)))

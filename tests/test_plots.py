@@ -1,0 +1,194 @@
+"""Figures: data functions that agree with the records, drawings that agree with the data, in SVG and in plotly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune import plots, report
+from lora_tune.plots import curves, speed, spending, svg
+from lora_tune.plots.chart import Axis, Bars, Chart, Lines, Points, Rule, extent
+from lora_tune.plots.figures import figure
+from lora_tune.plots.ticks import linear_ticks, log_ticks, tick_text
+from lora_tune.plots.units import time_unit
+from lora_tune.records import Sweep, Verdict
+from lora_tune.study import Study
+from tests.builders import BEGAN, STUDY, hostile, study_of, sweep_of
+
+NOW = BEGAN + 30 * 3600
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return study_of()
+
+
+@pytest.fixture(scope="module")
+def sweep(study: Study) -> Sweep:
+    return sweep_of(study, trials=60, running=2)
+
+
+def test_every_trial_with_evals_is_one_curve(study: Study, sweep: Sweep) -> None:
+    data = curves.curve_data(study, sweep)
+    drawn = len(data.best) + len(data.reached) + len(data.stopped) + len(data.others)
+    assert drawn == sum(bool(sweep.last_evals(n)) for n in sweep.trials)
+    assert data.best[0][0] == sweep.best()
+    for samples, middle, limit in data.envelope:
+        assert samples > 0
+        assert limit > middle
+
+
+def test_times_add_up_to_the_time_to_target(study: Study, sweep: Sweep) -> None:
+    parts = speed.time_parts(study, sweep)
+    assert parts[0].trial == sweep.best()
+    for p in parts:
+        assert p.training + p.evals + p.rest == pytest.approx(p.trial.seconds)
+        assert min(p.start_up, p.training, p.evals, p.rest) >= 0
+
+
+def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: Sweep) -> None:
+    found = speed.layout_speeds(study, sweep)
+    assert sum(len(x.speeds) for x in found) == sum("samples_per_second" in t.facts for t in sweep.trials.values())
+    assert found[0].layout.startswith("tp2 ")  # the builder makes TP 2 the fastest
+
+
+def test_samples_to_target_recovers_the_builder_s_valley() -> None:
+    study = study_of()
+    data = curves.convergence_data(study, sweep_of(study, trials=200))
+    assert data is not None
+    assert data.knob == "LR"
+    fit = data.model[8]
+    valley = min(fit, key=lambda row: row[1])
+    assert valley[0] == pytest.approx(5e-4, rel=0.25)  # the builder's best LR
+    assert valley[1] == pytest.approx(2900, rel=0.05)  # and its samples there
+    assert all(low < middle < high for _, middle, low, high in fit)
+
+
+def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study, sweep: Sweep) -> None:
+    bought = spending.purchases(study, sweep)
+    bests = [p.best for p in bought if p.best is not None]
+    assert bests == sorted(bests, reverse=True)
+    hours = [p.node_hours for p in bought]
+    assert hours == sorted(hours)
+    best = sweep.best()
+    assert best is not None
+    assert bests[-1] == best.facts["objective"]
+
+
+def test_stays_on_one_node_never_overlap_within_a_lane(sweep: Sweep) -> None:
+    chart = spending.timeline(sweep, NOW)
+    assert chart is not None
+    lanes: dict[float, list[tuple[float, float]]] = {}
+    for mark in chart.marks:
+        assert isinstance(mark, Bars)
+        for row, start, length in mark.bars:
+            lanes.setdefault(row, []).append((start, start + length))
+    for stays in lanes.values():
+        ordered = sorted(stays)
+        assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(ordered))
+    assert sum(len(v) for v in lanes.values()) == sum(len(a.nodes) for a in sweep.attempts.values())
+
+
+def test_a_trial_that_failed_at_first_shows_both_colours(sweep: Sweep) -> None:
+    again = next(a for a in sweep.attempts.values() if a.failure == "infrastructure")
+    stays = [s for s in spending.stays(sweep, NOW) if s.trial == again.trial]
+    assert stays[0].colour == "bad"
+    if sweep.trials[again.trial].verdict is Verdict.REACHED:
+        assert stays[-1].colour == "good"
+
+
+def test_a_study_without_layout_numbers_or_trials_still_draws(sweep: Sweep) -> None:
+    text = STUDY.replace('layout = { type = "layout", tp = [1, 2, 4, 8], minibs = [1, 2, 4] }', "GBS = 8")
+    text = text.replace('LR = { type = "float", low = 1e-4, high = 2e-3, log = true }\n', "")
+    plain = study_of(text)
+    assert "throughput" in plots.charts(plain, sweep_of(plain), NOW)
+    empty = Sweep(name="built", digest="", study_toml="", began_at=BEGAN)
+    assert plots.charts(study_of(), empty, NOW) == {}
+
+
+def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: Sweep) -> None:
+    for chart in plots.charts(study, sweep, NOW).values():
+        root = ET.fromstring(svg.standalone(chart))
+        assert chart.title in [t.text for t in root.iter(f"{NAMESPACE}text")]
+        dots = len([c for c in root.iter(f"{NAMESPACE}circle") if "clipPath" not in c.tag])
+        points = sum(len(m.points) for m in chart.marks if isinstance(m, Points))
+        keys = sum(isinstance(m, Points) for m in chart.marks if m.name) if len(chart.marks) > 1 else 0
+        assert dots in (points, points + keys)
+        for number in (float(v) for e in root.iter() for k, v in e.attrib.items() if k in ("x", "y", "cx", "cy")):
+            assert math.isfinite(number)
+
+
+def test_plotly_accepts_every_figure(study: Study, sweep: Sweep) -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for chart in plots.charts(study, sweep, NOW).values():
+        made = graph_objects.Figure(figure(chart))
+        assert made.layout.title.text == chart.title
+
+
+def test_hostile_texts_stay_texts_in_both() -> None:
+    study, sweep = hostile()
+    for chart in plots.charts(study, sweep, NOW).values():
+        drawing = svg.standalone(chart)
+        root = ET.fromstring(drawing)
+        assert {e.tag.removeprefix(NAMESPACE) for e in root.iter()} <= {
+            "svg", "style", "rect", "text", "line", "path", "g", "circle", "title", "clipPath"
+        }  # fmt: skip
+        assert "<script>" not in drawing
+        assert "<script>" not in repr(figure(chart))
+
+
+def test_values_that_cannot_be_shown_interrupt_a_line() -> None:
+    chart = Chart(
+        title="t",
+        x=Axis(label="x"),
+        y=Axis(label="y"),
+        marks=(Lines(name="a", lines=[[(0, 1), (1, math.nan), (2, 3), (3, math.inf), (4, 1)]], colour="one"),),
+    )
+    path = next(e for e in ET.fromstring(svg.standalone(chart)).iter(f"{NAMESPACE}path"))
+    assert path.attrib["d"].count("M") == 3
+
+
+numbers = st.floats(min_value=1e-9, max_value=1e9)
+
+
+@given(numbers, st.floats(min_value=1.0001, max_value=1e6))
+def test_ticks_lie_within_the_range_and_can_be_told_apart(low: float, factor: float) -> None:
+    high = low * factor
+    for ticks in (linear_ticks(low, high), log_ticks(low, high)):
+        assert all(low * 0.998 <= t <= high * 1.002 for t in ticks)
+        assert len(ticks) <= 16
+    ticks = linear_ticks(low, high)
+    texts = [tick_text(t, ticks[1] - ticks[0]) for t in ticks] if len(ticks) > 1 else []
+    assert len(set(texts)) == len(texts)
+
+
+@given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)), min_size=1, max_size=20), st.booleans())
+def test_an_axis_always_has_a_range_that_holds_what_it_can(points: list[tuple[float, float]], log: bool) -> None:
+    marks = (Points(name="p", points=points, colour="one"), Rule(name="r", value=1.0))
+    chart = Chart(title="t", x=Axis(label="x", log=log), y=Axis(label="y"), marks=marks)
+    low, high = extent(chart, "x")
+    assert low < high
+    shown = [x for x, _ in points if x > 1e-100 or not log]
+    assert all(low <= x <= high for x in shown)
+    ET.fromstring(svg.standalone(chart))
+
+
+@pytest.mark.parametrize(("seconds", "name"), [(90, "s"), (1800, "min"), (20000, "h"), (1e6, "days")])
+def test_seconds_are_shown_in_the_unit_that_people_would_say(seconds: float, name: str) -> None:
+    assert time_unit([1.0, seconds, math.inf]).name == name
+
+
+@pytest.mark.parametrize(("form", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_for_slides(study: Study, sweep: Sweep, tmp_path: Path, form: str, start: bytes) -> None:
+    if form != "svg":
+        pytest.importorskip("cairosvg")
+    files = report.write_figures(study, sweep, {form: tmp_path})
+    assert {f.stem for f in files} == plots.charts(study, sweep, NOW).keys()
+    assert all(f.read_bytes().startswith(start) for f in files)
