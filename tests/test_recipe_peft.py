@@ -382,7 +382,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     assert b"tokens from 256 to 256; the model's vocabulary allows 0 to 255" in done.stderr
 
 
-@given(count=st.integers(1, 40), batch=st.integers(1, 50), seed=st.integers(0, 9))
+@given(count=st.integers(1, 9), batch=st.integers(1, 12), seed=st.integers(0, 9))
 def test_every_epoch_reads_every_sequence_once(count: int, batch: int, seed: int) -> None:
     batches = text.order(count, batch, seed)
     read = np.concatenate([next(batches) for _ in range(-(-3 * count // batch))])
@@ -455,8 +455,12 @@ def test_a_fresh_adapter_leaves_the_base_as_transformers_scores_it(trainer: Trai
 def test_eval_loss_is_the_mean_of_per_sequence_means(trainer: Trainer) -> None:
     sequences = _validation(5)
     masked = Sequences(sequences.tokens, sequences.mask & (np.arange(128) >= np.array([[0], [100], [50], [0], [120]])))
-    one_by_one = [trainer.evaluate(masked.rows(np.array([i]))) for i in range(5)]
-    assert trainer.evaluate(masked) == pytest.approx(float(np.mean(one_by_one)), abs=1e-5)
+    tokens = torch.from_numpy(np.ascontiguousarray(sequences.tokens))
+    with torch.no_grad(), trainer._model.disable_adapter():
+        spread = torch.log_softmax(trainer._model(input_ids=tokens[:, :-1]).logits, -1)
+    losses = -spread.gather(2, tokens[:, 1:, None])[:, :, 0].numpy()
+    means = [row[kept].mean() for row, kept in zip(losses, masked.mask, strict=True)]
+    assert trainer.evaluate(masked) == pytest.approx(float(np.mean(means)), abs=1e-5)
 
 
 def test_warm_up_restores_weights_optimizer_and_random_state(trainer: Trainer) -> None:
