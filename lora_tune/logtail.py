@@ -82,7 +82,7 @@ class LogTail:
         return self.offset > begin
 
     def _starts_over(self, file: int, status: os.stat_result) -> bool:
-        if self._identity not in (None, (status.st_dev, status.st_ino)) or status.st_size < self.offset:
+        if self._identity not in (None, (status.st_dev, status.st_ino)):
             return True
         if status.st_size == self.offset:  # nothing new: the common case costs no read
             return False

@@ -325,6 +325,12 @@ class TestScanner:
         scanner.feed(b"\nKeyError: 'late'\n")
         assert scanner.found()[0][1] == "KeyError: 'late'", "the end of a flood is scanned"
 
+    def test_a_text_that_very_many_lines_hold_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "MAX_TRIED", 100)
+        scanner = FailureScanner()
+        scanner.feed(b"0: some error\n" * 200 + b"RuntimeError: x\nSegmentation fault\n")
+        assert [signature.name for signature, _ in scanner.found()] == ["crash"]
+
     def test_a_flood_of_lines_that_look_like_errors_is_read_in_seconds(self) -> None:
         scanner = FailureScanner()
         begin = time.process_time()

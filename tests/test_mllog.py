@@ -198,6 +198,10 @@ class TestBelief:
         ranks = "".join(f"{rank}: {line}" for line in lines for rank in range(8))
         assert read(ranks) == read(V4)
 
+    def test_the_first_printing_of_an_eval_counts(self) -> None:
+        text = record("run_start") + record("eval_accuracy", 0.93, at=5.0, samples_count=8)
+        assert evals(read(text + record("eval_accuracy", 0.94, at=5.2, samples_count=8))) == [(8, 0.93, 5.0)]
+
     def test_ranks_whose_output_comes_late_open_no_second_run(self) -> None:
         """srun buffers by rank: another rank's start lines may appear after this rank's evals."""
         late = "".join(f"7: {line}" for line in V4.splitlines(keepends=True))

@@ -203,6 +203,11 @@ class TestRegex:
         assert [e.samples for e in run.evals] == [8]
         assert run.dropped_lines == 1
 
+    def test_only_the_first_characters_of_a_line_are_searched(self) -> None:
+        clock = Clock()
+        reader = make_reader("regex", clock=clock, eval=r"(?P<samples>\d+) (?P<loss>\S+)")
+        assert follow(reader, clock, (0, "x" * readers.MAX_PATTERN_LINE + "8 0.9")).evals == ()
+
     def test_the_worst_allowed_pattern_ends_on_the_worst_line(self) -> None:
         """Polynomial patterns cannot be told from harmless ones; the length of a line bounds them."""
         clock = Clock()
