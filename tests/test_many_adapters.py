@@ -51,7 +51,7 @@ def single_trial(settings: Settings) -> list[float]:
 def test_each_of_several_trains_what_the_recipe_trains() -> None:
     varied = {"LR": [1e-3, 2e-2], "WARMUP_STEPS": [0, 5], "SEED": [1, 2]}
     grid = {**FIXED, **varied, "WEIGHT_DECAY": 0.1, "GRAD_CLIP": 0.5, "MIN_LR": 1e-4}
-    table = many_adapters.run(grid, width=5, eval_size=20)
+    table = many_adapters.run(grid, tokens=5 * 4 * 64)
     for row, point in enumerate(many_adapters.points(grid)):
         alone = single_trial(knobs.read({name: str(value) for name, value in point.items()}))
         assert table["eval_loss"][row].tolist() == pytest.approx(alone, abs=3e-5)
@@ -61,30 +61,36 @@ def test_each_of_several_trains_what_the_recipe_trains() -> None:
 def test_one_adapter_drops_what_the_recipe_drops() -> None:
     grid = {**FIXED, "LORA_DROPOUT": 0.3}
     alone = single_trial(knobs.read({name: str(value) for name, value in grid.items()}))
-    table = many_adapters.run(grid, width=1, eval_size=4)
+    table = many_adapters.run(grid, tokens=1)
     assert table["eval_loss"][0].tolist() == pytest.approx(alone, abs=3e-5)
 
 
 def test_a_diverging_neighbour_disturbs_nobody() -> None:
-    alone = many_adapters.run({**FIXED, "LR": 5e-3}, width=1, eval_size=4)
-    beside = many_adapters.run({**FIXED, "LR": [5e-3, 9.0]}, width=2, eval_size=8)
+    alone = many_adapters.run({**FIXED, "LR": 5e-3}, tokens=1)
+    beside = many_adapters.run({**FIXED, "LR": [5e-3, 9.0]}, tokens=2 * 4 * 64)
     assert beside["eval_loss"][0].tolist() == pytest.approx(alone["eval_loss"][0].tolist(), abs=3e-5)
     assert not beside["eval_loss"][1][-1] < 3
 
 
 def test_trials_of_different_length_and_batch_share_a_table() -> None:
     grid = {**FIXED, "MAX_STEPS": [5, 12], "MINIBS": [2, 4]}
-    table = many_adapters.run(grid, width=8, eval_size=8)
+    table = many_adapters.run(grid, tokens=4096)
     nan = float("nan")
     expected = [[10, nan, nan], [20, nan, nan], [20, 24, nan], [20, 40, 48]]
     np.testing.assert_array_equal(table["samples"], expected)
     np.testing.assert_array_equal(np.isnan(table["eval_loss"]), np.isnan(table["samples"]))
 
 
+def test_out_of_time_leaves_whole_trials_out() -> None:
+    table = many_adapters.run({**FIXED, "MAX_STEPS": [2, 3]}, tokens=1, seconds=0.0)
+    assert table["MAX_STEPS"].tolist() == []
+    assert json.loads(table["meta"])["left_out"] == 2
+
+
 def test_every_trial_is_in_one_pass_of_its_own_kind() -> None:
     grid = {"MAX_STEPS": [10, 20], "LR": [1e-3, 2e-3, 3e-3], "MODEL": str(knobs.TINY)}
     trials = [knobs.read({k: str(v) for k, v in point.items()}) for point in many_adapters.points(grid)]
-    together = list(many_adapters.passes(trials, width=2))
+    together = list(many_adapters.passes(trials, tokens=2 * 4 * 128 + 9))
     assert together == [[0, 1], [2], [3, 4], [5]]
 
 
@@ -99,7 +105,7 @@ def test_every_trial_is_in_one_pass_of_its_own_kind() -> None:
 )
 def test_a_bad_grid_is_refused(grid: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        many_adapters.run(grid, width=1, eval_size=1)
+        many_adapters.run(grid, tokens=1)
 
 
 def test_program_writes_a_table_that_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@
 #   curves   eval curves over learning rates: which target separates good from bad
 #   probes   throughput variants of an 8-layer slice of the 70B shape
 #   sweep    the study under real Slurm (STUDY, default nemo_h100x1; TRIALS; WORKER, what its trials import)
+#   tables   whole eval curves of thousands of adapters (TOKENS of a pass: memory); small needs the base
 # A warm worker serves all of them, and stays for the next call while the machine does.
 set -u
 OUT=${OUT:-gpu_out}
@@ -32,6 +33,12 @@ for stage in "$@"; do
         timeout "${SECONDS_SWEEP:-540}" python3 -m lora_tune.sweep --study "$study" ${TRIALS:+--trials "$TRIALS"} \
             --output "$LT/sweeps/$study" 2>&1 | tee "$OUT/sweep.txt"
         tar czf "$OUT/sweep.tgz" -C "$LT/sweeps" "$study"
+        ;;
+    tables)
+        for grid in tiny small; do
+            timeout 300 python3 -m lora_tune.recipes.many_adapters --grid "benchmarks/gpu/grid_$grid.json" --seconds 240 \
+                --tokens "${TOKENS:-131072}" --out "$OUT/$grid.npz"
+        done
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac

@@ -14,7 +14,7 @@ The table is an .npz with one row a trial, in the grid's order (the last knob va
     batch      [trials] sequences per optimizer step
     samples    [trials, evals] training samples at each evaluation, filled up with NaN
     eval_loss  [trials, evals] float32; NaN where the training diverged, and behind its end
-    meta       a JSON string: grid, model, data, device, precision, libraries, seconds, date
+    meta       a JSON string: grid, task, device, precision, libraries, seconds, date, trials left out for want of time
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import math
 import sys
 import time
 import warnings
@@ -174,10 +175,10 @@ class Base:
         return weighted_losses(logits, batch.predict, batch.weight).sum(1).view(adapters, -1)
 
 
-def train(base: Base, trials: Sequence[Settings], eval_size: int) -> npt.NDArray[np.float32]:
+def train(base: Base, trials: Sequence[Settings], tokens: int) -> npt.NDArray[np.float32]:
     """Train the trials, alike in OF_PASS, side by side; their eval losses [trials, evals].
 
-    eval_size: sequences of an evaluation that one forward pass takes, over all adapters.
+    tokens: about how many a forward pass of an evaluation takes.
     """
     first = trials[0]
     adapters = Adapters(base.layers, trials, base.device)
@@ -194,7 +195,7 @@ def train(base: Base, trials: Sequence[Settings], eval_size: int) -> npt.NDArray
             base.losses(base.train.rows(rows), len(trials)).mean(1).sum().backward()
         adapters.step(_column([_rate(t, step) for t in trials], base.device))
         if (step + 1) % first.interval(first.minibs) == 0 or step + 1 == first.max_steps:
-            curve.append(_evaluate(base, len(trials), eval_size))
+            curve.append(_evaluate(base, len(trials), tokens))
     return torch.stack(curve, 1).cpu().numpy()
 
 
@@ -205,11 +206,11 @@ def _rate(trial: Settings, step: int) -> float:
 
 
 @torch.no_grad()
-def _evaluate(base: Base, adapters: int, size: int) -> torch.Tensor:
+def _evaluate(base: Base, adapters: int, tokens: int) -> torch.Tensor:
     base.model.eval()
     total = torch.zeros(adapters, device=base.device)
     count = len(base.validation)
-    share = max(1, size // adapters)
+    share = max(1, tokens // (adapters * base.settings.seq))
     for start in range(0, count, share):
         rows = np.arange(start, min(start + share, count))
         total += base.losses(base.validation.rows(np.tile(rows, adapters)), adapters).sum(1)
@@ -217,12 +218,14 @@ def _evaluate(base: Base, adapters: int, size: int) -> torch.Tensor:
     return total / count
 
 
-def passes(trials: Sequence[Settings], width: int) -> Iterator[list[int]]:
-    """Numbers of trials that can be trained together, at most ``width`` at a time."""
+def passes(trials: Sequence[Settings], tokens: int) -> Iterator[list[int]]:
+    """Numbers of trials that can be trained together, with at most ``tokens`` in a step."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, trial in enumerate(trials):
         groups.setdefault(_values(trial, OF_PASS), []).append(number)
     for group in groups.values():
+        first = trials[group[0]]
+        width = max(1, tokens // (first.minibs * first.seq))
         for start in range(0, len(group), width):
             yield group[start : start + width]
 
@@ -231,28 +234,33 @@ def _values(trial: Settings, names: Sequence[str]) -> tuple[object, ...]:
     return tuple(getattr(trial, name) for name in names)
 
 
-def run(grid: Mapping[str, object], width: int, eval_size: int) -> dict[str, Any]:
-    """The table of the grid, array by array; see the module's text."""
+def run(grid: Mapping[str, object], tokens: int, seconds: float = math.inf) -> dict[str, Any]:
+    """The table of the grid, array by array; see the module's text. No pass begins after ``seconds``."""
     wanted = points(grid)
     trials = [knobs.read({name: str(value) for name, value in point.items()}) for point in wanted]
     evaluations = [_eval_steps(t) for t in trials]
     losses = np.full((len(trials), max(map(len, evaluations))), np.nan, np.float32)
     samples = np.full(losses.shape, np.nan)
+    trained: list[int] = []
     base = Base(trials[0])
     began = time.monotonic()
-    for numbers in passes(trials, width):
+    for numbers in passes(trials, tokens):
+        if time.monotonic() - began > seconds:
+            break
         together = [trials[i] for i in numbers]
         if _values(together[0], OF_BASE) != _values(base.settings, OF_BASE):
             base = Base(together[0])
-        curves = train(base, together, eval_size)
+        curves = train(base, together, tokens)
         losses[numbers, : curves.shape[1]] = curves
-        print(f"{len(numbers)} trials of {together[0].max_steps} steps, {time.monotonic() - began:.1f} s", flush=True)
-    for i, steps in enumerate(evaluations):
-        samples[i, : len(steps)] = np.asarray(steps) * trials[i].minibs
-    meta = _meta(grid, base, time.monotonic() - began)
+        for i in numbers:
+            samples[i, : len(evaluations[i])] = np.asarray(evaluations[i]) * trials[i].minibs
+        trained += numbers
+        print(f"{len(trained)} of {len(trials)} trials, {time.monotonic() - began:.1f} s", flush=True)
+    kept = sorted(trained)
     columns = {name: np.asarray([point[name] for point in wanted]) for name in grid}
-    batch = np.asarray([t.minibs for t in trials])
-    return {**columns, "batch": batch, "samples": samples, "eval_loss": losses, "meta": json.dumps(meta)}
+    columns |= {"batch": np.asarray([t.minibs for t in trials]), "samples": samples, "eval_loss": losses}
+    meta = {**_meta(grid, base, time.monotonic() - began), "left_out": len(trials) - len(kept)}
+    return {**{name: column[kept] for name, column in columns.items()}, "meta": json.dumps(meta)}
 
 
 def _eval_steps(trial: Settings) -> list[int]:
@@ -282,8 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", type=Path, required=True, help="JSON file with the knobs")
     parser.add_argument("--out", type=Path, required=True, help=".npz to write")
-    parser.add_argument("--width", type=int, default=256, help="trials at a time (default %(default)s)")
-    parser.add_argument("--eval-size", type=int, default=2048, help="sequences of one eval pass (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2**18, help="tokens of one pass: memory (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no pass after this many")
     options = parser.parse_args(arguments)
     try:
         try:
@@ -292,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"--grid {options.grid}: {error}") from error
         if not isinstance(grid, dict) or not grid:
             raise InputError(f"--grid {options.grid}: allowed is a JSON object with at least one knob")
-        table = run(grid, options.width, options.eval_size)
+        table = run(grid, options.tokens, options.seconds)
     except LoraTuneError as error:
         print(f"many_adapters: {error}", file=sys.stderr)
         return error.exit_code
