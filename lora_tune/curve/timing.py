@@ -10,6 +10,10 @@ import numpy as np
 from lora_tune.mllog import Run
 
 
+LARGEST_READING = 1e15
+"""A speed or a duration beyond this is a corrupt reading."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The deterministic half of a run's time.
@@ -77,7 +81,7 @@ def predicted_seconds(samples: float, speed: Timing, schedule: Schedule) -> floa
 
 
 def _positive(values: tuple[float, ...]) -> list[float]:
-    return [v for v in values if math.isfinite(v) and v > 0]
+    return [v for v in values if 0 < v <= LARGEST_READING]
 
 
 def _speed_from_stamps(run: Run, seconds_per_eval: float) -> float | None:
@@ -87,5 +91,5 @@ def _speed_from_stamps(run: Run, seconds_per_eval: float) -> float | None:
         for a, b in pairs
         if b.samples > a.samples and b.seconds - a.seconds > seconds_per_eval
     ]
-    finite = [s for s in speeds if math.isfinite(s)]
-    return float(np.median(finite)) if finite else None
+    readable = [s for s in speeds if 0 < s <= LARGEST_READING]
+    return float(np.median(readable)) if readable else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.curve.family import Family
+from lora_tune.curve.family import LARGEST_EXPONENT, Family
 from lora_tune.curve.forecast import Forecast, forecast
 from lora_tune.curve.points import first_reached, usable_loss, usable_samples
 from lora_tune.curve.stall import GO_ON, Verdict
@@ -50,7 +50,7 @@ class Incumbent:
         freedom = n - 1 + PRIOR_RUNS
         squares = float(((known - known.mean()) ** 2).sum()) + PRIOR_RUNS * PRIOR_CV**2
         width = float(stdtrit(freedom, probability)) * math.sqrt(squares / freedom * (1 + 1 / n))
-        return math.exp(float(known.mean()) + width)
+        return float(np.exp(min(float(known.mean()) + width, LARGEST_EXPONENT)))
 
 
 def cap(
