@@ -9,7 +9,6 @@ import numpy as np
 
 from lora_tune.mllog import Run
 
-
 LARGEST_READING = 1e15
 """A speed or a duration beyond this is a corrupt reading."""
 
