@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from lora_tune import decide
 from lora_tune.book import Book
 from lora_tune.diagnose import diagnose
 from lora_tune.errors import LauncherError, StoreError, SurroundingsError
+from lora_tune.facts import Eval
 from lora_tune.follow import FollowedLog
 from lora_tune.journal import Journal
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
@@ -147,15 +148,19 @@ class Driver:
             self._say_once(str(error))
             return
         self._trouble = ""
-        for attempt in live:
-            self._advance(attempt, statuses[attempt.job_name])
+        fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live}
+        # Optuna hears of evals when everything is decided: a tenth of a second each, and jobs wait to be stopped.
+        for number, evals in fresh.items():
+            if evals:
+                self._guard(functools.partial(self._ports.session.report, number, evals))
 
-    def _advance(self, attempt: Attempt, status: JobStatus) -> None:
+    def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
+        """Act on what one job did since the last look; returns its new evals."""
         now = self._now()
         if status.state is JobState.LOST and attempt.submitted_at is None:
             if now - attempt.intended_at >= self._settle:
                 self._launch(attempt)
-            return
+            return ()
         attempt = replace(
             attempt,
             state=status.state.value,
@@ -171,12 +176,11 @@ class Driver:
         fresh = self._book.see_evals(attempt, log.run().evals)
         self._book.put_attempt(attempt)
         trial = self.sweep.trials[attempt.trial]
-        if fresh:
-            self._guard(functools.partial(self._ports.session.report, trial.number, fresh))
         if status.state.alive:
             self._watch(trial, attempt, status, log, judge=bool(fresh))
         else:
             self._conclude(trial, attempt, status, log)
+        return fresh
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog, *, judge: bool) -> None:
         run, now = log.run(), self._now()
@@ -202,7 +206,8 @@ class Driver:
     def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog) -> None:
         run, now = log.run(), self._now()
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
-        found = diagnose(log.failures(), state=status.state.value, exit_code=status.exit_code, run=run)
+        state, code = status.state.value, status.exit_code
+        found = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
         attempts = [*self.sweep.attempts_of(trial.number)[:-1], attempt]
         action = decide.conclude(self._study, attempts, status, run, found)
         failed = isinstance(action, decide.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)

@@ -48,13 +48,9 @@ def script_job(folder: Path, script: str, *, name: str = "study-0000-0", nodes: 
     )
 
 
-class TestWithoutAccounting(LauncherContract):
-    @pytest.fixture
-    def launcher(self, slurm: Cluster) -> Launcher:
-        return SlurmLauncher(CPU)
+class TestContract(LauncherContract):
+    """With accounting; what differs without it is in TestMemory, and all other tests here run without."""
 
-
-class TestWithAccounting(LauncherContract):
     @pytest.fixture
     def launcher(self, slurm_accounting: Cluster) -> Launcher:
         return SlurmLauncher(CPU)
