@@ -1,0 +1,67 @@
+"""A sweep as a compact record for the repository: ``python -m benchmarks.gpu.record SWEEP_FOLDER RECORD_FOLDER``.
+
+Writes ``study.toml``, ``trials.csv`` (one line a trial), ``curves.csv`` (every eval), the best ``config_*.sh``, and
+prints what the README says of the sweep: trials by verdict, spread, idle time between trials.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import shutil
+import sys
+from pathlib import Path
+
+from lora_tune.commandline import recorded_study
+from lora_tune.export import export_best
+from lora_tune.records import Sweep, Verdict
+from lora_tune.store import Store, sqlite_url
+from lora_tune.workloads import load
+
+FACTS = ("samples_per_second", "seconds_per_eval", "init_seconds", "evals", "last_loss", "node_hours")
+
+
+def write_tables(sweep: Sweep, folder: Path) -> None:
+    """``trials.csv`` and ``curves.csv``."""
+    with (folder / "trials.csv").open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        tuned = list(next(iter(sweep.trials.values())).tuned)
+        out.writerow(["trial", *tuned, "verdict", "seconds", "samples", *FACTS, "sentence"])
+        for t in sweep.trials.values():
+            values = [t.tuned[name] for name in tuned]
+            facts = [t.facts.get(name, "") for name in FACTS]
+            out.writerow([t.number, *values, t.verdict or t.state, t.seconds, t.samples, *facts, t.sentence])
+    with (folder / "curves.csv").open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(["trial", "attempt", "samples", "loss", "seconds"])
+        for (trial, attempt), evals in sorted(sweep.evals.items()):
+            out.writerows([trial, attempt, f"{e.samples:g}", e.loss, e.seconds] for e in evals)
+
+
+def main(source: Path, target: Path) -> None:
+    store = Store(sqlite_url(source / "sweep.db"), read_only=True)
+    sweep = store.load(store.names()[0])
+    assert sweep is not None, f"no sweep in {source}"
+    study = recorded_study(sweep, Path("studies") / f"{sweep.name}.toml")
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / "study.toml", target / "study.toml")
+    write_tables(sweep, target)
+    written = export_best(study, sweep, load(study, source / "study.toml"), target)
+    assert written is not None, "no trial reached the target"
+    for file in target.glob("config_*"):  # exported here, run elsewhere: this machine's paths and versions say nothing
+        lines = file.read_text(encoding="utf-8").replace(f"{Path.cwd()}/", "").splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if "torch" not in line or "-m torch" in line), encoding="utf-8")
+    counts = {v.value: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
+    times = sorted(t.seconds for t in sweep.trials.values() if t.seconds is not None)
+    ends = sorted((a.started_at, a.ended_at) for a in sweep.attempts.values() if a.started_at and a.ended_at)
+    gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(ends)]
+    print({name: count for name, count in counts.items() if count})
+    print(f"seconds to target: {times[0]:.1f} to {times[-1]:.1f} ({times[-1] / times[0]:.1f}x)")
+    print(
+        f"between one trial's end and the next one's start: {max(gaps):.0f} s at most, {sum(gaps) / len(gaps):.1f} s mean"
+    )
+    print(f"node-hours: {sum(t.facts.get('node_hours', 0.0) for t in sweep.trials.values()):.3f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
