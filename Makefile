@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NEMO_VENV := .venv-nemo
 STUDY ?= tiny
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -11,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 sweep: $(VENV)/.installed
 	$(BIN)/python -m lora_tune.sweep --study $(STUDY)
 
-test: $(VENV)/.installed-dev packages
+test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed packages
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
@@ -38,9 +39,17 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[peft,postgres,dev]'
 	@touch $@
 
+# NeMo wants older libraries than the rest: an environment of its own, for the tests of its recipe.
+$(NEMO_VENV)/.installed: tests/recipes/requirements-nemo-cpu.txt constraints.txt | $(VENV)/bin/python
+	@echo "installing NeMo into $(NEMO_VENV) for its tests (2 GB)"
+	@$(PYTHON) -m venv $(NEMO_VENV)
+	@$(NEMO_VENV)/bin/python -m pip install -q -c constraints.txt torch
+	@$(NEMO_VENV)/bin/python -m pip install -q --no-deps -r tests/recipes/requirements-nemo-cpu.txt
+	@touch $@
+
 # Slurm, PostgreSQL, Chromium for the tests; without root the tests say what they skip.
 packages:
 	@bash tests/install_packages.sh
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(NEMO_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

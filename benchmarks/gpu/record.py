@@ -48,9 +48,13 @@ def main(source: Path, target: Path) -> None:
     write_tables(sweep, target)
     written = export_best(study, sweep, load(study, source / "study.toml"), target)
     assert written is not None, "no trial reached the target"
-    for file in target.glob("config_*"):  # exported here, run elsewhere: this machine's paths and versions say nothing
+    # Exported here, run elsewhere: this machine's paths and versions say nothing, so the twins that hold them go.
+    for file in target.glob("config_*"):
+        if file.suffix != ".sh":
+            file.unlink()
+            continue
         lines = file.read_text(encoding="utf-8").replace(f"{Path.cwd()}/", "").splitlines(keepends=True)
-        file.write_text("".join(line for line in lines if "torch" not in line or "-m torch" in line), encoding="utf-8")
+        file.write_text("".join(line for line in lines if not line.startswith("# optuna")), encoding="utf-8")
     counts = {v.value: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     times = sorted(t.seconds for t in sweep.trials.values() if t.seconds is not None)
     ends = sorted((a.started_at, a.ended_at) for a in sweep.attempts.values() if a.started_at and a.ended_at)
