@@ -11,6 +11,7 @@ from lora_tune.diagnose import Diagnosis
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.mllog import Eval, Run
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.search.capping import Incumbent, cap
 from lora_tune.study import Study
 
 GRACE_SECONDS = 30.0
@@ -86,7 +87,7 @@ def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
 
 
 def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
-    """Whether the eval curve says to stop: divergence, or a stall at the study's false-prune rate."""
+    """Whether the eval curve says to stop: divergence, a stall at the study's false-prune rate, or no chance to win."""
     if study.pruning.rule == "none" or study.maximise:
         return None
     if run.train and not math.isfinite(run.train[-1].loss) and not run.reached(study.objective.target):
@@ -100,7 +101,27 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | No
         reference=envelope(study, trial),
     )
     verdict = curve.verdict(run.evals, study.objective.target, references(sweep, trial), settings)
-    return Stop(StopKind.PRUNED, verdict.sentence) if verdict.stop else None
+    if verdict.stop:
+        return Stop(StopKind.PRUNED, verdict.sentence)
+    return _capped(study, sweep, trial, run)
+
+
+def _capped(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
+    """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock."""
+    best = sweep.best()
+    if not study.pruning.cap or best is None or best.seconds is None or run.run_start_ms is None:
+        return None
+    known = envelope(study, trial)
+    verdict = cap(
+        run.evals,
+        curve.timing(run),
+        Incumbent(f"trial {best.number}", (best.seconds,)),
+        ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
+        study.pruning.cap_risk,
+        target=study.objective.target,
+        family=known.family if known else None,
+    )
+    return Stop(StopKind.CAPPED, verdict.sentence) if verdict.stop else None
 
 
 def envelope(study: Study, trial: Trial) -> curve.Envelope | None:

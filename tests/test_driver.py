@@ -90,7 +90,7 @@ def test_a_whole_sweep(tmp_path: Path, cluster: FakeCluster) -> None:
     assert cluster.most_at_once == 2
     verdicts = {t.verdict for t in sweep.trials.values()}
     assert Verdict.REACHED in verdicts
-    assert Verdict.PRUNED in verdicts
+    assert verdicts & {Verdict.PRUNED, Verdict.CAPPED}, "some were stopped early"
     best = sweep.best()
     assert best is not None
     assert best.seconds == min(t.seconds for t in sweep.trials.values() if t.seconds is not None)
@@ -111,7 +111,7 @@ def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluste
     assert [e["event"] for e in events].count("submitted") == 6
     stopped = [e for e in events if e["event"] == "stop"]
     assert stopped
-    assert all("target" in e["text"] or "above" in e["text"] for e in stopped)
+    assert all(any(w in e["text"] for w in ("reaching", "above", "capped")) for e in stopped)
 
 
 CRASH_POINTS = 74

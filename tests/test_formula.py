@@ -21,7 +21,8 @@ def test_computes(text: str, result: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os')", "LR.real", "9 ** 9", "[1]", "lambda: 1", "open('x')", "'a' * 3", "1 if LR else 2", "(", "x" * 501,
+    ["__import__('os')", "LR.real", "9 ** 9", "[1]", "lambda: 1", "open('x')", "'a' * 3", "1 if LR else 2", "(",
+     "x" * 501,
      "True", "min()", "min(1, key=2)"],
 )  # fmt: skip
 def test_refuses_everything_else(text: str) -> None:

@@ -30,7 +30,8 @@ def test_resolves_what_a_trial_reads() -> None:
     study = parse_study(GOOD, Path("good.toml"))
     values = study.search_space.resolve({"LR": 0.001, "STEPS": 150, "layout": "tp1 pp1 cp1 minibs8 mbs1"})
     assert values == {
-        "LR": 0.001, "STEPS": 150, "TP": 1, "PP": 1, "CP": 1, "MINIBS": 8, "MBS": 1, "GBS": 8, "DROPOUT": 0.1, "WARMUP": 15,
+        "LR": 0.001, "STEPS": 150, "TP": 1, "PP": 1, "CP": 1, "MINIBS": 8, "MBS": 1, "GBS": 8, "DROPOUT": 0.1,
+        "WARMUP": 15,
     }  # fmt: skip
     assert study.search_space.tuned(values) == {"LR": 0.001, "STEPS": 150, "layout": "tp1 pp1 cp1 minibs8 mbs1"}
 

@@ -61,9 +61,8 @@ def main(source: Path, target: Path) -> None:
     gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(ends)]
     print({name: count for name, count in counts.items() if count})
     print(f"seconds to target: {times[0]:.1f} to {times[-1]:.1f} ({times[-1] / times[0]:.1f}x)")
-    print(
-        f"between one trial's end and the next one's start: {max(gaps):.0f} s at most, {sum(gaps) / len(gaps):.1f} s mean"
-    )
+    mean = sum(gaps) / len(gaps)
+    print(f"from a trial's end to the next one's start: mean {mean:.1f} s, at most {max(gaps):.0f} s")
     print(f"node-hours: {sum(t.facts.get('node_hours', 0.0) for t in sweep.trials.values()):.3f}")
 
 

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
+from lora_tune.space import FixedParameter
 from lora_tune.study import Study
 
 INFEASIBLE = "feasible"
@@ -45,9 +46,35 @@ def make_sampler(study: Study) -> BaseSampler:
         return optuna.samplers.GPSampler(seed=search.seed, n_startup_trials=search.startup_trials)
     if search.sampler == "cmaes":
         return optuna.samplers.CmaEsSampler(seed=search.seed, n_startup_trials=search.startup_trials)
+    if search.sampler == "grey_box":
+        return _grey_box(study)
     # constant_liar keeps parallel proposals apart while their results are open.
     return optuna.samplers.TPESampler(
         seed=search.seed, n_startup_trials=search.startup_trials, multivariate=True, constant_liar=True
+    )
+
+
+def _grey_box(study: Study) -> BaseSampler:
+    """Our own sampler, with the rules that the study keeps and the public results where they apply."""
+    from lora_tune.search.goal import Goal, closed_schedule, no_reference, rcp_mean
+    from lora_tune.search.published import llama2_70b_lora
+    from lora_tune.search.sampler import GreyBoxSampler
+
+    space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
+    goal = Goal(
+        target=study.objective.target,
+        schedule=closed_schedule if study.division == "closed" else None,
+        reference_samples=rcp_mean if study.objective.score == "mlperf_score" else no_reference,
+        nodes=study.site.nodes,
+    )
+    return GreyBoxSampler(
+        space.distributions(),
+        goal=goal,
+        gpus=space.gpus,
+        fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
+        prior=llama2_70b_lora() if public else (),
+        capped=study.pruning.cap,
+        seed=study.search.seed,
     )
 
 
@@ -80,7 +107,7 @@ class Session:
     def __init__(
         self, study: Study, url: str | None, tune: Callable[[Any], None], sampler: BaseSampler | None = None
     ) -> None:
-        """Open or create it at ``url``, or in memory for None. tune: prepares the database's engine. Raises StoreError."""
+        """Open or create it at ``url``, None: in memory. tune: prepares the database's engine. Raises StoreError."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
             self._study = optuna.create_study(
