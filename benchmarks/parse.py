@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.parse`` unpacks the logs into a temporary folder, then lets both read the same plain files, by
 turns: theirs makes a list of decoded lines, ours a Run a file. It prints the medians of their times and of the
-ratios, and the speed of LogTail over 1 GB that is mostly garbage.
+ratios, and the speed over 1 GB that is mostly garbage, alone and with the scanner for failures.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 
 from mlperf_logging.compliance_checker.mlp_parser import parse_file
 
+from lora_tune.diagnose import FailureScanner
 from lora_tune.logtail import LogTail
-from lora_tune.mllog import MllogReader
+from lora_tune.mllog import LogReader, MllogReader, Run
 
 RULESET = "5.0.0"
 
@@ -92,15 +93,28 @@ def garbage(folder: Path, files: list[Path], size: int) -> Path:
     return path
 
 
-def tail_speed(folder: Path, files: list[Path]) -> None:
-    path = garbage(folder, files, 1_000_000_000)
+class Both:
+    """What the driver follows a log with: the reader, and the scanner for failures."""
+
+    def __init__(self) -> None:
+        self.reader, self.scanner = MllogReader(), FailureScanner()
+
+    def feed(self, chunk: bytes) -> None:
+        self.reader.feed(chunk)
+        self.scanner.feed(chunk)
+
+    def run(self) -> Run:
+        return self.reader.run()
+
+
+def tail_speed(path: Path, make_reader: Callable[[], LogReader], what: str) -> None:
     begin = time.process_time()
-    tail = LogTail(path, MllogReader)
+    tail = LogTail(path, make_reader)
     while tail.poll():
         pass
     spent = time.process_time() - begin
     size, evals = path.stat().st_size, len(tail.reader.run().evals)
-    print(f"LogTail over {size / 1e9:.2f} GB, mostly garbage: {size / 1e6 / spent:.0f} MB/s, {evals} evals found")
+    print(f"{what} over {size / 1e9:.2f} GB, mostly garbage: {size / 1e6 / spent:.0f} MB/s, {evals} evals found")
 
 
 def main() -> None:
@@ -113,7 +127,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         files = unpack(options.mlperf / "logs", Path(name))
         compare(files, options.repetitions)
-        tail_speed(Path(name), files)
+        log = garbage(Path(name), files, 1_000_000_000)
+        tail_speed(log, MllogReader, "LogTail + MllogReader")
+        tail_speed(log, Both, "the same with FailureScanner")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -199,13 +198,14 @@ class RunBuilder:
         if name not in announced and len(announced) < MAX_HYPERPARAMETERS and len(name) <= MAX_TEXT:
             if isinstance(value, str):
                 value = value[:MAX_TEXT]
+            if not name.isascii():
+                name = name.decode(errors="replace").encode()
             if isinstance(value, (bytes, int, float, str)) and value != b"null":
                 announced[name] = value
 
     def hyperparameter(self, name: bytes) -> object:
         """The number, text or truth value announced under this name, or None."""
-        value = self.announced.get(name)
-        return _decoded(value) if isinstance(value, bytes) else value
+        return _plain(self.announced.get(name))
 
     def run(self, dropped_lines: int = 0) -> Run:
         """What was gathered so far."""
@@ -223,12 +223,9 @@ class RunBuilder:
             stated_throughput=self._stated_throughput(),
             eval_seconds=eval_seconds,
             train=_since(start, self.train, TrainPoint),
-            hyperparameters=self._hyperparameters(),
+            hyperparameters=Announced(self.announced),
             dropped_lines=dropped_lines,
         )
-
-    def _hyperparameters(self) -> dict[str, object]:
-        return {_name(name): _decoded(v) if type(v) is bytes else v for name, v in self.announced.items()}
 
     def _timing(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Samples/s of each block and seconds of each eval; see :class:`Run`.
@@ -268,8 +265,10 @@ class RunBuilder:
     def _stated_throughput(self) -> tuple[float, ...]:
         """The first printed number after each eval, as samples/s; seconds a step need the global batch size."""
         evals = sorted([ms for _, ms in self.evals.values()])
-        batch = as_number(self.hyperparameter(b"global_batch_size"))
         blocks: dict[int, float] = {}
+        batch = None
+        if any(is_step_time for _, _, is_step_time in self.stated):
+            batch = as_number(self.hyperparameter(b"global_batch_size"))
         for ms, number, is_step_time in self.stated:
             if not is_step_time:
                 blocks.setdefault(bisect_left(evals, ms), number)
@@ -286,22 +285,39 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-@lru_cache(maxsize=1024)  # the runs of a sweep announce the same values, and every tick asks for them again
-def _decoded(text: bytes) -> object:
-    """The JSON number, text or truth value; None for anything else."""
-    if text.isdigit() and len(text) < 19:
-        return int(text)
-    if text[:1] == b'"':
-        return text[1:-1].decode(errors="replace")[:MAX_TEXT]
+class Announced(Mapping[str, object]):
+    """Hyperparameters by name, decoded when they are asked for: most never are."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[bytes, object]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> object:
+        return _plain(self._values[name.encode(errors="replace")])
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode(errors="replace") for name in self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _plain(value: object) -> object:
+    """The value; decoded where it is a JSON number, text or truth value in bytes."""
+    if not isinstance(value, bytes):
+        return value
+    if value.isdigit() and len(value) < 19:
+        return int(value)
+    if value[:1] == b'"':
+        return value[1:-1].decode(errors="replace")[:MAX_TEXT]
     try:
-        return float(text)
+        return float(value)
     except ValueError:
-        return {b"true": True, b"false": False}.get(text)
-
-
-@lru_cache(maxsize=1024)
-def _name(key: bytes) -> str:
-    return key.decode(errors="replace")
+        return {b"true": True, b"false": False}.get(value)
 
 
 def _seconds_between(start: int | None, stop: int | None) -> float | None:

@@ -78,7 +78,7 @@ class LogTail:
                 break
             self.reader.feed(chunk)
             self.offset += len(chunk)
-            self._seam = (self._seam + chunk)[-SEAM_BYTES:]
+            self._seam = (self._seam + chunk[-SEAM_BYTES:])[-SEAM_BYTES:]
         return self.offset > begin
 
     def _starts_over(self, file: int, status: os.stat_result) -> bool:

@@ -99,6 +99,12 @@ class TestRounds:
             "opt_learning_rate_training_steps": 896,
         }
 
+    def test_hyperparameters_of_any_name_can_be_listed(self) -> None:
+        run = read(record("x").encode().replace(b'"x"', b'"\xff\xe9"').replace(b"null", b"3"))
+        assert dict(run.hyperparameters) == {"\N{REPLACEMENT CHARACTER}" * 2: 3}
+        assert len(run.hyperparameters) == 1
+        assert read(record("x", [1]) + record("y")).hyperparameters.get("y") is None
+
     def test_v4_0_of_stacks_that_count_evals_into_the_block(self) -> None:
         """Gaudi2 and DeepSpeed: no eval_start, block_stop with the result, block_start counts steps."""
         text = record("run_start", at=0.0, event="INTERVAL_START")
