@@ -114,7 +114,7 @@ def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluste
     assert all(any(w in e["text"] for w in ("reaching", "above", "capped")) for e in stopped)
 
 
-CRASH_POINTS = 74
+CRASH_POINTS = 60
 """A little more than the turns of an undisturbed sweep of two trials; checked below."""
 
 
