@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lora_tune.curve import Timing
 from lora_tune.lab.problem import Problem
 
 PROBE_SAMPLES = 768.0
+"""Samples that a probe trains."""
+RESOLUTION = 300
+"""Looks at the recommendation over a whole budget, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,8 @@ class Method(Protocol):
 
     def ask(self) -> Ask: ...
 
-    def report(self, handle: Any, samples: float, loss: float) -> bool:
-        """An eval came in; True stops the trial."""
+    def report(self, handle: Any, samples: float, loss: float, second: float, timing: Timing) -> bool:
+        """An eval came in, ``second`` after run_start, of a run of this speed; True stops the trial."""
         ...
 
     def tell(self, handle: Any, result: Result) -> None: ...
@@ -51,12 +55,12 @@ class Method(Protocol):
 
 @dataclass(slots=True)
 class Trace:
-    """(node-hours spent, regret) after each trial; what the method claimed its regret to be; idle node share."""
+    """What a method did: (node-hours spent, regret of its recommendation) over time, and (node-hours, claimed regret,
+    regret) where it makes claims; trials started."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
     claims: list[tuple[float, float, float]] = field(default_factory=list)
     trials: int = 0
-    ask_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class _Trial:
     outcome: Any
     began: float
     events: list[tuple[float, str, Any]]
+    timing: Timing
     at: int = 0
 
 
@@ -81,7 +86,8 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
         number = next(count)
         parameters = problem.space.resolve(ask.tuned)
         outcome = problem.surface.outcome(parameters, seed * 100_003 + number)
-        trial = _Trial(ask, outcome, now, _events(problem, ask, outcome))
+        timing = Timing(outcome.samples_per_second, outcome.seconds_per_eval)
+        trial = _Trial(ask, outcome, now, _events(problem, ask, outcome), timing)
         heapq.heappush(heap, (now + trial.events[0][0], number, trial))
         trace.trials += 1
 
@@ -93,7 +99,7 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
     while heap:
         now, number, trial = heapq.heappop(heap)
         second, what, value = trial.events[trial.at]
-        stopped = what == "eval" and method.report(trial.ask.handle, *value)
+        stopped = what == "eval" and method.report(trial.ask.handle, *value, trial.timing)
         if what == "eval" and not stopped:
             trial.at += 1
             heapq.heappush(heap, (trial.began + trial.events[trial.at][0], number, trial))
@@ -101,15 +107,22 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
         done_hours += second * problem.nodes / 3600
         method.tell(trial.ask.handle, _result(problem, trial, "pruned" if stopped else what))
         total = spent()
-        tuned = method.recommend()
-        trace.points.append((total, problem.regret(tuned) if tuned is not None else math.inf))
-        claim = getattr(method, "claimed_regret", None)
-        if claim is not None and tuned is not None:
-            trace.claims.append((total, claim, trace.points[-1][1]))
+        if not trace.points or total >= budget or total - trace.points[-1][0] >= budget / RESOLUTION:
+            _look(problem, method, trace, total)
         if total >= budget:
             return trace
         start()
     return trace
+
+
+def _look(problem: Problem, method: Method, trace: Trace, total: float) -> None:
+    """Ask for the recommendation and write down its regret."""
+    tuned = method.recommend()
+    regret = problem.regret(tuned) if tuned is not None else math.inf
+    trace.points.append((total, regret))
+    claim = getattr(method, "claimed_regret", None)
+    if claim is not None and tuned is not None:
+        trace.claims.append((total, claim, regret))
 
 
 def _events(problem: Problem, ask: Ask, outcome: Any) -> list[tuple[float, str, Any]]:
@@ -127,10 +140,8 @@ def _events(problem: Problem, ask: Ask, outcome: Any) -> list[tuple[float, str, 
     names = {"success": "reached", "aborted": "censored", "oom": "infeasible"}
     end = (outcome.end_seconds, names[outcome.end], None)
     end = min(end, (blown, "diverged", None), (limit, "censored", None), key=lambda e: e[0])
-    evals = [(t, "eval", (s, loss)) for s, loss, t in outcome.evals if t < end[0]]
-    if end[1] == "reached":
-        evals.append((end[0], "eval", outcome.evals[-1][:2]))
-    return [*evals, end]
+    shown = [e for e in outcome.evals if e[2] < end[0] or end[1] == "reached"]
+    return [*((t, "eval", (s, loss, t - outcome.init_seconds)) for s, loss, t in shown), end]
 
 
 def _result(problem: Problem, trial: _Trial, what: str) -> Result:

@@ -11,6 +11,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner,
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 
+from lora_tune.curve import Timing
 from lora_tune.lab.arena import Ask, Result
 from lora_tune.lab.problem import Problem
 
@@ -35,7 +36,7 @@ class OptunaMethod:
         trial = self._study.ask(self._problem.distributions)
         return Ask(trial, dict(trial.params))
 
-    def report(self, trial: optuna.Trial, samples: float, loss: float) -> bool:
+    def report(self, trial: optuna.Trial, samples: float, loss: float, second: float, timing: Timing) -> bool:
         trial.report(loss, int(samples))
         return trial.should_prune()
 

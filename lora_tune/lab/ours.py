@@ -9,9 +9,10 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from lora_tune import curve
+from lora_tune.curve import Timing
 from lora_tune.lab.arena import Ask, Result
 from lora_tune.lab.problem import Problem
+from lora_tune.lab.stopping import Stopper
 from lora_tune.mllog import Eval
 from lora_tune.search.acquisition import recommend_from
 from lora_tune.search.goal import Goal, closed_schedule, no_reference, rcp_mean
@@ -43,7 +44,7 @@ class GreyBox:
         )  # fmt: skip
         self._study = optuna.create_study(sampler=self._sampler)
         self._evals: dict[int, list[Eval]] = {}
-        self._good: list[list[Eval]] = []
+        self._stopper = Stopper(problem, published=bool(prior))
         self.claimed_regret = np.inf
         self.log: list[str] = []
 
@@ -52,30 +53,19 @@ class GreyBox:
         self.log.append(f"{trial.number}: {trial.params} {trial.user_attrs['why']}")
         return Ask(trial, dict(trial.params), trial.user_attrs["kind"])
 
-    def report(self, trial: optuna.Trial, samples: float, loss: float) -> bool:
+    def report(self, trial: optuna.Trial, samples: float, loss: float, second: float, timing: Timing) -> bool:
         trial.report(loss, int(samples))
         evals = self._evals.setdefault(trial.number, [])
-        evals.append(Eval(samples, loss, 0.0))
+        evals.append(Eval(samples, loss, second))
         if not self._capped or loss <= self._goal.target:
             return False
-        return self._hopeless(trial, evals)
-
-    def _hopeless(self, trial: optuna.Trial, evals: list[Eval]) -> bool:
-        """Stopped when the run cannot come within 15% of the best samples so far with 2 sd of optimism."""
-        if len(self._good) < 2:
-            return False
-        family = curve.learn_family(self._good[-30:], self._goal.target)
-        if family is None:
-            return False
-        crossing = curve.estimate(evals, self._goal.target, family=family)
-        best = min(e[-1].samples for e in self._good)
-        return crossing.low > 1.15 * best
+        return self._stopper.stop(trial.params, evals, timing)
 
     def tell(self, trial: optuna.Trial, result: Result) -> None:
         for name, value in result.facts.items():
             trial.set_user_attr(name, value)
         if result.verdict == "reached":
-            self._good.append(self._evals[trial.number])
+            self._stopper.finished(trial.params, self._evals[trial.number], float(result.facts["stop_seconds"]))
             self._study.tell(trial, result.score)
             return
         if result.verdict == "infeasible":

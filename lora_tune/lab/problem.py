@@ -65,7 +65,7 @@ class Problem:
             by_batch.setdefault(c.batch(layout), []).append(layout)
         lowest = math.inf
         for members in by_batch.values():
-            tries = [(self._random(rng, names), m) for m in members for _ in range(40)]
+            tries = [(self._random(rng, names), members[rng.integers(len(members))]) for _ in range(400)]
             point, layout = min(tries, key=lambda t: self.score({**t[0], **t[1]}))
             for _ in range(2):
                 point = self._descend(point, layout, rng)

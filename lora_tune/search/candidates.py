@@ -21,6 +21,8 @@ CONFIGURATIONS = 240
 """Random hyperparameter settings that a proposal chooses from, over all batch sizes."""
 LAYOUTS = 160
 """Speed settings that a proposal chooses from."""
+GROUPS = 6
+"""Batch sizes (and other values that both models share) considered at once."""
 TRIED = 200
 """Newest tried settings that are considered again."""
 
@@ -45,8 +47,13 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[Group]:
     by_key: dict[tuple[float, ...], list[Values]] = {}
     for values in layouts:
         by_key.setdefault(_key(c, values), []).append(values)
-    share = max(60, CONFIGURATIONS // max(1, len(by_key)))
     tried = _best_tried(model)
+    if len(by_key) > GROUPS:
+        favoured = [k for k in dict.fromkeys(_key(c, v) for v in tried) if k in by_key][: GROUPS // 2]
+        others = [k for k in by_key if k not in favoured]
+        picked = rng.choice(len(others), GROUPS - len(favoured), replace=False)
+        by_key = {k: by_key[k] for k in [*favoured, *(others[i] for i in picked)]}
+    share = max(60, CONFIGURATIONS // len(by_key))
     groups = []
     for members in by_key.values():
         rows: list[Values] = []
@@ -144,7 +151,7 @@ class Beliefs:
         return np.sqrt(np.diag(self.covariance))
 
     def configuration_logs(self, goal: Goal, mean: Array, sd: Array) -> Array:
-        """Expected ln of the samples that count per configuration (n, or (n, k) as ``mean``): rules and risk counted."""
+        """Expected ln of the samples that count, rules and risk included: (n), or (n, k) as ``mean`` is."""
         found = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
         for group, rows in zip(self.groups, self.rows, strict=True):
             total = self.total[rows] if mean.ndim == 1 else self.total[rows][:, None]

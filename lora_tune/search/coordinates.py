@@ -92,12 +92,15 @@ class Coordinates:
     def speed_names(self) -> tuple[str, ...]:
         """Parameters that decide speed, sorted."""
         named = {n for n in self.distributions if n in self.speed or n == self.layout or SPEED.search(n.upper())}
-        return tuple(sorted(named | (self.both & self.distributions.keys())))
+        return tuple(sorted(named | {n for n in self.distributions if self._is_both(n)}))
 
     @cached_property
     def convergence_names(self) -> tuple[str, ...]:
         """Parameters that decide convergence, sorted."""
-        return tuple(sorted(n for n in self.distributions if n not in self.speed_names or n in self.both))
+        return tuple(sorted(n for n in self.distributions if n not in self.speed_names or self._is_both(n)))
+
+    def _is_both(self, name: str) -> bool:
+        return name in self.both or name.upper() in BATCH
 
     @cached_property
     def batches_by_layout(self) -> dict[Any, float]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import expit
 
 from lora_tune.search.gaussian import Array
 
@@ -37,7 +38,7 @@ class MemoryModel:
         odds = rows @ self.coefficients
         variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
         # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
-        p = 1 / (1 + np.exp(-odds / np.sqrt(1 + np.pi * variance / 8)))
+        p = expit(odds / np.sqrt(1 + np.pi * variance / 8))
         for at, row in enumerate(x):
             died, lived = self.record.get(tuple(row.tolist()), (0, 0))
             p[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
@@ -61,7 +62,7 @@ def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
     rows, y = np.c_[np.ones(len(x)), x], np.array(died, dtype=np.float64)
     beta, precision = mean.copy(), np.diag(1 / sd**2)
     for _ in range(12):  # Newton's method; it settles in fewer
-        p = 1 / (1 + np.exp(-np.clip(rows @ beta, -30, 30)))
+        p = expit(rows @ beta)
         hessian = rows.T @ (rows * (p * (1 - p))[:, None]) + precision
         beta = beta + np.linalg.solve(hessian, rows.T @ (y - p) - precision @ (beta - mean))
     dead: Counter[tuple[float, ...]] = Counter()

@@ -1,0 +1,87 @@
+"""How long one proposal takes: ``python -m benchmarks.ask``, one core, 100 and 2,000 trials of the H100 surface.
+
+Prints the median seconds of ``ask`` for the grey-box sampler and, in the same run, for Optuna's TPE.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import platform
+import time
+from datetime import date
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune.lab.problems import h100_wide
+from lora_tune.search.goal import Goal, closed_schedule, rcp_mean
+from lora_tune.search.published import llama2_70b_lora
+from lora_tune.search.sampler import GreyBoxSampler
+
+ASKS = 7
+
+
+def history(count: int) -> list[FrozenTrial]:
+    """``count`` finished trials of the surface at random points, as the driver records them."""
+    problem = h100_wide(0)
+    study = optuna.create_study(sampler=RandomSampler(seed=1))
+    found = []
+    for number in range(count):
+        tuned = study.ask(problem.distributions).params
+        if number % 2:
+            tuned |= {"LR": float(np.random.default_rng(number).uniform(2e-4, 8e-4))}
+        outcome = problem.surface.outcome(problem.space.resolve(tuned), number)
+        facts = {"verdict": "infeasible"} if outcome.end == "oom" else {
+            "samples_per_second": outcome.samples_per_second, "seconds_per_eval": outcome.seconds_per_eval,
+            "last_samples": outcome.evals[-1][0] if outcome.evals else 10.0, "init_seconds": outcome.init_seconds,
+        }  # fmt: skip
+        reached = outcome.end == "success"
+        if reached:
+            facts["stop_samples"] = outcome.evals[-1][0]
+        found.append(
+            optuna.trial.create_trial(
+                params=tuned,
+                distributions=problem.distributions,
+                user_attrs=facts,
+                state=TrialState.COMPLETE if reached else TrialState.PRUNED,
+                value=outcome.end_seconds if reached else None,
+                intermediate_values={} if outcome.end == "oom" else {int(s): x for s, x, _ in outcome.evals},
+            )
+        )
+    return found
+
+
+def seconds(sampler: BaseSampler, trials: list[FrozenTrial]) -> float:
+    """Median seconds of an ask after ``trials``, one more of which finishes between asks."""
+    problem = h100_wide(0)
+    study = optuna.create_study(sampler=sampler)
+    study.add_trials(trials[:-ASKS])
+    taken = []
+    for trial in trials[-ASKS:]:
+        begin = time.perf_counter()
+        study.ask(problem.distributions)
+        taken.append(time.perf_counter() - begin)
+        study.add_trial(trial)
+    return float(np.median(taken))
+
+
+def main() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    print(f"{date.today()}, {platform.processor() or platform.machine()}, one core")
+    for count in (100, 2000):
+        trials = history(count)
+        goal = Goal(schedule=closed_schedule, reference_samples=rcp_mean)
+        ours = GreyBoxSampler(
+            h100_wide(0).distributions, goal=goal, gpus=8, prior=llama2_70b_lora(), probes=True, seed=1
+        )
+        tpe = TPESampler(seed=1, constant_liar=True)
+        print(f"{count} trials: grey box {seconds(ours, trials):.3f} s, TPE {seconds(tpe, trials):.3f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What traces say: regret at budgets with intervals, node-hours until good and staying so, calibration of claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NEAR = 0.03
+"""Regret that counts as found."""
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One repeat of one method on one problem. points: (node-hours, regret); claims: (node-hours, claimed, true)."""
+
+    study: str
+    method: str
+    nodes: int
+    repeat: int
+    budget: float
+    trials: int
+    points: tuple[tuple[float, float], ...]
+    claims: tuple[tuple[float, float, float], ...] = ()
+
+
+def regret_at(record: Record, hours: float) -> float:
+    """Regret of the recommendation in force after ``hours`` node-hours; infinite before the first."""
+    return next((regret for at, regret in reversed(record.points) if at <= hours), math.inf)
+
+
+def settled_at(record: Record, near: float = NEAR) -> float:
+    """Node-hours from which on the regret stays at or below ``near`` to the end; infinite when it does not."""
+    found = math.inf
+    for at, regret in reversed(record.points):
+        if regret > near:
+            break
+        found = at
+    return found
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[float, float, float]:
+    """Median with its order-statistic interval: (median, low, high); infinite values are ranked last."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    n = len(ordered)
+    rng = np.random.default_rng(0)
+    medians = np.sort(np.partition(ordered[rng.integers(0, n, (RESAMPLES, n))], n // 2, axis=1)[:, n // 2])
+    tail = (1 - confidence) / 2
+    low, high = medians[int(tail * RESAMPLES)], medians[int((1 - tail) * RESAMPLES) - 1]
+    return float(ordered[n // 2]), float(low), float(high)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed."""
+    ordered = sorted(values)
+    return float(ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)])
+
+
+def calibration(records: Sequence[Record], after: float) -> tuple[float, float] | None:
+    """(mean claimed, mean true) regret over looks later than ``after`` node-hours; None without claims."""
+    seen = [(c, t) for r in records for at, c, t in r.claims if at >= after and math.isfinite(t)]
+    if not seen:
+        return None
+    return float(np.mean([c for c, _ in seen])), float(np.mean([t for _, t in seen]))
+
+
+def table(records: Sequence[Record], budgets: Sequence[float]) -> str:
+    """A Markdown table of one problem at one number of nodes: a row a method."""
+    head = [f"regret at {b:g}" for b in budgets]
+    middle_budget = budgets[len(budgets) // 2 - 1] if len(budgets) > 1 else budgets[0]
+    lines = [
+        f"| method | repeats | node-hours to 3% (90% interval) | reached | {' | '.join(head)} "
+        f"| 95th percentile at {middle_budget:g} |",
+        "|" + "---|" * (5 + len(budgets)),
+    ]
+    for method in dict.fromkeys(r.method for r in records):
+        own = [r for r in records if r.method == method]
+        settled = [settled_at(r) for r in own]
+        middle, low, high = median_interval(settled)
+        cells = [percent(median_interval([regret_at(r, b) for r in own])[0]) for b in budgets]
+        worst = percentile([regret_at(r, middle_budget) for r in own], 0.95)
+        reached = sum(map(math.isfinite, settled))
+        lines.append(
+            f"| {method} | {len(own)} | {_hours(middle, own)} ({_hours(low, own)} to {_hours(high, own)}) "
+            f"| {reached}/{len(own)} | {' | '.join(cells)} | {percent(worst)} |"
+        )
+    return "\n".join(lines)
+
+
+def _hours(value: float, records: Sequence[Record]) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else f"> {max(r.budget for r in records):g}"
+
+
+def percent(value: float) -> str:
+    """A regret for people."""
+    return f"{100 * value:.1f}%" if math.isfinite(value) else "none"

@@ -1,0 +1,266 @@
+"""The grey-box model: its Gaussian process, its memory model, its arithmetic, and what it reads from trials."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from lora_tune.curve import Schedule, Timing, predicted_seconds
+from lora_tune.mllog import Eval
+from lora_tune.search import memory
+from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
+from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit
+from lora_tune.search.goal import Goal, closed_schedule
+from lora_tune.search.model import learn
+from lora_tune.search.observations import Observation, of_trial, readings
+
+LAYOUTS = (
+    "tp1 pp1 cp1 minibs1 mbs1",
+    "tp2 pp1 cp1 minibs2 mbs1",
+    "tp4 pp1 cp1 minibs4 mbs1",
+    "tp4 pp1 cp2 minibs8 mbs1",
+)
+SPACE = {
+    "LR": FloatDistribution(1e-5, 1e-2, log=True),
+    "MAX_STEPS": IntDistribution(100, 2500),
+    "WARMUP_STEPS": IntDistribution(0, 200),
+    "layout": CategoricalDistribution(LAYOUTS),
+}
+COORDINATES = Coordinates(distributions=SPACE, gpus=8)
+VALUES = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "layout": LAYOUTS[2]}
+
+
+def believe(
+    x: list[float], y: list[float], *, below: list[bool] | None = None, source: list[int] | None = None, sd=0.05
+) -> Posterior:
+    """A posterior over one feature from readings ``y`` at ``x``."""
+    column = np.array(x)[:, None]
+    data = Data(
+        x=column, basis=trend(column, ()), y=np.array(y), sd=np.full(len(x), sd),
+        source=np.array(source or [0] * len(x), dtype=np.int64),
+        below=np.array(below or [False] * len(x), dtype=np.bool_),
+    )  # fmt: skip
+    prior = Prior(mean=np.zeros(2), sd=np.array([3.0, 1.0]), amplitude=0.2, length=0.7, shift=0.1, weights=np.ones(1))
+    return condition(data, prior)
+
+
+def at(posterior: Posterior, x: float) -> tuple[float, float]:
+    """Mean and sd at one point."""
+    row = np.array([[x]])
+    mean, covariance = posterior.predict(row, trend(row, ()))
+    return float(mean[0]), math.sqrt(covariance[0, 0])
+
+
+def test_nothing_seen_leaves_the_prior() -> None:
+    mean, sd = at(believe([], []), 0.0)
+    assert mean == 0
+    assert sd > 3
+
+
+def test_a_line_is_found_and_repeats_narrow_it() -> None:
+    once = believe([-1, -0.5, 0.5, 1], [1, 1.5, 2.5, 3])
+    thrice = believe([-1, -0.5, 0.5, 1] * 3, [1, 1.5, 2.5, 3] * 3)
+    assert at(once, 0.0)[0] == pytest.approx(2, abs=0.05)
+    assert at(thrice, 0.0)[1] < at(once, 0.0)[1]
+
+
+def test_a_lower_bound_lifts_what_would_lie_below_it_and_leaves_the_rest() -> None:
+    readings_ = [0.0, 0.02, -0.02]
+    plain = believe([-1, -0.8, -0.6], readings_)
+    bounded = believe([-1, -0.8, -0.6, 1], [*readings_, 1.0], below=[False] * 3 + [True])
+    harmless = believe([-1, -0.8, -0.6, 1], [*readings_, -9.0], below=[False] * 3 + [True])
+    assert at(bounded, 1.0)[0] > 1.0
+    assert at(bounded, -0.8)[0] == pytest.approx(at(plain, -0.8)[0], abs=0.05)
+    assert at(harmless, 1.0) == pytest.approx(at(plain, 1.0), abs=0.02)
+
+
+def test_one_sided_posterior_agrees_with_numerical_integration() -> None:
+    """One bound on one value: the truncated normal's mean, by quadrature."""
+    posterior = believe([0.0], [2.0], below=[True], sd=0.5)
+    sd = at(believe([], []), 0.0)[1]
+    grid = np.linspace(-30, 30, 200_001)
+    weight = np.exp(-0.5 * (grid / sd) ** 2) / (1 + np.exp(-1.702 * (grid - 2) / 0.5))
+    assert at(posterior, 0.0)[0] == pytest.approx(float((grid * weight).sum() / weight.sum()), rel=0.02)
+
+
+def test_another_sources_level_is_doubted_in_proportion_to_its_shift() -> None:
+    other = believe([-0.5, 0.0, 0.5] * 8, [1.0] * 24, source=[1] * 24)
+    own = believe([-0.5, 0.0, 0.5] * 8, [1.0] * 24)
+    assert at(other, 0.0)[1] > 0.15
+    assert at(own, 0.0)[1] < 0.03
+    corrected = believe([-0.5, 0.0, 0.5] * 8 + [0.0] * 4, [1.0] * 24 + [1.3] * 4, source=[1] * 24 + [0] * 4)
+    assert at(corrected, 0.0)[0] > 1.2
+
+
+def test_a_source_that_is_off_is_found_out_by_fitting() -> None:
+    posterior = believe([-0.5, 0.0, 0.5] * 8 + [0.0] * 6, [1.0] * 24 + [2.5] * 6, source=[1] * 24 + [0] * 6)
+
+    def belief(prior: Prior) -> float:
+        return -0.5 * (math.log(prior.shift / 0.1) / 1.2) ** 2
+
+    assert fit(posterior.data, posterior.prior, belief).shift > 0.2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(-5, 5), st.booleans()), max_size=25), st.floats(-1.5, 1.5))
+def test_any_readings_give_a_finite_belief(rows, x) -> None:
+    posterior = believe([r[0] for r in rows], [r[1] for r in rows], below=[r[2] for r in rows])
+    mean, sd = at(posterior, x)
+    assert math.isfinite(mean)
+    assert 0 < sd < 10
+    assert math.isfinite(posterior.log_evidence)
+
+
+@given(st.floats(-1, 1))
+def test_units_and_values_are_inverse(u: float) -> None:
+    for name in ("LR", "MAX_STEPS"):
+        value = from_unit(SPACE[name], u)
+        assert SPACE[name].low <= value <= SPACE[name].high
+        assert unit(SPACE[name], value) == pytest.approx(u, abs=0.001)
+
+
+def test_roles_follow_from_names_and_layouts() -> None:
+    assert COORDINATES.layout == "layout"
+    assert COORDINATES.speed_names == ("layout",)
+    assert COORDINATES.convergence_names == ("LR", "MAX_STEPS", "WARMUP_STEPS")
+    assert COORDINATES.batch(VALUES) == 8
+    assert COORDINATES.total_samples(VALUES) == 6400
+    switches = {
+        "FP8_ACT": CategoricalDistribution([0, 1]),
+        "LORA_RANK": IntDistribution(4, 64),
+        "GBS": IntDistribution(8, 64),
+    }
+    other = Coordinates(distributions=switches, fixed={"MAX_STEPS": 100})
+    assert other.speed_names == ("FP8_ACT", "GBS")
+    assert other.convergence_names == ("GBS", "LORA_RANK")
+    assert other.total_samples({"GBS": 8, "LORA_RANK": 8, "FP8_ACT": 0}) == 800
+
+
+def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() -> None:
+    labels = ("tp", "cp", "mbs")
+    rows = np.array([[0.0, 0, 0]] * 2 + [[2.0, 0, 0]] * 10)
+    model = memory.fit(rows, [True] * 2 + [True] + [False] * 9, labels)
+    certain, flaky, untried_large, untried_small = model.probability(
+        np.array([[0.0, 0, 0], [2.0, 0, 0], [0.0, 0, 1], [3.0, 1, 0]])
+    )
+    assert certain > 0.9
+    assert 0.05 < flaky < 0.2
+    assert untried_large > 0.7
+    assert untried_small < 0.15
+
+
+def test_seconds_are_those_of_the_curve_statistics() -> None:
+    schedule = closed_schedule(8)
+    found = Goal().log_seconds(np.log([3000.0]), np.array([2.2]), np.array([35.0]), schedule)[0]
+    assert math.exp(found) == pytest.approx(predicted_seconds(3000.0, Timing(2.2, 35.0), schedule))
+
+
+@given(st.floats(7, 9), st.floats(0.001, 0.5))
+@settings(max_examples=25, deadline=None)
+def test_samples_below_the_reference_count_as_the_reference(mean: float, sd: float) -> None:
+    goal = Goal(reference_samples=lambda _batch: 3178.0 + 192)
+    found = goal.scored_ln_samples(np.array([mean]), np.array([sd]), 8, Schedule(1536, 384))[0]
+    z = np.linspace(-8, 8, 40_001)
+    expected = np.maximum(mean + sd * z, math.log(3178)) @ np.exp(-0.5 * z * z) / np.exp(-0.5 * z * z).sum()
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_schedule_that_ends_too_early_is_a_risk_and_one_without_evals_hopeless() -> None:
+    goal, schedule = Goal(), closed_schedule(8)
+    mean, sd = np.log([3000.0] * 4), np.full(4, 0.02)
+    p = goal.finish_probability(mean, sd, np.array([1000.0, 3000.0, 3400.0, math.inf]), schedule)
+    assert p[0] == 0
+    assert 0 < p[1] < 0.5 < p[2] < 1
+    assert p[3] == pytest.approx(1)
+
+
+def curve_to(samples: float, last: float, noise: float = 0.0) -> tuple[Eval, ...]:
+    """Evals of a log-linear curve that crosses 0.925 at ``samples``."""
+    grid = np.arange(1536, last + 1, 384.0)
+    return tuple(Eval(s, 0.925 - 0.0224 * math.log(s / samples) + noise, math.nan) for s in grid)
+
+
+def test_runs_that_reach_the_target_are_read_at_their_crossing() -> None:
+    seen = [
+        Observation(number=k, values=VALUES, evals=curve_to(2950, 3072), reached=3072, bound=3072) for k in range(4)
+    ]
+    found = readings(seen, 0.925, [6400] * 4)
+    assert all(not r.below for r in found.values())
+    assert math.exp(found[0].ln_samples) == pytest.approx(2950, rel=0.02)
+
+
+def test_runs_that_ended_short_are_forecast_near_and_bounded_far() -> None:
+    good = [Observation(number=k, values=VALUES, evals=curve_to(2950, 3072), reached=3072) for k in range(4)]
+    near = Observation(number=4, values=VALUES, evals=curve_to(3400, 2700))
+    far = Observation(number=5, values=VALUES, evals=curve_to(60_000, 2700))
+    unseen = Observation(number=6, values=VALUES, bound=2000)
+    found = readings([*good, near, far, unseen], 0.925, [6400] * 7)
+    assert not found[4].below
+    assert math.exp(found[4].ln_samples) == pytest.approx(3400, rel=0.05)
+    assert found[5].below
+    assert found[5].ln_samples > math.log(6000)
+    assert found[6].below
+    assert found[6].ln_samples == pytest.approx(math.log(2000))
+
+
+def test_diverged_probe_open_and_memory_deaths_say_nothing_of_samples_but_that_divergence_is_bad() -> None:
+    seen = [
+        Observation(number=0, values=VALUES, reached=3000),
+        Observation(number=1, values=VALUES, diverged=True, bound=100),
+        Observation(number=2, values=VALUES, probe=True, bound=768),
+        Observation(number=3, values=VALUES, infeasible=True),
+        Observation(number=4, values=VALUES, open=True, bound=2000),
+    ]
+    found = readings(seen, 0.925, [6400] * 5)
+    assert set(found) == {0, 1}
+    assert found[1].below
+    assert found[1].ln_samples >= math.log(6400)
+
+
+def test_an_optuna_trial_is_read_by_its_attributes() -> None:
+    trial = optuna.trial.create_trial(
+        params=VALUES, distributions=SPACE, value=1500.0, state=TrialState.COMPLETE,
+        user_attrs={"samples_per_second": 2.1, "seconds_per_eval": 36.0, "stop_samples": 3072, "verdict": "reached"},
+        intermediate_values={1536: 0.94, 3072: 0.924},
+    )  # fmt: skip
+    found = of_trial(trial, frozenset(SPACE), 0.925)
+    assert found is not None
+    assert (found.reached, found.samples_per_second, found.open, found.ran) == (3072, 2.1, False, True)
+    assert of_trial(trial, frozenset({*SPACE, "other"}), 0.925) is None
+    failed = optuna.trial.create_trial(params=VALUES, distributions=SPACE, state=TrialState.FAIL)
+    assert of_trial(failed, frozenset(SPACE), 0.925) is None
+
+
+def test_a_layout_measured_once_serves_every_learning_rate() -> None:
+    seen = [Observation(number=0, values=VALUES, samples_per_second=2.2, seconds_per_eval=35.0, reached=3072)]
+    model = learn(COORDINATES, Goal(), seen)
+    speed, variance, evals, _ = model.predict_speed([{**VALUES, "LR": 1e-3}, {**VALUES, "layout": LAYOUTS[1]}])
+    assert math.exp(speed[0]) == pytest.approx(2.2, rel=0.01)
+    assert math.exp(evals[0]) == pytest.approx(35.0, rel=0.02)
+    assert variance[0] < 1e-4 < variance[1]
+    assert speed[1] > speed[0]
+
+
+def test_a_learning_rate_tried_on_one_layout_informs_the_others() -> None:
+    seen = [Observation(number=0, values=VALUES, samples_per_second=2.2, reached=3072)]
+    model = learn(COORDINATES, Goal(), seen)
+    mean, covariance = model.predict_ln_samples([{**VALUES, "layout": LAYOUTS[0]}, {**VALUES, "LR": 2e-5}])
+    assert mean[0] == pytest.approx(math.log(3072), abs=0.05)
+    assert covariance[0, 0] < 0.01 < covariance[1, 1]
+    assert mean[1] > mean[0] + 0.5
+
+
+def test_what_runs_already_is_counted_as_known_but_changes_no_mean() -> None:
+    done = Observation(number=0, values=VALUES, samples_per_second=2.2, seconds_per_eval=30.0, reached=3072)
+    running = Observation(number=1, values={**VALUES, "LR": 1e-3}, open=True)
+    free, busy = learn(COORDINATES, Goal(), [done]), learn(COORDINATES, Goal(), [done, running])
+    before, after = free.predict_ln_samples([running.values]), busy.predict_ln_samples([running.values])
+    assert after[0][0] == pytest.approx(before[0][0], abs=1e-3)
+    assert after[1][0, 0] < 0.2 * before[1][0, 0]
