@@ -99,7 +99,10 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
     while heap:
         now, number, trial = heapq.heappop(heap)
         second, what, value = trial.events[trial.at]
-        stopped = what == "eval" and method.report(trial.ask.handle, *value, trial.timing)
+        stopped = False
+        if what == "eval":
+            samples, loss, at = value
+            stopped = method.report(trial.ask.handle, samples, loss, at, trial.timing)
         if what == "eval" and not stopped:
             trial.at += 1
             heapq.heappush(heap, (trial.began + trial.events[trial.at][0], number, trial))

@@ -150,7 +150,7 @@ class Smac(_Best):
             elif isinstance(d, FloatDistribution):
                 space.add(Float(name, (d.low, d.high), log=d.log))
         folder = tempfile.mkdtemp(prefix="smac-")
-        scenario = Scenario(space, deterministic=False, n_trials=10_000, seed=seed, output_directory=folder)  # type: ignore[arg-type]
+        scenario = Scenario(space, deterministic=False, n_trials=10_000, seed=seed, output_directory=folder)
         self._smac = HyperparameterOptimizationFacade(
             scenario, _unused, overwrite=True, logging_level=False,
             initial_design=HyperparameterOptimizationFacade.get_initial_design(scenario, n_configs=10),
