@@ -158,8 +158,8 @@ def serve(shown: Application, host: str, port: int, name: str) -> None:
     except OSError as error:
         raise SurroundingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     shown_host = f"[{host}]" if ":" in host else host
-    click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard  (Ctrl-C ends)", err=False)
     try:
+        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard  (Ctrl-C ends)")
         server.serve_forever()
     except KeyboardInterrupt:
         click.echo("")

@@ -10,6 +10,7 @@ from zlib import crc32
 
 from lora_tune import export, view
 from lora_tune.overview import Overview
+from lora_tune.paths import AttemptPaths
 from lora_tune.records import Attempt, Sweep, Trial, Verdict
 from lora_tune.study import Study
 
@@ -85,11 +86,17 @@ def artifacts(root: Path, attempt: Attempt) -> list[Artifact]:
     folder = (root / attempt.folder).resolve()
     found = []
     if folder.is_relative_to(root.resolve()) and folder.is_dir():
-        names = sorted(p.name for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+        names = sorted(p.name for p in folder.iterdir() if p.is_file() and not _internal(p))
         found = [Artifact(_identity(attempt, n), _shown(attempt, n), folder / n) for n in names[:FILES_SHOWN]]
     if attempt.failure:
         found.append(Artifact(_identity(attempt, DIAGNOSIS), _shown(attempt, DIAGNOSIS), None))
     return found
+
+
+def _internal(path: Path) -> bool:
+    """Whether a file is the launcher's own bookkeeping."""
+    own = AttemptPaths(path.parent)
+    return path.name.startswith(".") or path in (own.claim, own.started, own.ended)
 
 
 def _identity(attempt: Attempt, name: str) -> str:

@@ -22,12 +22,12 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune import notes
-from lora_tune.diagnose import redact
 from lora_tune.overview import overview
 from lora_tune.plots import charts
 from lora_tune.plots.figures import figure
 from lora_tune.records import Sweep
 from lora_tune.records import TrialState as OurState
+from lora_tune.redact import redact
 from lora_tune.study import Study
 
 FRESH_SECONDS = 5.0
@@ -141,7 +141,8 @@ class ReviewStorage(optuna.storages.BaseStorage):
             number=number,
             state=plain.state,
             value=None,
-            values=plain.values,
+            # Optuna gives a pruned trial its last eval loss as its value; among seconds that would look like a record.
+            values=plain.values if plain.state is TrialState.COMPLETE else None,
             datetime_start=plain.datetime_start,
             datetime_complete=plain.datetime_complete,
             params=plain.params,

@@ -22,6 +22,7 @@ from lora_tune.errors import SurroundingsError
 from lora_tune.overview import Overview, objective_words, overview, passing
 from lora_tune.plots import charts, svg
 from lora_tune.records import Sweep, Trial
+from lora_tune.redact import redact
 from lora_tune.study import Study
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
@@ -49,7 +50,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
     ]
     page: str = _template().render(
         study=study,
-        sweep=sweep,
+        study_toml=redact(sweep.study_toml),
         seen=seen,
         advice=advise(study, sweep),
         cards=_cards(study, seen),

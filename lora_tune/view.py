@@ -76,10 +76,15 @@ def parameters_text(trial: Trial) -> str:
     parts = []
     for name, value in trial.tuned.items():
         if isinstance(value, str) and value.startswith("tp"):
-            parts.append(" ".join(re.findall(r"[a-z]+(?!1\b)\d+", value)) or value)
+            parts.append(short_layout(value))
         else:
             parts.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}")
     return visible(" ".join(parts))
+
+
+def short_layout(text: str) -> str:
+    """A layout without its degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1`` is ``tp4 minibs4``."""
+    return " ".join(re.findall(r"[a-z]+(?!1\b)\d+", text)) or text
 
 
 class Quiet:

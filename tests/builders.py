@@ -10,15 +10,12 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-
-from optuna.trial import FrozenTrial
-from optuna.trial import TrialState as State
 
 from lora_tune import decide
 from lora_tune.facts import Eval, Run
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.search.recorded import recorded_trials
 from lora_tune.store import Changes, Store, sqlite_url
 from lora_tune.study import Study, parse_study
 
@@ -28,11 +25,11 @@ BEGAN = 1_760_000_000.0
 STUDY = """
 description = "a study for tests"
 [workload]
-kind = "surface"
-surface = "h100"
+kind = "command"
+argv = ["bash", "train.sh"]
 [site]
 system = "H100"
-launcher = "simulated"
+launcher = "slurm"
 nodes = 1
 gpus_per_node = 8
 [space]
@@ -116,26 +113,7 @@ def _into_optuna(study: Study, sweep: Sweep, url: str) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     direction = "maximize" if study.maximise else "minimize"
     made = optuna.create_study(study_name=study.name, storage=url, direction=direction)
-    states = {None: State.RUNNING, Verdict.REACHED: State.COMPLETE, Verdict.FAILED: State.FAIL}
-    ended = {Verdict.CANCELLED: State.FAIL}
-    for trial in sweep.trials.values():
-        state = (states | ended).get(trial.verdict, State.PRUNED)
-        begin = datetime.fromtimestamp(trial.proposed_at)
-        made.add_trial(
-            FrozenTrial(
-                number=trial.number,
-                state=state,
-                value=trial.facts["objective"] if state is State.COMPLETE else None,
-                datetime_start=begin,
-                datetime_complete=datetime.fromtimestamp(trial.finished_at) if trial.finished_at else None,
-                params=dict(trial.tuned),
-                distributions=study.search_space.distributions(),
-                user_attrs={**trial.facts, "verdict": str(trial.verdict)} if trial.verdict else {},
-                system_attrs={},
-                intermediate_values={int(e.samples): e.loss for e in sweep.last_evals(trial.number)},
-                trial_id=trial.number,
-            )
-        )
+    made.add_trials(recorded_trials(study, sweep))
 
 
 def with_trial(sweep: Sweep, trial: Trial, *attempts: Attempt) -> Sweep:

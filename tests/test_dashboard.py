@@ -20,7 +20,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 from lora_tune import dashboard, notes, overlay
 from lora_tune.commandline import Review
 from lora_tune.paths import SweepPaths
-from lora_tune.records import Sweep
+from lora_tune.records import Sweep, Verdict
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 from tests.dashboards import serving
@@ -89,6 +89,16 @@ def test_each_trial_comes_with_a_note_attributes_with_units_and_its_files(
             assert float(attributes["time to target (s)"]) == pytest.approx(record.seconds, rel=1e-5)
             assert float(attributes["time to target, 90% low (s)"]) <= record.seconds * 1.00001
         assert {"job.log", "config_H100_1x8x4xtp4pp1cp1.sh"} <= {a["filename"] for a in trial["artifacts"]}
+
+
+def test_only_trials_that_reached_the_target_have_a_value_among_the_seconds(
+    shown: dashboard.Application, built: Review
+) -> None:
+    """Optuna would show a pruned trial at its last eval loss, which among seconds looks like the best of all."""
+    _, detail = ask(shown, "/api/studies/1")
+    valued = {t["number"]: t["values"][0] for t in detail["trials"] if t.get("values")}
+    reached = {n: t.facts["objective"] for n, t in built.sweep.trials.items() if t.verdict is Verdict.REACHED}
+    assert valued == reached
 
 
 def test_a_failed_attempt_offers_its_diagnosis(shown: dashboard.Application, built: Review) -> None:

@@ -100,6 +100,7 @@ def test_a_notebook_sees_the_same_facts_through_optuna(study: Study, sweep: Swee
         record = sweep.trials[trial.number]
         assert trial.params == dict(record.tuned)
         assert {k: v for k, v in trial.user_attrs.items() if k not in ("verdict", "why")} == dict(record.facts)
+        assert trial.state.is_finished() == (record.verdict is not None)
         assert list(trial.intermediate_values.values()) == [e.loss for e in sweep.last_evals(trial.number)]
 
 

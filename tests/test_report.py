@@ -123,6 +123,15 @@ def test_hostile_texts_are_only_texts() -> None:
     assert "\x1b" not in page
 
 
+def test_secrets_of_the_study_file_stay_out_of_a_file_that_is_sent_around(study: Study, sweep: Sweep) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
+    told = replace(sweep, study_toml=f'[site.environment]\nHF_TOKEN = "{secret}"\nWANDB_API_KEY = "0123456789abcdef"\n')
+    page = report.report_html(study, told, NOW)
+    assert "HF_TOKEN" in page
+    assert secret not in page
+    assert "0123456789abcdef" not in page
+
+
 @pytest.mark.browser
 def test_rows_sort_by_a_click_on_a_head_unknown_values_last(
     browser: Browser, study: Study, sweep: Sweep, tmp_path: Path

@@ -97,7 +97,7 @@ def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
         speed = trial.facts.get("samples_per_second")
         if not speed:
             continue
-        layout = str(trial.tuned[name]) if name else f"GBS {trial.parameters.get('GBS', '?')}"
+        layout = view.short_layout(str(trial.tuned[name])) if name else f"GBS {trial.parameters.get('GBS', '?')}"
         speeds.setdefault(layout, []).append(speed)
         trials.setdefault(layout, []).append(trial.number)
     found = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]

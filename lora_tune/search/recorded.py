@@ -30,7 +30,7 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
         state = _STATES.get(trial.verdict, TrialState.PRUNED)
         made = create_trial(
             state=state,
-            value=float(trial.facts["objective"]) if state is TrialState.COMPLETE else None,
+            value=_value(sweep, trial, state),
             params=dict(trial.tuned),
             distributions=distributions,
             user_attrs=_attributes(trial),
@@ -44,6 +44,14 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
         made.datetime_complete = datetime.fromtimestamp(trial.finished_at) if trial.finished_at else None
         found.append(made)
     return found
+
+
+def _value(sweep: Sweep, trial: Trial, state: TrialState) -> float | None:
+    """The objective; of a pruned trial, as Optuna's ``tell`` has it, the last value it reported: an eval loss."""
+    if state is TrialState.COMPLETE:
+        return float(trial.facts["objective"])
+    losses = [e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.loss)]
+    return losses[-1] if losses and state is TrialState.PRUNED else None
 
 
 def _attributes(trial: Trial) -> dict[str, object]:
