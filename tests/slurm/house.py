@@ -123,13 +123,16 @@ class House:
 
     def sweep(self) -> Sweep:
         """The records as they are in the database now."""
-        store = Store(sqlite_url(self.paths.database), read_only=True)
-        try:
-            found = store.load("e2e")
-        finally:
-            store.close()
+        found = self._load()
         assert found is not None
         return found
+
+    def _load(self) -> Sweep | None:
+        store = Store(sqlite_url(self.paths.database), read_only=True)
+        try:
+            return store.load("e2e")
+        finally:
+            store.close()
 
     def attempts(self) -> list[Attempt]:
         return list(self.sweep().attempts.values())
@@ -139,8 +142,9 @@ class House:
         end = time.monotonic() + seconds
         while True:
             attempt = None
-            with contextlib.suppress(StoreError):  # not made yet
-                attempt = self.sweep().attempts.get((trial, number))
+            with contextlib.suppress(StoreError):  # the driver is still making the database
+                found = self._load()
+                attempt = found.attempts.get((trial, number)) if found else None
             if attempt is not None and attempt.state in states:
                 return attempt
             assert time.monotonic() < end, f"trial {trial} attempt {number} is not {states}: {attempt}\n{self.said}"
