@@ -88,9 +88,8 @@ def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
     lowest = np.array([float(logs_of[rows].min()) for rows in beliefs.rows])
     alive = beliefs.layout_logs(model.goal, [float(v) for v in lowest])
     logs = alive + death_logs(beliefs.death)
-    usable = beliefs.tested | beliefs.due
     best = np.array([
-        min((float(v) for v in logs[columns][usable[columns]]), default=math.inf) for columns in beliefs.columns
+        min((float(v) for v in logs[columns][beliefs.tested[columns]]), default=math.inf) for columns in beliefs.columns
     ])  # fmt: skip
     value = float(best.min())
     if not math.isfinite(value):
@@ -150,9 +149,9 @@ def _layout_values(beliefs: Beliefs, now: _Now) -> Array:
         known = now.alive[columns] + death_logs(beliefs.death_after[columns])
         drawn = known[:, None] + spread[:, None] * Z
         found[columns, g] = np.minimum(found[columns, g], drawn)
-    # A tested layout stays what it is: its own value must not be counted as news.
-    tested = np.flatnonzero(beliefs.tested & (beliefs.death < 0.02))
-    found[tested] = now.best[:, None]
+    # A tested layout stays what it is, and one that runs already needs no second messenger: neither is news.
+    known_soon = np.flatnonzero((beliefs.tested & (beliefs.death < 0.02)) | beliefs.due)
+    found[known_soon] = now.best[:, None]
     return found
 
 

@@ -1,0 +1,182 @@
+"""The grey-box sampler in ordinary Optuna studies: what it proposes, recommends and says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from lora_tune.lab.arena import play
+from lora_tune.lab.ours import GreyBox
+from lora_tune.lab.problem import Problem
+from lora_tune.search.goal import Goal, closed_schedule
+from lora_tune.search.observations import Observation
+from lora_tune.search.published import llama2_70b_lora
+from lora_tune.search.sampler import GreyBoxSampler
+from lora_tune.space import FloatParameter, IntParameter, LayoutParameter, Space
+from lora_tune.surfaces.h100 import time_to_target
+
+SPACE = {
+    "LR": FloatDistribution(1e-5, 1e-2, log=True),
+    "MAX_STEPS": IntDistribution(100, 2500),
+    "layout": CategoricalDistribution(
+        ("tp1 pp1 cp1 minibs1 mbs1", "tp2 pp1 cp2 minibs4 mbs1", "tp4 pp1 cp1 minibs4 mbs1", "tp8 pp1 cp1 minibs8 mbs1")
+    ),
+}
+GOAL = Goal(schedule=closed_schedule)
+GOOD = {"LR": 4e-4, "MAX_STEPS": 800, "layout": "tp4 pp1 cp1 minibs4 mbs1"}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def sampler(**options) -> GreyBoxSampler:
+    return GreyBoxSampler(SPACE, goal=GOAL, gpus=8, seed=1, **options)
+
+
+def finish(study: optuna.Study, trial: optuna.Trial, *, speed: float = 2.2, samples: float = 3072) -> None:
+    """Tell a run that reached the target, with its pieces."""
+    pieces = {"samples_per_second": speed, "seconds_per_eval": 35.0, "stop_samples": samples, "init_seconds": 70.0}
+    for name, value in pieces.items():
+        trial.set_user_attr(name, value)
+    study.tell(trial, samples / speed + 175)
+
+
+def after_one_good_run(**options) -> tuple[optuna.Study, GreyBoxSampler]:
+    made = sampler(**options)
+    study = optuna.create_study(sampler=made)
+    study.enqueue_trial(GOOD)
+    finish(study, study.ask(SPACE))
+    return study, made
+
+
+def test_proposals_lie_in_the_space_and_say_why() -> None:
+    study, _ = after_one_good_run()
+    for _ in range(3):
+        trial = study.ask(SPACE)
+        assert all(SPACE[name]._contains(SPACE[name].to_internal_repr(v)) for name, v in trial.params.items())
+        assert "expected to improve the recommendation" in trial.user_attrs["why"]
+        assert trial.user_attrs["kind"] == "full"
+
+
+def test_without_being_told_the_space_it_learns_it_from_the_trials() -> None:
+    study = optuna.create_study(sampler=GreyBoxSampler(goal=GOAL, gpus=8, seed=1))
+    finish(study, study.ask(SPACE))
+    trial = study.ask(SPACE)
+    assert "why" in trial.user_attrs
+    assert set(trial.params) == set(SPACE)
+
+
+def test_a_study_without_the_pieces_is_left_to_optunas_default() -> None:
+    made = GreyBoxSampler({"x": FloatDistribution(-1, 1)}, seed=1)
+    study = optuna.create_study(sampler=made)
+    for _ in range(8):
+        trial = study.ask({"x": FloatDistribution(-1, 1)})
+        study.tell(trial, trial.params["x"] ** 2)
+    assert "TPE" in study.trials[-1].user_attrs["why"]
+
+
+def test_parallel_proposals_differ() -> None:
+    study, _ = after_one_good_run()
+    asked = [study.ask(SPACE).params for _ in range(8)]
+    assert len({tuple(sorted(p.items())) for p in asked}) >= 7
+    assert len({p["layout"] for p in asked}) >= 2
+
+
+def test_probes_are_proposed_only_where_they_are_possible() -> None:
+    study, _ = after_one_good_run(probes=True)
+    kinds = [study.ask(SPACE).user_attrs["kind"] for _ in range(4)]
+    assert "probe" in kinds
+
+
+def test_a_layout_that_always_dies_is_soon_left_alone() -> None:
+    study, made = after_one_good_run()
+    deaths = 0
+    for _ in range(12):
+        trial = study.ask(SPACE)
+        if trial.params["layout"].startswith("tp1 "):
+            deaths += 1
+            trial.set_user_attr("verdict", "infeasible")
+            trial.set_constraint("feasible", 1.0)
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            finish(study, trial, speed=2.0)
+    assert deaths <= 3
+    assert not made.recommend(study)[0]["layout"].startswith("tp1 ")
+
+
+def test_the_recommendation_combines_the_best_parts_of_different_trials() -> None:
+    """The fast layout was only ever run at a poor rate, the good rate only on a slow layout."""
+    made = sampler()
+    study = optuna.create_study(sampler=made)
+    fast, slow = "tp2 pp1 cp2 minibs4 mbs1", "tp8 pp1 cp1 minibs8 mbs1"
+    for lr, layout, speed, samples in (
+        (1e-4, fast, 2.5, 5400), (4e-4, slow, 1.7, 3072), (4.2e-4, slow, 1.7, 3072), (1.5e-3, slow, 1.7, 4600)
+    ):  # fmt: skip
+        study.enqueue_trial({"LR": lr, "MAX_STEPS": 800, "layout": layout})
+        finish(study, study.ask(SPACE), speed=speed, samples=samples)
+    values, seconds, words = made.recommend(study)
+    assert values["layout"] == fast
+    assert 2e-4 < values["LR"] < 9e-4
+    assert seconds == pytest.approx(3000 / 2.5 + 5 * 35, rel=0.12)
+    assert "above the best there is" in words
+
+
+def test_more_runs_of_the_best_lower_the_claimed_regret() -> None:
+    study, made = after_one_good_run()
+
+    def claimed() -> float:
+        return float(made.recommend(study)[2].split("expected to be ")[1].split("%")[0])
+
+    before = claimed()
+    for _ in range(12):
+        finish(study, study.ask(SPACE), samples=3072)
+    assert claimed() < before
+
+
+def site(variant: int) -> Problem:
+    """A small 8x H100 problem that a test can afford."""
+    space = Space(
+        {
+            "LR": FloatParameter(type="float", low=1e-5, high=1e-2, log=True),
+            "MAX_STEPS": IntParameter(type="int", low=100, high=2500),
+            "layout": LayoutParameter(type="layout", tp=(2, 4, 8), cp=(1, 2), gbs=(8,)),
+        },
+        nodes=1,
+        gpus_per_node=8,
+    )
+    return Problem("small", time_to_target.variant(variant), space)
+
+
+def regrets(problem: Problem, prior: tuple[Observation, ...], budget: float) -> list[float]:
+    trace = play(problem, GreyBox(problem, 1, prior=prior), slots=1, budget=budget, seed=1)
+    return [regret for _, regret in trace.points]
+
+
+def misleading() -> tuple[Observation, ...]:
+    """The published table with its learning rates multiplied by ten: it praises rates at which runs diverge."""
+    return tuple(dataclasses.replace(o, values={**o.values, "LR": 10 * o.values["LR"]}) for o in llama2_70b_lora())
+
+
+def test_it_finds_a_good_configuration_within_a_few_runs() -> None:
+    assert min(regrets(site(1), llama2_70b_lora(), 5.0)[-3:]) < 0.1
+
+
+def test_a_misleading_prior_costs_at_most_a_few_runs() -> None:
+    """Ten times too high learning rates: within 8 node-hours (about 16 runs) it is nevertheless near the best."""
+    assert regrets(site(2), misleading(), 8.0)[-1] < 0.15
+
+
+def test_published_results_are_read_with_their_sources() -> None:
+    table = llama2_70b_lora()
+    assert len(table) == 102
+    assert len({o.source for o in table}) == 102
+    assert all(o.source and o.reached > 2500 and o.values["GBS"] >= 8 for o in table)
+    assert math.isclose(float(np.median([o.values["LR"] for o in table])), 4.75e-4)
