@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from lora_tune import decide
 from lora_tune.book import Book
 from lora_tune.diagnose import diagnose
-from lora_tune.errors import LauncherError, StoreError, SurroundingsError
+from lora_tune.errors import InputError, LauncherError, StoreError, SurroundingsError
 from lora_tune.facts import Eval
 from lora_tune.follow import FollowedLog
 from lora_tune.journal import Journal
@@ -222,6 +222,8 @@ class Driver:
             self._book.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
         stop = run.reached(self._study.objective.target) if not self._study.maximise else None
+        if stop is not None and stop.samples <= 0:
+            raise InputError(f"objective.target {self._study.objective.target:g} is met at step 0; give a lower one")
         done = replace(
             trial,
             seconds=stop.seconds if stop else None,

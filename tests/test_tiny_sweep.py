@@ -11,9 +11,10 @@ import pytest
 
 from lora_tune.export import time_interval
 from lora_tune.mllog import MllogReader
-from lora_tune.records import Sweep, Verdict
+from lora_tune.records import Sweep, TrialState, Verdict
 from lora_tune.store import Store, sqlite_url
 from lora_tune.study import load_study
+from lora_tune.workloads.recipe import TINY_UNTRAINED
 from tests.tiny import STUDY
 
 
@@ -23,6 +24,34 @@ def sweep(tiny_sweep: Path) -> Sweep:
     found = store.load("tiny")
     assert found is not None
     return found
+
+
+def test_after_the_kill_every_trial_is_accounted_for_and_none_ran_twice(sweep: Sweep, tiny_sweep: Path) -> None:
+    assert {t.state for t in sweep.trials.values()} == {TrialState.FINISHED}
+    logs = sorted(tiny_sweep.glob("trials/*/attempt-*/job.log"))
+    assert [log.parent.parent.name for log in logs] == [f"{n:04d}" for n in sweep.trials]
+    assert {log.read_text().count('"run_start"') for log in logs} == {1}
+    assert not any(t.verdict is Verdict.FAILED for t in sweep.trials.values())
+
+
+def test_a_target_that_is_met_before_training_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "easy.toml"
+    bad.write_text(STUDY.read_text().replace("target = ", "target = 9"))
+    done = subprocess.run(
+        [sys.executable, "-m", "lora_tune.sweep", "--study", str(bad)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "objective.target" in done.stderr
+    assert "is met before training" in done.stderr
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_the_untrained_base_has_the_loss_that_is_written_down() -> None:
+    variables = {**os.environ, "LR": "1e-12", "MAX_STEPS": "1", "TARGET": "0.1"}
+    command = [sys.executable, "-m", "lora_tune.recipes.peft_lora"]
+    reader = MllogReader()
+    reader.feed(subprocess.run(command, env=variables, capture_output=True, timeout=120, check=True).stdout)
+    assert reader.run().evals[-1].loss == pytest.approx(TINY_UNTRAINED, abs=1e-3)
 
 
 def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: Sweep) -> None:

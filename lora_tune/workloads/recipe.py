@@ -13,12 +13,16 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lora_tune.errors import StudyError
 from lora_tune.layout import Layout, config_file_name
 from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render
+
+TINY_UNTRAINED = 1.8634
+"""Eval loss of the shipped tiny base on the shipped text before any training (a test holds it to the files)."""
 
 _RUN_UNDER_CONFIG = 'source "$0" && exec "$@"'
 
@@ -105,9 +109,16 @@ class RecipeWorkload:
 
 
 class PeftWorkload(RecipeWorkload):
-    """transformers + peft + accelerate."""
+    """transformers + peft + accelerate; without ``site.model`` and ``site.data`` the shipped tiny task."""
 
     module = "lora_tune.recipes.peft_lora"
+
+    def __init__(self, study: Study, settings: RecipeSettings) -> None:
+        super().__init__(study, settings)
+        target = study.objective.target
+        if study.site.model is None and study.site.data is None and not study.maximise and target >= TINY_UNTRAINED:
+            problem = f"{target:g} is met before training: the untrained base has {TINY_UNTRAINED:g}; give a lower one"
+            raise StudyError(f"study {study.name}", "objective.target", problem)
 
 
 class NemoWorkload(RecipeWorkload):
