@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from lora_tune import errors, export, view
 from lora_tune.commandline import guarded, open_store, output_option, storage_option, study_option, sweep_paths
-from lora_tune.driver import Driver, Outcome, Ports, RealClock, proposal
+from lora_tune.driver import Clock, Driver, Outcome, Ports, RealClock, proposal
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.launchers.command import start_ticks
 from lora_tune.paths import SweepPaths
@@ -100,9 +100,10 @@ def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> 
     study, paths = options.study, options.paths
     from lora_tune.search.session import Session
 
-    clock = RealClock()
     try:
         launcher = make_launcher(study)
+        # Simulated jobs run on their launcher's own time.
+        clock = cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
         store = _prepare(options, clock.now())
         lease = _take_lease(store, study.name, clock.now())
         try:

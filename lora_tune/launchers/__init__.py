@@ -17,6 +17,10 @@ def make_launcher(study: Study) -> Launcher:
         from lora_tune.launchers.slurm import SlurmLauncher
 
         return SlurmLauncher(study.site)
+    if study.site.launcher == "simulated":
+        from lora_tune.launchers.simulated import of_study
+
+        return of_study(study)
     from lora_tune.launchers.local import LocalLauncher
 
     return LocalLauncher(range(study.site.gpus_per_node * study.budget.parallel))

@@ -46,7 +46,7 @@ def make_sampler(study: Study) -> BaseSampler:
         return optuna.samplers.GPSampler(seed=search.seed, n_startup_trials=search.startup_trials)
     if search.sampler == "cmaes":
         return optuna.samplers.CmaEsSampler(seed=search.seed, n_startup_trials=search.startup_trials)
-    if search.sampler == "grey_box":
+    if search.sampler == "grey_box" and not study.maximise:  # throughput alone has no samples to target
         return _grey_box(study)
     # constant_liar keeps parallel proposals apart while their results are open.
     return optuna.samplers.TPESampler(
