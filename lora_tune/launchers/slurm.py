@@ -100,7 +100,7 @@ class SlurmLauncher:
         return statuses | _from_accounting(vanished, user)
 
     def _of_row(self, row: slurm_text.Row, ticket: Ticket) -> JobStatus:
-        status = slurm_text.status(row)
+        status = slurm_text.status(row, ticket.submitted_at)
         if row.restarts and status.state.alive:
             # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
             self._scancel(row.job_id, row.name)
@@ -161,7 +161,7 @@ def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatu
     statuses = {}
     for ticket in tickets:
         row = slurm_text.find(rows, ticket.name, _token(ticket.folder), ticket.submitted_at)
-        known = _with_exit_code(slurm_text.status(row), ticket.folder) if row else None
+        known = _with_exit_code(slurm_text.status(row, ticket.submitted_at), ticket.folder) if row else None
         statuses[ticket.name] = known or JobStatus(state=JobState.LOST, reason=why)
     return statuses
 

@@ -138,18 +138,15 @@ def detail_exit_code(text: str) -> int | None:
     return _worse(own[1] if own else "", derived[1] if derived else "")
 
 
-def status(row: Row) -> JobStatus:
-    """A row in our own words. A state that Slurm may add one day counts as running: it is not known to be over."""
+def status(row: Row, submitted_at: float) -> JobStatus:
+    """A row in our own words. A state that Slurm may add one day counts as running: it is not known to be over.
+
+    submitted_at: epoch seconds of our own submission, 0.0 when unknown.
+    """
     word = row.state.split(" ", 1)[0]
     state = STATES.get(word, JobState.RUNNING)
-    if row.restarts and not state.alive:
-        # Slurm ran it again although it was submitted with --no-requeue; its log would hold two runs.
-        return JobStatus(
-            state=JobState.PREEMPTED,
-            job_id=row.job_id,
-            ended_at=row.submitted,
-            reason="requeued outside of the sweep",
-        )
+    if row.restarts:
+        return _requeued(row, state, submitted_at)
     ran = bool(row.nodes) and state is not JobState.QUEUED
     return JobStatus(
         state=state,
@@ -160,6 +157,20 @@ def status(row: Row) -> JobStatus:
         nodes=row.nodes if ran else (),
         reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
     )
+
+
+def _requeued(row: Row, state: JobState, submitted_at: float) -> JobStatus:
+    """A job that Slurm ran again although it was submitted with --no-requeue; its log would hold two runs.
+
+    Its StartTime is that of the new run, or a guess, never the first run's: none is reported. SubmitTime becomes the
+    time of the requeue only once the job is pending again; where it was cancelled before that, its end is the end.
+    """
+    reason = "requeued outside of the sweep"
+    if state.alive:
+        return JobStatus(state=state, job_id=row.job_id, reason=reason)
+    renewed = submitted_at > 0 and row.submitted is not None and row.submitted > submitted_at + 1
+    ended = row.submitted if renewed else row.ended
+    return JobStatus(state=JobState.PREEMPTED, job_id=row.job_id, ended_at=ended, reason=reason)
 
 
 def find(rows: Iterable[Row], name: str, token: str, submitted_at: float) -> Row | None:

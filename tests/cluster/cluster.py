@@ -149,8 +149,7 @@ class Cluster:
         for name in [*(f"slurmd.{n}" for n in self.nodes), "slurmctld", "slurmdbd", "mariadbd"]:
             self._end(name, signal.SIGTERM)
         end_processes_of(self.folder)
-        for node in self.nodes:
-            _remove_control_groups(node)
+        remove_control_groups(self.folder)
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.close()
             self._keeper.wait(30)
@@ -332,14 +331,13 @@ def end_processes_of(folder: Path, node: str = "") -> None:
     wait_until(none_left, 20, f"the processes of {folder} {node} end")
 
 
-def _remove_control_groups(node: str) -> None:
-    """slurmd leaves its (now empty) control groups behind; deepest first, as rmdir wants it."""
-    root = Path("/sys/fs/cgroup/freezer") / f"slurm_{node}"
-    for path in sorted((p for p in root.rglob("*") if p.is_dir()), reverse=True):
-        with contextlib.suppress(OSError):
-            path.rmdir()
-    with contextlib.suppress(OSError):
-        root.rmdir()
+def remove_control_groups(folder: Path) -> None:
+    """slurmd leaves its (now empty) control groups behind, one tree a node; deepest first, as rmdir wants it."""
+    for node in (folder / "spool").glob("*"):
+        root = Path("/sys/fs/cgroup/freezer") / f"slurm_{node.name}"
+        for path in (*sorted((p for p in root.rglob("*") if p.is_dir()), reverse=True), root):
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _ancestors() -> set[int]:

@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.cluster.cluster import end_processes_of
+from tests.cluster.cluster import end_processes_of, remove_control_groups
 
 
 def main(folder: str) -> None:
@@ -14,6 +14,7 @@ def main(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
     end_processes_of(Path(folder))
+    remove_control_groups(Path(folder))
 
 
 if __name__ == "__main__":

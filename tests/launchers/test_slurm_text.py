@@ -31,9 +31,9 @@ def squeue_line(**values: str) -> str:
     return "".join(shown[name].ljust(width) for name, width in zip(names, WIDTHS, strict=True))
 
 
-def status_of(**values: str) -> slurm_text.JobStatus:
+def status_of(submitted_at: float = 1000.0, **values: str) -> slurm_text.JobStatus:
     (row,) = slurm_text.squeue_rows(squeue_line(**values))
-    return slurm_text.status(row)
+    return slurm_text.status(row, submitted_at)
 
 
 def test_a_running_job() -> None:
@@ -78,6 +78,20 @@ def test_a_job_that_was_requeued_is_preempted_at_the_time_of_the_requeue() -> No
     assert status.ended_at == 1500.0
 
 
+def test_a_requeued_job_that_is_cancelled_while_completing_ends_then() -> None:
+    """Slurm renews SubmitTime only when the job is pending again; until then it is the first submission's."""
+    status = status_of(State="CANCELLED", RestartCnt="1", SubmitTime="1000", EndTime="1234")
+    assert status.state is JobState.PREEMPTED
+    assert status.ended_at == 1234.0
+
+
+def test_a_requeued_job_that_still_lives_does_not_move_the_start_on_record() -> None:
+    """Slurm shows a StartTime that is about now for it; the driver keeps the first one it was told."""
+    status = status_of(State="COMPLETING", RestartCnt="1", StartTime="1999")
+    assert status.state.alive
+    assert status.started_at is None
+
+
 def test_a_job_cancelled_in_the_queue_used_no_node_hours() -> None:
     status = status_of(State="CANCELLED", NodeList="", StartTime="2000")
     assert (status.started_at, status.nodes) == (None, ())
@@ -114,7 +128,7 @@ def test_sacct_rows_take_the_worst_exit_code() -> None:
     )
     first, second = slurm_text.sacct_rows(text)
     assert (first.name, first.exit_code, first.nodes) == ("a|b", 3, ("n1", "n2"))
-    status = slurm_text.status(second)
+    status = slurm_text.status(second, 1000.0)
     assert (status.state, status.exit_code, status.started_at) == (JobState.CANCELLED, 143, None)
 
 
@@ -150,5 +164,5 @@ def test_any_reason_leaves_the_other_fields_alone(reason: str) -> None:
 def test_no_text_makes_the_parsers_fail(text: str) -> None:
     """Warnings and banners that a site's wrapper prints are not jobs."""
     for row in [*slurm_text.sacct_rows(text), *slurm_text.squeue_rows(text)]:
-        slurm_text.status(row)
+        slurm_text.status(row, 0.0)
     slurm_text.detail_exit_code(text)
