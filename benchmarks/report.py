@@ -48,6 +48,8 @@ def main() -> None:
     calibration, _ = timed(lambda: sum(i * i for i in range(10_000_000)))
     study = study_of()
     sweep = sweep_of(study, trials=TRIALS, evals=EVALS, running=4)
+    points = sum(len(evals) for evals in sweep.evals.values())
+    print(f"{points} evals in all, {points / TRIALS:.1f} a trial (stopped and infeasible trials have fewer)")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         seconds, database = timed(lambda: stored(root, sweep, study))

@@ -107,8 +107,11 @@ def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:
     values = [v for mark in chart.marks for v in _values(mark, which) if _usable(v, axis.log)]
     low = axis.low if axis.low is not None else min(values, default=0.1 if axis.log else 0.0)
     high = axis.high if axis.high is not None else max(values, default=1.0)
-    if not high > low:
-        low, high = (low / 1.5, low * 1.5) if axis.log else (low - 0.5 * abs(low or 1), low + 0.5 * abs(low or 1))
+    if axis.log and not high > low:
+        low, high = low / 1.5, low * 1.5
+    elif not axis.log and not high - low > 1e-90:  # all one value, or so small that doubles cannot divide it
+        half = 0.5 * (abs(low) if abs(low) > 1e-90 else 1.0)
+        low, high = low - half, high + half
     margin = (high / low) ** 0.03 if axis.log else 0.03 * (high - low)
     if axis.low is None:
         low = low / margin if axis.log else low - margin
