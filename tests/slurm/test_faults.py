@@ -37,11 +37,15 @@ def test_faults_of_the_cluster_become_new_attempts_and_never_a_verdict(house: Ca
     again = [home.wait_for_attempt(trial, 1, "queued", "running") for trial in (0, 2, 3, 1)]
     wait_until(lambda: cluster.job_state(urgent) == "COMPLETED", 30, "the urgent job runs")
 
+    # In the middle of trainings: an srun that starts meanwhile retries for minutes, which is Slurm's own doing.
+    logs = [home.paths.attempt(trial, 1).log for trial in range(4)]
+    training = lambda: sum(log.exists() and "run_start" in log.read_text() for log in logs)  # noqa: E731
+    wait_until(lambda: training() >= 3, 60, "the second attempts train on the three nodes that are left")
     cluster.stop_controller()
     time.sleep(2)  # the driver asks in between, and must neither stop nor start anything
     cluster.start_controller()
     cluster.start_slurmd(first[0].nodes[0])
-    assert driver.wait(180) in (0, 4), home.said
+    assert driver.wait(300) in (0, 4), home.said
 
     sweep = home.sweep()
     assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}
