@@ -118,6 +118,7 @@ def test_a_cancelled_job_stops_where_it_is_and_frees_its_node(tmp_path) -> None:
     assert (found.state, found.ended_at) == (JobState.CANCELLED, START + 150)
     assert status(launcher, two).state is JobState.RUNNING
     launcher.sleep(900.0)
+    status(launcher, one)
     assert len(one.log.read_text().splitlines()) == 2
     launcher.cancel(ticket(one), force=True)
     assert status(launcher, one).ended_at == START + 150
