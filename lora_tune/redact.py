@@ -16,7 +16,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _KEY_BLOCK = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]{0,20000}(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
 )
-_URL_LOGIN = re.compile(r"(?<=://)(?:[^\s/@:'\"]{1,200}:[^\s@'\"]{1,300}|[^\s/@'\"]{1,500})@")
+_URL_LOGIN = re.compile(r"(?<=://)(?:[^\s/@:'\"]{1,200}:[^\s@'\"]{1,2000}|[^\s/@'\"]{1,2000})@")
 _HEADER = re.compile(r"(?i)\b(bearer|basic|digest)(\s{1,4})[\w.~+/=-]{6,4000}")
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_|nvapi-|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abps]-|pypi-|dop_v1_|wandb_v1_)[A-Za-z0-9_-]{16,4000}"

@@ -409,6 +409,9 @@ class TestRedact:
     def test_tokens_of_known_forms_are_hidden_anywhere(self, token: str) -> None:
         assert redact(f"using {token}, ok") == "using ***, ok"
 
+    def test_long_logins_are_hidden_whole(self) -> None:
+        assert redact(f"https://me:{'x' * 600}://{'y' * 600}@host/x") == "https://***@host/x"
+
     def test_private_keys_are_hidden_whole(self) -> None:
         key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
         assert redact(f"a\n{key}\nb") == "a\n***\nb"
