@@ -1,0 +1,35 @@
+"""A whole sweep on the virtual clock: the same command, driver, sampler, store and report as a real one."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from lora_tune.sweep import main
+
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
+
+
+def sweep(tmp_path: Path, *options: str):
+    study = str(STUDIES / "simulated_h100.toml")
+    return CliRunner().invoke(main, ["--study", study, "--output", str(tmp_path / "sweep"), *options])
+
+
+def test_virtual_hours_pass_in_seconds_and_end_with_an_exported_config(tmp_path) -> None:
+    result = sweep(tmp_path, "--budget-node-hours", "4")
+    assert result.exit_code == 0, result.output
+    assert "budget of 4 node-hours is spent" in result.output
+    assert list((tmp_path / "sweep" / "best").glob("config_SIMH100_*.sh"))
+    with sqlite3.connect(tmp_path / "sweep" / "sweep.db") as database:
+        whys = [w for (w,) in database.execute("select value_json from trial_user_attributes where key = 'why'")]
+    assert whys
+    assert all("expected to improve the recommendation" in why for why in whys)
+
+
+def test_the_same_command_again_goes_on_and_adds_nothing_to_a_spent_budget(tmp_path) -> None:
+    assert sweep(tmp_path, "--trials", "24").exit_code == 0
+    again = sweep(tmp_path, "--trials", "24")
+    assert again.exit_code == 0, again.output
+    assert "all 24 trials are proposed" in again.output
