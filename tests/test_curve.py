@@ -312,3 +312,13 @@ def test_an_unknown_crossing_leaves_the_eval_schedule_alone() -> None:
     nothing = curve.estimate([], TARGET)
     now = curve.Schedule(1536, 384)
     assert curve.choose_schedule(nothing, curve.Timing(2.0, 30.0), step=8, current=now).schedule == now
+
+
+def test_a_learned_shape_does_not_promise_the_target_to_a_run_that_has_gone_flat() -> None:
+    """References that differ much make a wide envelope; the run's own curve then decides."""
+    references = [good_run(9000, offset) for offset in (-0.02, -0.01, 0.0, 0.008, 0.016)]
+    samples = 1536 + 384.0 * np.arange(9)
+    flat = [Eval(s, 0.9265 - 1e-5 * i, s / 2) for i, s in enumerate(samples)]
+    end = curve.StallSettings(max_samples=8192)
+    assert curve.verdict(flat, TARGET, references, end).stop
+    assert not curve.verdict(flat, TARGET, references).stop

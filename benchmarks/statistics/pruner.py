@@ -12,7 +12,7 @@ import optuna
 
 from benchmarks.calibrate_curves import calibrate, is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, fold, is_test, load
-from benchmarks.statistics import perturbed
+from benchmarks.statistics import perturbed, tiny
 from benchmarks.statistics.crossing import FOLDS, real_noise
 from lora_tune import curve
 from lora_tune.curve.published import envelope
@@ -55,6 +55,7 @@ def main() -> None:
     )
     references = [r.run.evals for g in at_8 if not is_test(g[0].submission) for r in g][::7][:REFERENCES]
     table(material, references)
+    tiny.main()
 
 
 def first_stop(evals: Sequence[Eval], stop: Callable[[Sequence[Eval]], bool]) -> int | None:

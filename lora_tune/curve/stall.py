@@ -211,19 +211,22 @@ def _blown_up(usable: Points) -> Verdict:
 def _out_of_time(
     recent: Sequence[Eval], target: float, reference: Envelope | None, max_samples: float, rate: float
 ) -> Verdict:
-    """Stop when the forecast leaves too small a chance of reaching the target by ``max_samples``.
+    """Stop when a forecast leaves too small a chance of reaching the target by ``max_samples``.
 
-    Too small: less than the false-prune rate where this is the only test, ``HOPELESS`` of it beside a reference.
+    Forecast by the reference's shape, and from six evals on by the run's own: a shape learned from runs that all
+    reached the target promises it to one that will not. Too small: less than the false-prune rate where this is the
+    only test, ``HOPELESS`` of it beside a reference.
     """
-    fewest, risk = (FEWEST_FOR_OWN_FIT, rate) if reference is None else (IN_A_ROW, HOPELESS * rate)
-    if len(points(recent).samples) < fewest:
-        return GO_ON
-    chance = forecast(recent, target, family=None if reference is None else reference.family).chance_by(max_samples)
-    if chance >= risk:
-        return GO_ON
-    return Verdict(
-        True,
-        f"stalled: the chance of reaching {target:g} by {max_samples:g} samples is {100 * chance:.2g}% "
-        f"by its own curve so far",
-        "stalled",
-    )
+    evals = len(points(recent).samples)
+    ways: list[tuple[Family | None, str]] = []
+    if reference is not None and evals >= IN_A_ROW:
+        ways.append((reference.family, reference.family.name))
+    if evals >= FEWEST_FOR_OWN_FIT:
+        ways.append((None, "its own curve so far"))
+    risk = rate if reference is None else HOPELESS * rate
+    for family, source in ways:
+        chance = forecast(recent, target, family=family).chance_by(max_samples)
+        if chance < risk:
+            words = f"the chance of reaching {target:g} by {max_samples:g} samples is {100 * chance:.2g}%, by {source}"
+            return Verdict(True, f"stalled: {words}", "stalled")
+    return GO_ON
