@@ -201,7 +201,10 @@ class Worker:
 
     def _start_waiting(self) -> None:
         for i, trial in enumerate(self._trials):
-            if trial.pid == 0 and not any(collide(trial, other) for other in self._trials[:i]):
+            # A rank whose job runs already goes ahead of jobs that wait: its fellows wait for it.
+            begun = any(other.pid and other.job == trial.job for other in self._trials)
+            before = [other for other in self._trials[:i] if other.pid or not begun]
+            if trial.pid == 0 and not any(collide(trial, other) for other in before):
                 trial.pid = os.fork()
                 if trial.pid == 0:
                     self._become(trial)

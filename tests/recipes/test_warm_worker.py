@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class Client:
 
     def line(self) -> str:
         assert self.process.stdout
+        assert select.select([self.process.stdout], [], [], BOUND)[0], "no line from the trial"
         return self.process.stdout.readline()
 
     def result(self) -> tuple[int, str]:
@@ -106,9 +108,9 @@ def test_jobs_share_no_gpu_and_ranks_of_one_job_run_together(worker: Path, tmp_p
     go = tmp_path / "go"
     first = Client(worker, f"until {go}", tmp_path, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_ID="1")
     assert first.line().startswith("started")
+    later = Client(worker, f"until {go}", tmp_path, CUDA_VISIBLE_DEVICES="1", SLURM_JOB_ID="3")
     rank = Client(worker, f"until {go}", tmp_path, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_ID="1")
     elsewhere = Client(worker, f"until {go}", tmp_path, CUDA_VISIBLE_DEVICES="2", SLURM_JOB_ID="2")
-    later = Client(worker, f"until {go}", tmp_path, CUDA_VISIBLE_DEVICES="1", SLURM_JOB_ID="3")
     assert rank.line().startswith("started")
     assert elsewhere.line().startswith("started")
     go.touch()
