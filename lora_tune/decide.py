@@ -97,6 +97,7 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | No
     settings = curve.StallSettings(
         false_prune_rate=study.pruning.false_prune_rate,
         no_verdict_before=study.pruning.no_verdict_before,
+        healing_samples=_product(trial, "HEALING_ITER", "GBS") or 0.0,
         max_samples=max_samples(trial),
         reference=envelope(study, trial),
     )
@@ -134,9 +135,14 @@ def envelope(study: Study, trial: Trial) -> curve.Envelope | None:
 
 def max_samples(trial: Trial) -> float | None:
     """Where the trial's training ends anyway, in samples; None when its parameters do not say."""
-    steps, batch = trial.parameters.get("MAX_STEPS"), trial.parameters.get("GBS")
-    known = isinstance(steps, int | float) and isinstance(batch, int | float)
-    return float(steps) * float(batch) if known else None  # type: ignore[arg-type]  # both are numbers
+    return _product(trial, "MAX_STEPS", "GBS")
+
+
+def _product(trial: Trial, *names: str) -> float | None:
+    """The product of numeric parameters; None when one is not there."""
+    values = [trial.parameters.get(name) for name in names]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    return math.prod(numbers) if len(numbers) == len(names) else None
 
 
 def references(sweep: Sweep, trial: Trial) -> list[Sequence[Eval]]:

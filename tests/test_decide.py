@@ -133,6 +133,14 @@ def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
     assert found.sentence == "diverged: train loss is nan at 160 samples"
 
 
+def test_a_run_that_still_has_to_heal_is_not_judged_by_its_curve() -> None:
+    flat = run(*[1.0] * 9)
+    record = replace(trial(), parameters={**trial().parameters, "MAX_STEPS": 125})
+    assert decide.judge_curve(study(), sweep(record), record, flat) is not None
+    heals = replace(record, parameters={**record.parameters, "HEALING_ITER": 110})
+    assert decide.judge_curve(study(), sweep(heals), heals, flat) is None
+
+
 def test_only_curves_of_the_same_batch_size_are_compared() -> None:
     done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED}
     other = replace(trial(2, **done), parameters={"GBS": 16})
