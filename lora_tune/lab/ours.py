@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import optuna
 from optuna.trial import TrialState
 
 from lora_tune.curve import Timing
+from lora_tune.lab.ablations import WithoutDecomposition, WithoutReplicates
 from lora_tune.lab.arena import Ask, Result
 from lora_tune.lab.problem import Problem
 from lora_tune.lab.stopping import Stopper
 from lora_tune.mllog import Eval
 from lora_tune.search.acquisition import recommend_from
-from lora_tune.search.goal import Goal, closed_schedule, no_reference, rcp_mean
+from lora_tune.search.goal import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.model import without_open
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
@@ -27,23 +29,27 @@ class GreyBox:
 
     def __init__(
         self, problem: Problem, seed: int, *, prior: tuple[Observation, ...] = (), probes: bool = True,
-        capped: bool = True,
+        capped: bool = True, sampler: type[GreyBoxSampler] = GreyBoxSampler,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        normalised = getattr(problem.surface, "score", "") == "mlperf_score"
+        joint = sampler is WithoutDecomposition
+        normalised = getattr(problem.surface, "score", "") == "mlperf_score" and not joint
         self._goal = Goal(
             target=problem.target,
-            schedule=closed_schedule,
+            schedule=None if joint else closed_schedule,
             reference_samples=rcp_mean if normalised else no_reference,
+            family=public_family if prior else no_family,
             nodes=problem.nodes,
+            limit_seconds=60 * problem.trial_minutes,
         )
         self._problem, self._capped = problem, capped
-        self._sampler = GreyBoxSampler(
+        self._sampler = sampler(
             problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes, capped=capped,
             seed=seed,
         )  # fmt: skip
         self._study = optuna.create_study(sampler=self._sampler)
         self._evals: dict[int, list[Eval]] = {}
+        self._stopped: dict[int, str] = {}
         self._stopper = Stopper(problem, published=bool(prior))
         self.claimed_regret = np.inf
         self.log: list[str] = []
@@ -59,10 +65,12 @@ class GreyBox:
         evals.append(Eval(samples, loss, second))
         if not self._capped or loss <= self._goal.target:
             return False
-        return self._stopper.stop(trial.params, evals, timing)
+        self._stopped[trial.number] = self._stopper.stop(trial.params, evals, timing)
+        return bool(self._stopped[trial.number])
 
     def tell(self, trial: optuna.Trial, result: Result) -> None:
-        for name, value in result.facts.items():
+        verdict = self._stopped.get(trial.number) or result.verdict
+        for name, value in {**result.facts, "verdict": verdict}.items():
             trial.set_user_attr(name, value)
         if result.verdict == "reached":
             self._stopper.finished(trial.params, self._evals[trial.number], float(result.facts["stop_seconds"]))
@@ -80,10 +88,18 @@ class GreyBox:
         return dict(found.values)
 
 
+def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
+    """The published table with its learning rates multiplied: it praises rates at which runs diverge."""
+    return tuple(replace(o, values={**o.values, "LR": factor * o.values["LR"]}) for o in llama2_70b_lora())
+
+
 METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
     "ours": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora()),
     "ours, no prior": lambda p, seed: GreyBox(p, seed),
     "ours, no probes": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora(), probes=False),
     "ours, no capping": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora(), capped=False),
+    "ours, no replicates": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora(), sampler=WithoutReplicates),
+    "ours, no decomposition": lambda p, seed: GreyBox(p, seed, probes=False, sampler=WithoutDecomposition),
+    "ours, misleading prior": lambda p, seed: GreyBox(p, seed, prior=misleading()),
 }
 """Name -> a method for (problem, seed)."""

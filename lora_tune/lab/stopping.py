@@ -26,8 +26,8 @@ class Stopper:
         self._good: dict[float, list[list[Eval]]] = {}
         self._best: tuple[float, list[float], tuple[Any, ...]] = (math.inf, [], ())
 
-    def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing) -> bool:
-        """Whether a run with these evals so far is stopped."""
+    def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing) -> str:
+        """Why a run with these evals so far is stopped, as a verdict: "pruned", "capped", or "" to let it go on."""
         batch = self._problem.coordinates.batch(tuned)
         references = self._good.get(batch, [])[-NEWEST:]
         envelope = curve.published(batch) if self._published else None
@@ -35,11 +35,12 @@ class Stopper:
             false_prune_rate=RISK, max_samples=self._problem.coordinates.total_samples(tuned), reference=envelope
         )
         if curve.verdict(evals, self._problem.target, references, settings).stop:
-            return True
+            return "pruned"
         family = envelope.family if envelope else curve.learn_family(references, self._problem.target)
         incumbent = Incumbent("the best", tuple(self._best[1]))
         now = evals[-1].seconds
-        return cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family).stop
+        capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)
+        return "capped" if capped.stop else ""
 
     def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
         """A run reached the target."""

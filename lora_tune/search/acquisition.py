@@ -224,7 +224,9 @@ def _full_runs(
 
 def _finishes(model: SearchModel, beliefs: Beliefs, at: int, g: int) -> float:
     sd = np.array([math.sqrt(beliefs.covariance[at, at])])
-    mean, total = beliefs.mean[at : at + 1], beliefs.total[at : at + 1]
+    # The time limit ends a run as the end of its schedule does.
+    within = model.goal.limit_seconds * math.exp(float(beliefs.speed[beliefs.columns[g]].max()))
+    mean, total = beliefs.mean[at : at + 1], np.minimum(beliefs.total[at : at + 1], within)
     return float(model.goal.finish_probability(mean, sd, total, beliefs.groups[g].schedule)[0])
 
 
@@ -235,7 +237,7 @@ def _run_seconds(model: SearchModel, beliefs: Beliefs, now: _Now, where: tuple[i
     if capped:
         needed = min(needed, float(now.lowest[g]) + math.log(CAP))
     columns = beliefs.columns[g]
-    return np.exp(
+    seconds = np.exp(
         model.goal.log_seconds(
             np.array([needed]),
             np.exp(beliefs.speed[columns]),
@@ -243,6 +245,7 @@ def _run_seconds(model: SearchModel, beliefs: Beliefs, now: _Now, where: tuple[i
             beliefs.groups[g].schedule,
         )
     )
+    return np.asarray(np.minimum(seconds, model.goal.limit_seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ HERE = 0
 
 EP_SWEEPS = 6
 LARGEST_VARIANCE = 1e8
+JITTER = 1e-10
+"""Relative to the prior variance: keeps repeated rows from spoiling the factorisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,8 @@ class Data:
 class Prior:
     """What is believed before data: trend coefficients (p) with their sd (p), and the scales of the residuals.
 
-    amplitude, length: of the smooth residual; length is in feature units. shift: sd of a source's departure.
+    amplitude, length: of the smooth residual; length is in feature units. shift: sd of another source's departure.
+    departure: that of this study, which may be unlike all others.
     noise_scale: multiplies every reading's sd. weights: (d) relevance of each feature, 1 = as given.
     """
 
@@ -53,6 +56,7 @@ class Prior:
     amplitude: float
     length: float
     shift: float = 0.1
+    departure: float = 0.1
     noise_scale: float = 1.0
     weights: Array
 
@@ -97,12 +101,14 @@ def _covariance(prior: Prior, a: Rows, b: Rows) -> Array:
     trend = (a[1] * prior.sd**2) @ b[1].T
     same = a[2][:, None] == b[2][None, :]
     # Every source, this study too, departs from what all share by a shift and as much by a smooth curve of its own.
-    return np.asarray(trend + prior.amplitude**2 * smooth + same * prior.shift**2 * (1 + smooth))
+    departure = np.where(a[2] == HERE, prior.departure, prior.shift)[:, None] ** 2
+    return np.asarray(trend + prior.amplitude**2 * smooth + same * departure * (1 + smooth))
 
 
 def condition(data: Data, prior: Prior) -> Posterior:
     """The posterior given ``data``; lower bounds enter as Gaussian sites found by expectation propagation."""
     kernel = _covariance(prior, _rows(data), _rows(data))
+    kernel += JITTER * (kernel.trace() / max(1, len(kernel))) * np.eye(len(kernel))
     offset = data.y - data.basis @ prior.mean
     variance = (prior.noise_scale * data.sd) ** 2
     site_y, site_variance = offset.copy(), variance.copy()
@@ -110,59 +116,52 @@ def condition(data: Data, prior: Prior) -> Posterior:
     site_variance[bounds] = LARGEST_VARIANCE
     for _ in range(EP_SWEEPS if len(bounds) else 0):
         factor = cholesky(kernel + np.diag(site_variance), lower=True)
-        half = solve_triangular(factor, kernel[:, bounds], lower=True)
-        mean = kernel[bounds] @ cho_solve((factor, True), site_y)
-        spread = np.maximum(np.diag(kernel)[bounds] - (half**2).sum(0), 1e-12)
-        site_y[bounds], site_variance[bounds] = _one_sided_sites(
-            (mean, spread), (site_y[bounds], site_variance[bounds]), offset[bounds], variance[bounds]
-        )
+        sites = (site_y[bounds], site_variance[bounds])
+        cavity = _cavity(kernel, factor, site_y, sites, bounds)
+        site_y[bounds], site_variance[bounds] = _one_sided_sites(cavity, sites, offset[bounds], variance[bounds])
     factor = cholesky(kernel + np.diag(site_variance), lower=True)
     weights = cho_solve((factor, True), site_y)
-    known = ~data.below
-    evidence = _evidence(kernel[np.ix_(known, known)] + np.diag(variance[known]), offset[known])
-    evidence += _bounds_evidence(kernel, weights, factor, offset, variance, bounds)
-    return Posterior(prior=prior, data=data, factor=factor, weights=weights, log_evidence=evidence)
+    evidence = -0.5 * site_y @ weights - np.log(np.diag(factor)).sum() - 0.5 * len(site_y) * math.log(2 * math.pi)
+    if len(bounds):
+        sites = (site_y[bounds], site_variance[bounds])
+        cavity = _cavity(kernel, factor, site_y, sites, bounds)
+        evidence += _corrections(cavity, sites, offset[bounds], variance[bounds])
+    return Posterior(prior=prior, data=data, factor=factor, weights=weights, log_evidence=float(evidence))
 
 
-def _one_sided_sites(
-    marginal: tuple[Array, Array], site: tuple[Array, Array], bound: Array, variance: Array
-) -> tuple[Array, Array]:
+Pair = tuple[Array, Array]
+
+
+def _cavity(kernel: Array, factor: Array, site_y: Array, site: Pair, bounds: npt.NDArray[np.int64]) -> Pair:
+    """Mean and variance of each bounded value without its own site; ``factor`` is of kernel plus site variances."""
+    half = solve_triangular(factor, kernel[:, bounds], lower=True)
+    mean = kernel[bounds] @ cho_solve((factor, True), site_y)
+    spread = np.maximum(np.diag(kernel)[bounds] - (half**2).sum(0), 1e-12)
+    precision = np.maximum(1 / spread - 1 / site[1], 1e-9)
+    return (mean / spread - site[0] / site[1]) / precision, 1 / precision
+
+
+def _corrections(cavity: Pair, site: Pair, bound: Array, variance: Array) -> float:
+    """What the bounds add to the Gaussian evidence of their sites: equation 3.65 of the book, less shared terms."""
+    (mean, spread), (site_y, site_variance) = cavity, site
+    total = spread + site_variance
+    normal = 0.5 * np.log(2 * math.pi * total) + (mean - site_y) ** 2 / (2 * total)
+    return float((log_ndtr((mean - bound) / np.sqrt(variance + spread)) + normal).sum())
+
+
+def _one_sided_sites(cavity: Pair, site: Pair, bound: Array, variance: Array) -> Pair:
     """One damped sweep: sites whose moments match Phi((f - bound) / sd); equations 3.58, 3.59 of the book."""
-    mean, spread = marginal
-    site_y, site_variance = site
-    precision = np.maximum(1 / spread - 1 / site_variance, 1e-9)
-    cavity_mean = (mean / spread - site_y / site_variance) / precision
-    cavity = 1 / precision
-    scale = np.sqrt(variance + cavity)
-    z = (cavity_mean - bound) / scale
+    (mean, spread), (site_y, site_variance) = cavity, site
+    scale = np.sqrt(variance + spread)
+    z = (mean - bound) / scale
     ratio = np.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - log_ndtr(z))
-    new_mean = cavity_mean + cavity * ratio / scale
-    new_variance = np.maximum(cavity - cavity**2 * ratio * (z + ratio) / scale**2, 1e-9)
-    tilt = np.clip(1 / new_variance - precision, 1 / LARGEST_VARIANCE, 1e9)
-    shift = new_mean / new_variance - cavity_mean * precision
+    new_mean = mean + spread * ratio / scale
+    new_variance = np.maximum(spread - spread**2 * ratio * (z + ratio) / scale**2, 1e-9)
+    tilt = np.clip(1 / new_variance - 1 / spread, 1 / LARGEST_VARIANCE, 1e9)
+    shift = new_mean / new_variance - mean / spread
     damped = 0.5 * tilt + 0.5 / site_variance
     damped_shift = 0.5 * shift + 0.5 * site_y / site_variance
     return damped_shift / damped, 1 / damped
-
-
-def _evidence(covariance: Array, offset: Array) -> float:
-    """ln N(offset; 0, covariance)."""
-    if not len(offset):
-        return 0.0
-    factor = cholesky(covariance, lower=True)
-    half = solve_triangular(factor, offset, lower=True)
-    return float(-0.5 * half @ half - np.log(np.diag(factor)).sum() - 0.5 * len(offset) * math.log(2 * math.pi))
-
-
-def _bounds_evidence(
-    kernel: Array, weights: Array, factor: Array, offset: Array, variance: Array, bounds: npt.NDArray[np.int64]
-) -> float:
-    """ln probability of the lower bounds under the fitted marginals (the part of the evidence that they decide)."""
-    if not len(bounds):
-        return 0.0
-    half = solve_triangular(factor, kernel[:, bounds], lower=True)
-    spread = np.maximum(np.diag(kernel)[bounds] - (half**2).sum(0), 1e-12)
-    return float(log_ndtr((kernel[bounds] @ weights - offset[bounds]) / np.sqrt(spread + variance[bounds])).sum())
 
 
 Belief = Callable[[Prior], float]
@@ -171,18 +170,23 @@ Belief = Callable[[Prior], float]
 def fit(data: Data, start: Prior, log_belief: Belief, *, sweeps: int = 2) -> Prior:
     """Scales of ``start`` moved to the best evidence times belief, one scale after the other on a coarse grid.
 
-    A coarse grid (factors of 0.5 to 2) suffices: beliefs are weak, and a finer optimum changes no decision.
+    A coarse grid (factors of 2) suffices: beliefs are weak, and a finer optimum changes no decision.
     """
     best = start
     best_value = condition(data, best).log_evidence + log_belief(best)
     for _ in range(sweeps):
-        for name in ("amplitude", "length", "shift", "noise_scale"):
-            moved = False
-            for factor in (0.5, 2.0) if name != "noise_scale" else (0.8, 1.25):
-                trial = replace(best, **{name: getattr(best, name) * factor})
-                value = condition(data, trial).log_evidence + log_belief(trial)
-                if value > best_value + 1e-6:
-                    best, best_value, moved = trial, value, True
-            if not moved:
-                continue
+        for name, factor in STEPS:
+            for direction in (factor, 1 / factor):
+                for _ in range(LONGEST_WALK):
+                    trial = replace(best, **{name: getattr(best, name) * direction})
+                    value = condition(data, trial).log_evidence + log_belief(trial)
+                    if value <= best_value + 1e-6:
+                        break
+                    best, best_value = trial, value
     return best
+
+
+LONGEST_WALK = 6
+"""Steps of one scale in one direction: a factor of 64, beyond which no belief reaches."""
+STEPS = (("departure", 2.0), ("shift", 2.0), ("amplitude", 2.0), ("length", 2.0), ("noise_scale", 1.25))
+"""Scales that are fitted, and the factors by which they are moved."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.curve import Schedule
+from lora_tune.curve import Family, Schedule, published
 from lora_tune.rules.division import eval_schedule
 from lora_tune.rules.score import reference
 from lora_tune.search.gaussian import Array
@@ -30,17 +30,33 @@ def no_reference(_batch: float) -> float:
     return 0.0
 
 
+def no_family(_batch: float) -> Family | None:
+    """No published curves."""
+    return None
+
+
+def public_family(batch: float) -> Family | None:
+    """The shape of MLPerf Llama-2-70B LoRA curves at a global batch size; None where none was published."""
+    found = published(batch)
+    return found.family if found else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """target: eval loss. schedule: evals by global batch size; None: learned from the trials.
-    reference_samples: RCP mean by batch, 0 for none (then the score is plain time to target).
-    nodes: of one trial. run_sd: spread of ln(samples) between seeds, for the risk of not finishing.
+    """What is wanted of a run, and what a run may cost.
+
+    target: eval loss. schedule: evals by global batch size; None: learned from the trials. reference_samples: RCP mean
+    by batch, 0 for none (then the score is plain time to target). family: the published shape of curves by batch.
+    nodes: of one trial. limit_seconds: after which a trial is stopped. run_sd: spread of ln(samples) between seeds, for
+    the risk of not finishing.
     """
 
     target: float = 0.925
     schedule: Callable[[float], Schedule] | None = None
     reference_samples: Callable[[float], float] = no_reference
+    family: Callable[[float], Family | None] = no_family
     nodes: int = 1
+    limit_seconds: float = math.inf
     run_sd: float = 0.075
 
     def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from optuna.distributions import FloatDistribution
 
 from lora_tune.curve import Schedule
@@ -24,6 +25,8 @@ from lora_tune.search.observations import SEED_SD, Observation, Reading, reading
 
 INIT_SECONDS = 90.0
 """Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
+DOUBT = 3.0
+"""ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
 LARGEST = 400
 """Readings that a model keeps; beyond, the ones nearest to the best are kept."""
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
@@ -42,11 +45,15 @@ _EVAL_BELIEF: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """Scales of the three models after fitting, kept between asks so that they are fitted rarely."""
+    """Scales of the three models after fitting, kept between asks so that they are fitted rarely.
+
+    trusted: whether other sources' readings are used; they are set aside once they contradict this study's own.
+    """
 
     convergence: Prior
     speed: Prior
     evals: Prior
+    trusted: bool = True
     fitted_at: int = -1
 
 
@@ -67,7 +74,13 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
     weights = np.ones(width)
     weights[-1] = 0.7
     return Prior(
-        mean=np.r_[mean, curve_mean], sd=np.r_[sd, curve_sd], amplitude=0.15, length=0.6, shift=0.1, weights=weights
+        mean=np.r_[mean, curve_mean],
+        sd=np.r_[sd, curve_sd],
+        amplitude=0.15,
+        length=0.6,
+        shift=0.1,
+        departure=0.06,
+        weights=weights,
     )
 
 
@@ -91,13 +104,13 @@ def _speed_prior(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float
     pairs = [beliefs.get(label, (0.0, 0.2)) for label in labels]
     return Prior(
         mean=np.array([level, *(m for m, _ in pairs)]), sd=np.array([1.5, *(s for _, s in pairs)]),
-        amplitude=0.04, length=1.5, shift=0.1, weights=np.ones(len(labels)),
+        amplitude=0.04, length=1.5, shift=0.03, departure=0.03, weights=np.ones(len(labels)),
     )  # fmt: skip
 
 
 def _belief(start: Prior) -> Any:
     """Log belief about fitted scales: lognormal around ``start``."""
-    widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "noise_scale": 0.25}
+    widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "departure": 0.8, "noise_scale": 0.25}
 
     def log_belief(prior: Prior) -> float:
         return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in widths.items())
@@ -158,7 +171,8 @@ def learn(
     """
     curved = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
     seen = [o for o in observations if _complete(coordinates, o)]
-    found = readings(seen, goal.target, [coordinates.total_samples(o.values) for o in seen])
+    totals = [coordinates.total_samples(o.values) for o in seen]
+    found = readings(seen, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in seen])
     base = min((r.ln_samples for r in found.values() if not r.below), default=math.log(coordinates.reference_samples))
     labels = coordinates.speed_labels
     here = [o for o in seen if not o.source]
@@ -170,12 +184,14 @@ def learn(
             speed=_speed_prior(labels, _SPEED_BELIEF, level),
             evals=_speed_prior(labels, _EVAL_BELIEF, level),
         )
-    due = len(found) + len(rates)
+    due = sum(not seen[at].source for at in found) + len(rates)
     data = _convergence_data(coordinates, curved, seen, found)
     speed_data = _speed_data(coordinates, [(o, s) for o, s, _ in rates], SPEED_NOISE)
     eval_data = _speed_data(coordinates, [(o, e) for o, _, e in rates if e > 0], EVAL_NOISE)
     if due > 0 and due > 1.1 * scales.fitted_at:
         scales = _fitted(coordinates, base, (data, speed_data, eval_data), due)
+    if not scales.trusted:
+        data = _pick(data, np.flatnonzero(data.source == HERE))
     convergence, speed, evals = (
         condition(data, scales.convergence), condition(speed_data, scales.speed), condition(eval_data, scales.evals)
     )  # fmt: skip
@@ -213,7 +229,25 @@ def _fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data]
         _speed_prior(labels, _EVAL_BELIEF, eval_level),
     )
     moved = [fit(_thin(d, 120), s, _belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
-    return Scales(convergence=moved[0], speed=moved[1], evals=moved[2], fitted_at=due)
+    convergence, trusted = _weighed(_thin(data[0], 120), moved[0], starts[0])
+    return Scales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
+
+
+def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
+    """The prior to use, and whether other sources are: by the Bayes factor for this study's readings given theirs.
+
+    ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); they are believed unless that is worse by
+    more than ``DOUBT``.
+    """
+    own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
+    if not len(own) or not len(others):
+        return together, True
+    alone = fit(_pick(data, own), start, _belief(start))
+    believed = _belief(start)
+    apart = condition(_pick(data, own), alone).log_evidence + believed(alone)
+    joint = condition(data, together).log_evidence + believed(together)
+    joint -= condition(_pick(data, others), together).log_evidence
+    return (together, True) if joint > apart - DOUBT else (alone, False)
 
 
 def _convergence_data(
@@ -245,15 +279,19 @@ def _speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, flo
     )  # fmt: skip
 
 
-def _thin(data: Data, largest: int) -> Data:
-    """At most ``largest`` rows: this study's and the lowest first, since the search happens near the best."""
-    if len(data.y) <= largest:
-        return data
-    keep = np.sort(np.lexsort((data.y, data.below, data.source != HERE))[:largest])
+def _pick(data: Data, keep: npt.NDArray[np.int64]) -> Data:
+    """Some rows."""
     return Data(
         x=data.x[keep], basis=data.basis[keep], y=data.y[keep], sd=data.sd[keep], source=data.source[keep],
         below=data.below[keep],
     )  # fmt: skip
+
+
+def _thin(data: Data, largest: int) -> Data:
+    """At most ``largest`` rows: this study's and the lowest first, since the search happens near the best."""
+    if len(data.y) <= largest:
+        return data
+    return _pick(data, np.sort(np.lexsort((data.y, data.below, data.source != HERE))[:largest]))
 
 
 def _with_expected(

@@ -119,22 +119,32 @@ class Reading:
     below: bool = False
 
 
-def readings(observations: Sequence[Observation], target: float, totals: Sequence[float]) -> dict[int, Reading]:
+def readings(
+    observations: Sequence[Observation], target: float, totals: Sequence[float], families: Sequence[Family | None] = ()
+) -> dict[int, Reading]:
     """One reading per trial that says anything about convergence, by position in ``observations``.
 
-    totals: samples after which each trial's training would have ended (infinite: unknown).
+    totals: samples after which each trial's training would have ended (infinite: unknown). families: the shape of
+    each trial's curve as far as published, used until this study's own runs have shown theirs.
     """
     curves = [o.evals for o in observations if math.isfinite(o.reached) and len(o.evals) >= 3]
-    family = curve.learn_family(curves[-60:], target)
+    own = curve.learn_family(curves[-60:], target)
     found: dict[int, Reading] = {}
     for at, o in enumerate(observations):
-        if not (o.open or o.probe or o.infeasible or o.diverged) and (reading := _reading(o, target, family)):
+        if not (o.open or o.probe or o.infeasible or o.diverged) and (
+            reading := _reading(o, target, own or (families[at] if families else None))
+        ):
             found[at] = reading
-    best = min((r.ln_samples for r in found.values() if not r.below), default=None)
+    own_runs = [r.ln_samples for at, r in found.items() if not r.below and not observations[at].source]
+    best = min(own_runs, default=None)
     for at, o in enumerate(observations):
-        if o.diverged and not o.open:
+        if o.open or o.probe or o.infeasible:
+            continue
+        # Whoever stopped it knew that it would not get there: by a stall test, or because the loss blew up.
+        if o.diverged or (str(o.attributes.get("verdict")) == "pruned" and (at not in found or found[at].below)):
             worst = math.log(totals[at] if math.isfinite(totals[at]) else max(o.bound, 1.0))
-            found[at] = Reading(max(worst, (best if best is not None else worst) + BLOWN_UP), 0.3, below=True)
+            worse = (best if best is not None else worst) + (BLOWN_UP if o.diverged else 0.1)
+            found[at] = Reading(max(worst, worse), 0.3 if o.diverged else 0.1, below=True)
     return found
 
 

@@ -81,9 +81,13 @@ class GreyBoxSampler(BaseSampler):
             self._note(study, trial, "full", "no trial recorded samples to target: proposed by Optuna's TPE")
             return self._fallback.sample_relative(study, trial, search_space)
         model = self.model(search_space, observations)
-        action = value_actions(model, self._rng, probes=self._probes, capped=self._capped)[0]
+        action = self.choose(model, value_actions(model, self._rng, probes=self._probes, capped=self._capped))
         self._note(study, trial, action.kind, explain(model, action))
         return dict(action.values)
+
+    def choose(self, model: SearchModel, actions: Sequence[Action]) -> Action:
+        """The action to take out of all that were valued, best first."""
+        return actions[0]
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -107,9 +111,13 @@ class GreyBoxSampler(BaseSampler):
                 found.append(observation)
         return found
 
+    def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
+        """How the space's parameters become features."""
+        return Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed)
+
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
         """The model after ``observations``; its scales are kept for the next call."""
-        coordinates = Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed)
+        coordinates = self.coordinates(search_space)
         model = learn(coordinates, self._goal, observations, self._scales)
         self._scales = model.scales
         return model

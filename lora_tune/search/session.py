@@ -56,7 +56,7 @@ def make_sampler(study: Study) -> BaseSampler:
 
 def _grey_box(study: Study) -> BaseSampler:
     """Our own sampler, with the rules that the study keeps and the public results where they apply."""
-    from lora_tune.search.goal import Goal, closed_schedule, no_reference, rcp_mean
+    from lora_tune.search.goal import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
     from lora_tune.search.published import llama2_70b_lora
     from lora_tune.search.sampler import GreyBoxSampler
 
@@ -65,7 +65,9 @@ def _grey_box(study: Study) -> BaseSampler:
         target=study.objective.target,
         schedule=closed_schedule if study.division == "closed" else None,
         reference_samples=rcp_mean if study.objective.score == "mlperf_score" else no_reference,
+        family=public_family if public else no_family,
         nodes=study.site.nodes,
+        limit_seconds=60 * study.budget.trial_minutes,
     )
     return GreyBoxSampler(
         space.distributions(),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
+from scipy.special import ndtr
 
 from lora_tune.curve import Schedule, Timing, predicted_seconds
 from lora_tune.mllog import Eval
@@ -103,9 +104,20 @@ def test_a_source_that_is_off_is_found_out_by_fitting() -> None:
     posterior = believe([-0.5, 0.0, 0.5] * 8 + [0.0] * 6, [1.0] * 24 + [2.5] * 6, source=[1] * 24 + [0] * 6)
 
     def belief(prior: Prior) -> float:
-        return -0.5 * (math.log(prior.shift / 0.1) / 1.2) ** 2
+        names = ("shift", "departure", "amplitude", "length", "noise_scale")
+        return -0.5 * sum(math.log(getattr(prior, n) / getattr(posterior.prior, n)) ** 2 for n in names)
 
-    assert fit(posterior.data, posterior.prior, belief).shift > 0.2
+    assert fit(posterior.data, posterior.prior, belief).departure > 0.3
+
+
+def test_evidence_with_bounds_agrees_with_numerical_integration() -> None:
+    """p(y > bound) for one reading under the prior predictive, by quadrature."""
+    posterior = believe([0.0], [2.0], below=[True], sd=0.5)
+    sd = at(believe([], []), 0.0)[1]
+    grid = np.linspace(-40, 40, 400_001)
+    density = np.exp(-0.5 * (grid / sd) ** 2) / math.sqrt(2 * math.pi) / sd
+    chance = float((density * ndtr((grid - 2.0) / 0.5)).sum() * (grid[1] - grid[0]))
+    assert posterior.log_evidence == pytest.approx(math.log(chance), abs=0.02)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -12,7 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from lora_tune.lab.arena import play
-from lora_tune.lab.ours import GreyBox
+from lora_tune.lab.ours import GreyBox, misleading
 from lora_tune.lab.problem import Problem
 from lora_tune.search.goal import Goal, closed_schedule
 from lora_tune.search.observations import Observation
@@ -158,11 +157,6 @@ def site(variant: int) -> Problem:
 def regrets(problem: Problem, prior: tuple[Observation, ...], budget: float) -> list[float]:
     trace = play(problem, GreyBox(problem, 1, prior=prior), slots=1, budget=budget, seed=1)
     return [regret for _, regret in trace.points]
-
-
-def misleading() -> tuple[Observation, ...]:
-    """The published table with its learning rates multiplied by ten: it praises rates at which runs diverge."""
-    return tuple(dataclasses.replace(o, values={**o.values, "LR": 10 * o.values["LR"]}) for o in llama2_70b_lora())
 
 
 def test_it_finds_a_good_configuration_within_a_few_runs() -> None:
