@@ -122,7 +122,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
         target=study.objective.target,
         family=known.family if known else None,
     )
-    return Stop(StopKind.CAPPED, verdict.sentence) if verdict.stop else None
+    return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
 
 
 def envelope(study: Study, trial: Trial) -> curve.Envelope | None:

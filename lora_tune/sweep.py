@@ -185,6 +185,8 @@ def _after_interrupt(driver: Driver, ask: Callable[[str], str] = input) -> None:
         return
     answer = "k"
     if sys.stdin.isatty():
+        # Also where whoever started us ignores Ctrl-C, as shells do for jobs in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             answer = ask(f"\n{len(running)} trials still run. Keep them (k) or cancel them (c)? [k] ").strip().lower()
         except (KeyboardInterrupt, EOFError):

@@ -111,7 +111,7 @@ def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluste
     assert [e["event"] for e in events].count("submitted") == 6
     stopped = [e for e in events if e["event"] == "stop"]
     assert stopped
-    assert all(any(w in e["text"] for w in ("reaching", "above", "capped")) for e in stopped)
+    assert all(any(w in e["text"] for w in ("reaching", "above", "runs of trial")) for e in stopped)
 
 
 CRASH_POINTS = 60
