@@ -48,8 +48,8 @@ def redact(text: str) -> str:
     """The text without secrets, terminal escapes and control characters; lines stay lines.
 
     Hidden are: logins in URLs; values assigned to names such as HF_TOKEN, WANDB_API_KEY or password (in shell, ``set
-    -x`` traces, JSON, Python, options); authorization headers; private keys; and tokens of known forms anywhere. Of a
-    secret of more than 2,000 characters a part may stay: bounded patterns keep hostile text from taking for ever.
+    -x`` traces, JSON, Python, options); authorization headers; private keys; and tokens of known forms anywhere.
+    Of a secret of more than 2,000 characters a part may stay: the patterns' bounds keep hostile text from hanging.
     """
     text = _CONTROLS.sub("", _ESCAPES.sub("", text))
     text = _KEY_BLOCK.sub(HIDDEN, text)
