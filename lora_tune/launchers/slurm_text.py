@@ -177,8 +177,10 @@ def find(rows: Iterable[Row], name: str, token: str, submitted_at: float) -> Row
     """The row of the job called ``name`` that carries ``token`` in its comment; the newest if there are several.
 
     The job id is no identity: a controller that crashes gives it out again. Where the cluster keeps no comments the
-    time of submission decides, with a minute for clocks that differ.
+    time of submission decides, with a minute for clocks that differ. Without a token nothing was ever submitted.
     """
+    if not token:
+        return None
     ours = [
         row
         for row in rows

@@ -115,6 +115,12 @@ def test_identity_is_name_and_token_never_the_id() -> None:
     assert slurm_text.find(rows, "study-0003-0", "mine", 1000.0) is None
 
 
+def test_without_a_token_nothing_was_ever_submitted() -> None:
+    """Somebody else's job of the same name, on a cluster that keeps no comments."""
+    rows = slurm_text.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
+    assert slurm_text.find(rows, "study-0001-0", "", 1000.0) is None
+
+
 def test_without_comments_the_time_of_submission_decides() -> None:
     rows = slurm_text.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
     assert slurm_text.find(rows, "study-0001-0", "mine", 1030.0) is not None

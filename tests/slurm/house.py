@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from lora_tune.store import Store, sqlite_url
 from tests.cluster import Cluster
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
+
+_NUMBERS = itertools.count()
 
 STUDY = """
 [workload]
@@ -62,7 +65,10 @@ trial_minutes = {trial_minutes}
 
 
 class House:
-    """A study file, its sweep folder and the cluster."""
+    """A study file, its sweep folder and the cluster.
+
+    Every house has a study name of its own: the cluster remembers the jobs of all tests before this one.
+    """
 
     def __init__(self, folder: Path, cluster: Cluster, **settings: Any) -> None:
         self.cluster = cluster
@@ -83,7 +89,8 @@ class House:
         }
         shown = {k: json.dumps(v) for k, v in values.items()}
         shown["environment"] = "\n".join(f"{k} = {json.dumps(str(v))}" for k, v in environment.items())
-        self.study = folder / "e2e.toml"
+        self.name = f"e2e{next(_NUMBERS)}"
+        self.study = folder / f"{self.name}.toml"
         self.study.write_text(STUDY.format(**shown))
         self.paths = SweepPaths(folder / "sweep")
         self._output = (folder / "driver.out").open("ab")
@@ -130,7 +137,7 @@ class House:
     def _load(self) -> Sweep | None:
         store = Store(sqlite_url(self.paths.database), read_only=True)
         try:
-            return store.load("e2e")
+            return store.load(self.name)
         finally:
             store.close()
 
@@ -151,17 +158,18 @@ class House:
             time.sleep(0.1)
 
     def slurm_jobs(self) -> Counter[str]:
-        """Job name -> how many jobs of that name Slurm knows, ended ones included."""
-        return Counter(self.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").split())
+        """Job name -> how many jobs of this study and that name Slurm knows, ended ones included."""
+        return Counter(row[0] for row in self._rows("%j"))
 
     def node_hours_by_slurm(self) -> float:
         """What Slurm itself accounts for all jobs of this study."""
-        shown = self.cluster.run(
-            "squeue", "-h", "-t", "all", "-o", "%S %e %D %N", environment={"SLURM_TIME_FORMAT": "%s"}
-        )
         total = 0.0
-        for line in shown.splitlines():
-            start, end, count, *nodes = line.split()
+        for _, start, end, count, *nodes in self._rows("%j %S %e %D %N"):
             if nodes and start.isdigit() and end.isdigit():
                 total += (int(end) - int(start)) * int(count) / 3600
         return total
+
+    def _rows(self, form: str) -> list[list[str]]:
+        epoch = {"SLURM_TIME_FORMAT": "%s"}
+        shown = self.cluster.run("squeue", "-h", "-t", "all", "-o", form, environment=epoch)
+        return [line.split() for line in shown.splitlines() if line.startswith(f"{self.name}-")]
