@@ -88,8 +88,10 @@ def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
 
 def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
     """Whether the eval curve says to stop: divergence, a stall at the study's false-prune rate, or no chance to win."""
-    if study.pruning.rule == "none" or study.maximise:
+    if study.pruning.rule == "none":
         return None
+    if study.maximise:
+        return _too_slow(study, sweep, trial, run)
     if run.train and not math.isfinite(run.train[-1].loss) and not run.reached(study.objective.target):
         return Stop(
             StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
@@ -105,6 +107,34 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | No
     if verdict.stop:
         return Stop(StopKind.PRUNED, verdict.sentence)
     return _capped(study, sweep, trial, run)
+
+
+SLOWER = 1.03
+"""A trial is too slow when even this times its pace is below the best: ten times what speeds differ between runs."""
+
+STAMP_SECONDS = 1.0
+"""How late a line's time may be: logs without time stamps are stamped when they are read."""
+
+
+def _too_slow(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
+    """Whether the trial's pace cannot become the best throughput on its number of nodes.
+
+    Compared on equal nodes only: fewer nodes are slower for another reason, and worth knowing for its own.
+    """
+    nodes = study.search_space.node_count(trial.parameters)
+    rivals = [
+        float(other.facts["objective"])
+        for other in sweep.trials.values()
+        if other.verdict is Verdict.REACHED
+        and "objective" in other.facts
+        and study.search_space.node_count(other.parameters) == nodes
+    ]
+    pace = curve.fastest_pace(run, STAMP_SECONDS)
+    if not rivals or pace is None or pace * SLOWER >= max(rivals):
+        return None
+    at = run.train[-1].samples
+    sentence = f"{pace:.4g} samples/s at best after {at:g} samples; the best on {nodes} nodes is {max(rivals):.4g}"
+    return Stop(StopKind.CAPPED, sentence)
 
 
 def _capped(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
@@ -165,10 +195,10 @@ def conclude(
     """
     attempt = attempts[-1]
     target = study.objective.target
-    if study.maximise:
+    if study.maximise and attempt.stop is not StopKind.CAPPED:
         if _measured_throughput(run):
             return Finish(Verdict.REACHED, f"measured {_measured_throughput(run):.4g} samples/s")
-    elif (stop := run.reached(target)) is not None:
+    elif not study.maximise and (stop := run.reached(target)) is not None:
         return Finish(Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {stop.seconds:.1f} s")
     if attempt.stop is StopKind.PRUNED:
         return Finish(Verdict.PRUNED, attempt.stop_sentence)
@@ -209,9 +239,11 @@ def _last_eval(run: Run, target: float) -> str:
 
 
 def _measured_throughput(run: Run) -> float | None:
-    """Median samples/s over warm blocks, None when the log has none."""
-    speed = curve.timing(run).samples_per_second
-    return speed if math.isfinite(speed) else None
+    """Samples/s: what the program says of the whole run, else the median over warm blocks, else what it said last."""
+    warm = curve.timing(run).samples_per_second
+    stated = run.stated_throughput[-1] if run.stated_throughput else math.nan
+    known = (run.overall_throughput or math.nan, warm, stated)
+    return next((speed for speed in known if math.isfinite(speed)), None)
 
 
 def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
@@ -224,8 +256,11 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now
     known = envelope(study, trial)
     crossing = curve.estimate(run, study.objective.target, family=known.family if known else None)
     stop = None if study.maximise else run.reached(study.objective.target)
+    speed: float | None = timing.samples_per_second
+    if study.maximise:
+        speed = _measured_throughput(run) or curve.fastest_pace(run, 0.0)
     numbers: dict[str, float | None] = {
-        "samples_per_second": timing.samples_per_second,
+        "samples_per_second": speed,
         "seconds_per_eval": timing.seconds_per_eval,
         "crossing_samples": crossing.samples,
         "crossing_low": crossing.low,
@@ -245,7 +280,7 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now
         wanted = numbers["mlperf_score"] if study.objective.score == "mlperf_score" else None
         numbers["objective"] = seconds if wanted is None else wanted
     elif study.maximise:
-        numbers["objective"] = _measured_throughput(run)
+        numbers["objective"] = speed
     found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
     if run.evals:
         found["crossing_method"] = crossing.method

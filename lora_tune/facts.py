@@ -47,6 +47,7 @@ class Run:
         a later block whose time cannot be told is left out.
     stated_throughput: samples/s as the trial itself printed them (``tracked_stats``). They leave out what happens
         between steps: up to 60% too high for the first block of the public runs, up to 5% for warm ones.
+    overall_throughput: samples/s of the whole run as the trial states it at its end, evals included.
     eval_seconds: the length of each eval whose start the log shows.
     hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...).
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
@@ -61,6 +62,7 @@ class Run:
     evals: tuple[Eval, ...] = ()
     throughput: tuple[float, ...] = ()
     stated_throughput: tuple[float, ...] = ()
+    overall_throughput: float | None = None
     eval_seconds: tuple[float, ...] = ()
     train: tuple[TrainPoint, ...] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class RunBuilder:
         "init_stop",
         "last",
         "measured",
+        "overall",
         "paused",
         "resumed",
         "run_start",
@@ -141,6 +144,7 @@ class RunBuilder:
         self.eval_stop: dict[float, int] = {}
         self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
         self.resumed: list[int] = []
+        self.overall: float | None = None
         self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
         self.announced: dict[bytes, object] = {}
 
@@ -221,6 +225,7 @@ class RunBuilder:
             evals=_since(start, self.evals, Eval),
             throughput=throughput,
             stated_throughput=self._stated_throughput(),
+            overall_throughput=self.overall,
             eval_seconds=eval_seconds,
             train=_since(start, self.train, TrainPoint),
             hyperparameters=Announced(self.announced),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-LAYOUT_VALUES = ("TP", "PP", "VP", "CP", "SP", "MBS", "MINIBS")
+LAYOUT_VALUES = ("TP", "PP", "VP", "CP", "SP", "MBS", "MINIBS", "NODES")
 """Variables that a layout sets, beside the derived GBS."""
 
 
@@ -23,7 +23,8 @@ class Layout:
     """One way to lay a model over the GPUs; degrees are plain counts.
 
     minibs: samples per data-parallel rank and optimizer step. mbs: samples per forward pass.
-    vp: virtual pipeline stages per rank. sp: sequence parallel (0 or 1).
+    vp: virtual pipeline stages per rank. sp: sequence parallel (0 or 1). nodes: what the trial runs on, 0: as the site
+    says.
     """
 
     tp: int
@@ -33,10 +34,12 @@ class Layout:
     sp: int = 0
     mbs: int = 1
     minibs: int = 1
+    nodes: int = 0
 
     def __str__(self) -> str:
         text = f"tp{self.tp} pp{self.pp} cp{self.cp} minibs{self.minibs} mbs{self.mbs}"
-        return text + (f" sp{self.sp}" if self.sp else "") + (f" vp{self.vp}" if self.vp > 1 else "")
+        text += (f" sp{self.sp}" if self.sp else "") + (f" vp{self.vp}" if self.vp > 1 else "")
+        return text + (f" nodes{self.nodes}" if self.nodes else "")
 
     def dp(self, gpus: int) -> int:
         """Data-parallel ranks on ``gpus`` GPUs."""
@@ -49,7 +52,7 @@ class Layout:
 
 def parse_layout(text: str) -> Layout:
     """The inverse of ``str(layout)``. Raises ValueError for any other text."""
-    pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs)(\d+)", text)
+    pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs|nodes)(\d+)", text)
     if not pairs or " ".join(f"{k}{v}" for k, v in pairs) != text:
         raise ValueError(f"{text!r} is not a layout such as 'tp4 pp1 cp1 minibs4 mbs1'")
     return Layout(**{key: int(value) for key, value in pairs})
@@ -80,25 +83,34 @@ class LayoutAxes(BaseModel):
     mbs: tuple[int, ...] = Field((1,), description="samples per forward pass")
     minibs: tuple[int, ...] = Field((), description="samples per data-parallel rank and step; leaves GBS free")
     gbs: tuple[int, ...] = Field((), description="allowed global batch sizes; MINIBS is derived where not given")
+    nodes: tuple[int, ...] = Field((), description="node counts to choose from (NODES); without, the site's")
     kv_groups: int = Field(8, ge=1, description="key-value heads of the model: TP must divide them")
     all_to_all: bool = Field(False, description="CP_COMM_TYPE=a2a: TP x CP must divide kv_groups")
+    layers: int | None = Field(
+        None, ge=1, description="layers that the pipeline divides, embedding and loss included where they count as one"
+    )
 
     @model_validator(mode="after")
     def _usable(self) -> LayoutAxes:
         if not self.minibs and not self.gbs:
             raise ValueError("give minibs (GBS then varies) or gbs (MINIBS is then derived)")
-        for axis in ("tp", "pp", "vp", "cp", "mbs", "minibs", "gbs"):
+        for axis in ("tp", "pp", "vp", "cp", "mbs", "minibs", "gbs", "nodes"):
             if bad := [v for v in getattr(self, axis) if v < 1]:
                 raise ValueError(f"{axis} holds {bad[0]}; degrees start at 1")
         if bad := [v for v in self.sp if v not in (0, 1)]:
             raise ValueError(f"sp holds {bad[0]}; only 0 and 1 are allowed")
         return self
 
-    def enumerate(self, gpus: int) -> LayoutTable:
-        """Every layout of these axes on ``gpus`` GPUs, sorted; and the count that each rule removed."""
+    def enumerate(self, site_gpus: int, gpus_per_node: int = 0) -> LayoutTable:
+        """Every layout of these axes on ``site_gpus`` GPUs, sorted; and the count that each rule removed.
+
+        With the axis ``nodes`` a layout has ``nodes * gpus_per_node`` GPUs instead (CPU nodes count as one each).
+        """
         found: set[Layout] = set()
         removed: Counter[str] = Counter()
-        for tp, pp, vp, cp, sp, mbs in itertools.product(self.tp, self.pp, self.vp, self.cp, self.sp, self.mbs):
+        axes = (self.nodes or (0,), self.tp, self.pp, self.vp, self.cp, self.sp, self.mbs)
+        for nodes, tp, pp, vp, cp, sp, mbs in itertools.product(*axes):
+            gpus = nodes * max(1, gpus_per_node) or site_gpus
             ranks = tp * pp * cp
             if gpus % ranks:
                 removed[f"{gpus} GPUs % (TP*PP*CP) = 0"] += 1
@@ -108,7 +120,7 @@ class LayoutAxes(BaseModel):
             if not minibs_choices:
                 removed[f"GBS in {list(self.gbs)} divisible by DP"] += 1
             for minibs in minibs_choices:
-                layout = Layout(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp, mbs=mbs, minibs=minibs)
+                layout = Layout(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp, mbs=mbs, minibs=minibs, nodes=nodes)
                 if rule := self._broken_rule(layout, gpus):
                     removed[rule] += 1
                 else:
@@ -127,6 +139,10 @@ class LayoutAxes(BaseModel):
             return "SP=1 needs TP >= 2"
         if layout.vp > 1 and layout.pp == 1:
             return "VP > 1 needs PP > 1"
+        if layout.vp > 1 and (layout.minibs // layout.mbs) % layout.pp:
+            return "(MINIBS/MBS) % PP = 0 where VP > 1"  # Megatron-Core's interleaved schedule
+        if self.layers and self.layers % (layout.pp * layout.vp):
+            return f"PP*VP divides {self.layers} (layers)"
         if self.gbs and layout.gbs(gpus) not in self.gbs:
             return f"GBS in {list(self.gbs)}"
         return None
@@ -144,6 +160,8 @@ class LayoutAxes(BaseModel):
             values["SP"] = layout.sp
         if self.vp != (1,):
             values["VP"] = layout.vp
+        if self.nodes:
+            values["NODES"] = layout.nodes
         return values
 
 

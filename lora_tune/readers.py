@@ -143,7 +143,7 @@ class HfTrainerReader(LineReader):
 
     ``{'loss': 1.2, 'learning_rate': 0.0001, 'epoch': 0.04}``, ``{'eval_loss': 0.93, 'eval_runtime': 4.1, 'epoch':
     0.5}``, and at the end ``{'train_runtime': 2577.75, 'train_samples_per_second': 95.339, 'train_loss': 1.0156,
-    'epoch': 0.9}``, which becomes ``run_stop`` and a stated throughput.
+    'epoch': 0.9}``, which becomes ``run_stop`` and the run's throughput.
 
     samples_per_epoch: samples in the training set; the dicts count in epochs. Without it, samples are epochs.
     The run starts at ``***** Running training *****`` if that is printed.
@@ -168,7 +168,11 @@ class HfTrainerReader(LineReader):
         if "train_runtime" in logged:
             if builder.run_stop is None:
                 builder.run_stop = now
-            return self.take_fields({"throughput": logged.get("train_samples_per_second")}, now, samples)
+            speed = as_number(logged.get("train_samples_per_second"))
+            if speed is not None:
+                builder.add_stated(now, speed, False)
+                builder.overall = speed
+            return True
         names = {"eval_loss": "loss", "loss": "train_loss", "eval_runtime": "eval_seconds"}
         return self.take_fields({names[key]: logged[key] for key in names if key in logged}, now, samples)
 

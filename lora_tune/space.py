@@ -139,7 +139,27 @@ class Space:
         """The valid layouts of a layout parameter, with what was ruled out and by which rule."""
         parameter = self.parameters[name]
         assert isinstance(parameter, LayoutParameter)
-        return parameter.enumerate(self.gpus)
+        return parameter.enumerate(self.gpus, self.gpus_per_node)
+
+    def node_count(self, values: Mapping[str, Value]) -> int:
+        """Nodes of a trial with these resolved values: its NODES where that is a parameter, else the site's."""
+        return int(values.get("NODES", self.nodes))
+
+    def gpu_count(self, values: Mapping[str, Value]) -> int:
+        """GPUs of a trial with these resolved values; a CPU node counts as one."""
+        return max(1, self.node_count(values) * max(1, self.gpus_per_node)) if "NODES" in values else self.gpus
+
+    @property
+    def varies_nodes(self) -> bool:
+        """Whether trials differ in their number of nodes."""
+        layouts = (p for p in self.parameters.values() if isinstance(p, LayoutParameter))
+        return "NODES" in self.parameters or any(p.nodes for p in layouts)
+
+    def batch_sizes(self) -> set[int]:
+        """Every global batch size that the layouts can produce; empty without a layout."""
+        found = ((p, x) for n, p in self.parameters.items() if isinstance(p, LayoutParameter)
+                 for x in self.layouts(n).layouts)  # fmt: skip
+        return {x.gbs(self.gpu_count(p.values(x))) for p, x in found}
 
     def check(self) -> None:
         """Raise SpaceError when no trial could be made of this space."""
@@ -152,6 +172,7 @@ class Space:
                     raise SpaceError(name, f"no layout of {self.gpus} GPUs satisfies {table.why_empty()}")
                 if clash := set(LAYOUT_VALUES) & set(self.parameters):
                     raise SpaceError(min(clash), f"{min(clash)} is set by the layout {name}; remove it here")
+        _check_nodes(self.parameters.get("NODES"))
         if sum(isinstance(p, LayoutParameter) for p in self.parameters.values()) > 1:
             raise SpaceError("", "two layout parameters; a trial has one layout, keep one")
         try:
@@ -195,20 +216,22 @@ class Space:
         Raises FormulaError when a derived value cannot be computed.
         """
         values: dict[str, Value] = {}
-        context: dict[str, Value] = {"GPUS": self.gpus, "NODES": self.nodes}
+        context: dict[str, Value] = {}
         formulas: dict[str, Formula] = {}
         for name, parameter in self.parameters.items():
             if isinstance(parameter, LayoutParameter):
                 layout = parse_layout(str(tuned[name]))
                 values |= parameter.values(layout)
-                context |= {"DP": layout.dp(self.gpus), "GBS": layout.gbs(self.gpus)}
-                values["GBS"] = layout.gbs(self.gpus)
+                gpus = self.gpu_count(values)
+                context |= {"DP": layout.dp(gpus), "GBS": layout.gbs(gpus)}
+                values["GBS"] = layout.gbs(gpus)
             elif isinstance(parameter, DerivedParameter):
                 formulas[name] = Formula(parameter.formula)
             elif isinstance(parameter, FixedParameter):
                 values[name] = parameter.value
             else:
                 values[name] = tuned[name]
+        context |= {"GPUS": self.gpu_count(values), "NODES": self.node_count(values)}
         return _derive(formulas, values, context)
 
     def tuned(self, values: Mapping[str, Value]) -> dict[str, Value]:
@@ -228,6 +251,23 @@ class Space:
                     raise SpaceError(name, f"{name} has no value")
                 found[name] = values[name]
         return found
+
+
+def _check_nodes(parameter: Parameter | None) -> None:
+    """NODES is what the job asks the cluster for: whole numbers from 1, known before any formula."""
+    offered: tuple[Value, ...]
+    if parameter is None:
+        return
+    if isinstance(parameter, IntParameter):
+        offered = (parameter.low,)
+    elif isinstance(parameter, CategoricalParameter):
+        offered = parameter.choices
+    elif isinstance(parameter, FixedParameter):
+        offered = (parameter.value,)
+    else:
+        raise SpaceError("NODES", f"the node count cannot be {parameter.type}; use int, categorical or a fixed value")
+    if bad := [n for n in offered if isinstance(n, bool) or not isinstance(n, int) or n < 1]:
+        raise SpaceError("NODES", f"{bad[0]!r} is no node count; use whole numbers from 1")
 
 
 def _derive(

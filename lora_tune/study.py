@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lora_tune.errors import InputError, StudyError
 from lora_tune.site import Site
-from lora_tune.space import FixedParameter, LayoutParameter, Parameter, Space, SpaceError, Value, as_parameter
+from lora_tune.space import FixedParameter, Parameter, Space, SpaceError, Value, as_parameter
 
 if TYPE_CHECKING:
     from lora_tune.rules import Violation
@@ -204,6 +204,9 @@ def _check_whole(study: Study, path: Path) -> None:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
     if study.objective.score == "mlperf_score" and study.objective.curves != "llama2_70b_lora":
         raise StudyError(path, "objective.score", 'mlperf_score needs curves = "llama2_70b_lora" beside it')
+    if space.varies_nodes and study.search.sampler == "grey_box":
+        problem = "grey_box models trials of one size, and NODES varies here; use tpe"
+        raise StudyError(path, "search.sampler", problem)
     tuned = space.distributions()
     for index, point in enumerate(study.search.enqueue):
         for key, value in point.items():
@@ -221,9 +224,7 @@ def closed_violations(study: Study) -> list[Violation]:
 
     space = study.search_space
     fixed = {n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)}
-    batches = {x.gbs(space.gpus) for n, p in space.parameters.items() if isinstance(p, LayoutParameter)
-               for x in space.layouts(n).layouts}  # fmt: skip
-    return check_closed(tuned=space.distributions(), values=fixed, batch_sizes=batches)
+    return check_closed(tuned=space.distributions(), values=fixed, batch_sizes=space.batch_sizes())
 
 
 def study_changes(before: Study, after: Study) -> list[str]:

@@ -8,6 +8,7 @@ from lora_tune.curve.family import Family, log_linear
 from lora_tune.curve.forecast import Forecast, expected_stop, forecast
 from lora_tune.curve.interval import EvalPlan, choose_schedule
 from lora_tune.curve.learn import learn_family
+from lora_tune.curve.pace import fastest_pace
 from lora_tune.curve.published import published
 from lora_tune.curve.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
 from lora_tune.curve.timing import Schedule, Timing, predicted_seconds, timing
@@ -26,6 +27,7 @@ __all__ = [
     "envelope_from",
     "estimate",
     "expected_stop",
+    "fastest_pace",
     "forecast",
     "learn_family",
     "log_linear",
