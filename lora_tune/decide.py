@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lora_tune import curve
 from lora_tune.diagnose import Diagnosis
@@ -55,12 +56,17 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth."""
+    """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
+
+    replicates: runs that the job is to make, one after another. begun: runs that its log shows so far.
+    """
 
     attempt: Attempt
     status: JobStatus
     run: Run
     grew_at: float
+    replicates: int = 1
+    begun: int = 1
 
 
 def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
@@ -75,10 +81,12 @@ def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
             return Stop(StopKind.QUEUE, f"waited {waited / 60:.0f} min in the queue; {look.status.reason}".rstrip("; "))
         return None
     started = attempt.started_at or now
-    if now - started > study.budget.trial_minutes * 60:
-        return Stop(StopKind.TIME_LIMIT, f"ran into the limit of {study.budget.trial_minutes:g} min")
+    limit = study.budget.trial_minutes * look.replicates
+    if now - started > limit * 60:
+        return Stop(StopKind.TIME_LIMIT, f"ran into the limit of {limit:g} min")
     silence = now - max(look.grew_at, started)
-    reached = not study.maximise and look.run.reached(study.objective.target) is not None
+    last = look.begun >= look.replicates
+    reached = last and not study.maximise and look.run.reached(study.objective.target) is not None
     if reached and silence > GRACE_SECONDS:
         return Stop(StopKind.REACHED, "reached the target and did not end by itself")
     if silence > site.stall_minutes * 60:
@@ -284,6 +292,24 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now
     found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
     if run.evals:
         found["crossing_method"] = crossing.method
+    return found
+
+
+def several(study: Study, trial: Trial, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The facts of each run of a job that made several, oldest first, with its ``seed``, ``seconds`` and ``samples``.
+
+    ``seconds`` and ``samples`` are None for a run that came to its own end without reaching the target. A run that was
+    cut short says nothing and is left out.
+    """
+    found: list[dict[str, Any]] = []
+    begun = [run for run in runs if run.run_start_ms is not None]
+    for i, run in enumerate(begun):
+        stop = run.reached(study.objective.target)
+        if stop is None and (run.run_stop_ms is None or not run.evals):
+            continue
+        known = {k: v for k, v in facts(study, trial, (), run, 0.0).items() if k != "node_hours"}
+        ends = {"seconds": stop.seconds if stop else None, "samples": stop.samples if stop else None}
+        found.append({**known, **ends, "seed": trial.seed + i, "position": i})
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,7 +27,7 @@ from lora_tune.study import Study
 from lora_tune.workloads.base import Job, Proposal, Workload
 
 if TYPE_CHECKING:
-    from lora_tune.search.session import Asked, Session
+    from lora_tune.search.session import Asked
 
 
 class Clock(Protocol):
@@ -56,6 +56,27 @@ class View(Protocol):
     def line(self, text: str) -> None: ...
 
 
+class Search(Protocol):
+    """Who proposes and is told: the sampler of a sweep (``search.session``), or a race (``confirm.race``).
+
+    Raises StoreError where its side of the database does not answer.
+    """
+
+    def ask(self) -> Asked | str:
+        """A proposal, or why there is none now, in words; with nothing open that ends the loop."""
+        ...
+
+    def unknown(self, known: Collection[int]) -> list[Asked]:
+        """Proposals that were made and are not among ``known``: a driver died in between."""
+        ...
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None: ...
+
+    def tell(self, record: Trial) -> None: ...
+
+    def flush(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run of the driver ended. reason: a sentence. interrupted: jobs may still run."""
@@ -71,7 +92,7 @@ class Ports:
     workload: Workload
     launcher: Launcher
     store: Store
-    session: Session
+    session: Search
     clock: Clock
     view: View
 
@@ -173,9 +194,10 @@ class Driver:
         )
         log = self._log(attempt)
         log.poll(now, drain=not status.state.alive)
-        fresh = self._book.see_evals(attempt, log.run().evals)
-        self._book.put_attempt(attempt)
         trial = self.sweep.trials[attempt.trial]
+        evals = log.run().evals if trial.replicates == 1 else tuple(e for run in log.runs() for e in run.evals)
+        fresh = self._book.see_evals(attempt, evals)
+        self._book.put_attempt(attempt)
         if status.state.alive:
             self._watch(trial, attempt, status, log, judge=bool(fresh))
         else:
@@ -184,7 +206,14 @@ class Driver:
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog, *, judge: bool) -> None:
         run, now = log.run(), self._now()
-        look = decide.Look(attempt=attempt, status=status, run=run, grew_at=log.grew_at)
+        look = decide.Look(
+            attempt=attempt,
+            status=status,
+            run=run,
+            grew_at=log.grew_at,
+            replicates=trial.replicates,
+            begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
+        )
         action = decide.watch(self._study, look, now)
         if action is None and attempt.stop is StopKind.NONE and (judge or log.train_is_new()):
             action = decide.judge_curve(self._study, self.sweep, trial, run)
@@ -204,7 +233,9 @@ class Driver:
             self._say_once(str(error))  # the kill that follows tries again
 
     def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog) -> None:
-        run, now = log.run(), self._now()
+        now, target = self._now(), self._study.objective.target
+        runs = log.runs() if trial.replicates > 1 else ()
+        run = next((r for r in runs if r.reached(target)), log.run())
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
         state, code = status.state.value, status.exit_code
         found = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
@@ -221,14 +252,15 @@ class Driver:
             self._note(f"trial {trial.number}: again: {action.sentence}", "retry", trial.number)
             self._book.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
-        stop = run.reached(self._study.objective.target) if not self._study.maximise else None
+        stop = run.reached(target) if not self._study.maximise else None
         if stop is not None and stop.samples <= 0:
-            raise InputError(f"objective.target {self._study.objective.target:g} is met at step 0; give a lower one")
+            raise InputError(f"objective.target {target:g} is met at step 0; give a lower one")
         done = replace(
             trial,
             seconds=stop.seconds if stop else None,
             samples=stop.samples if stop else None,
-            facts=decide.facts(self._study, trial, attempts, run, now),
+            facts=decide.facts(self._study, trial, attempts, run, now)
+            | ({"runs": decide.several(self._study, trial, runs)} if runs else {}),
         ).finished(action.verdict, action.sentence, now)
         self._book.put_trial(done)
         self._note(f"trial {trial.number}: {action.verdict.value}: {action.sentence}", "finished", trial.number)
@@ -252,6 +284,8 @@ class Driver:
             except StoreError as error:
                 self._say_once(str(error))
                 return ""
+            if isinstance(asked, str):
+                return asked
             self._submit(self._new_trial(asked))
         return ""
 
@@ -260,9 +294,11 @@ class Driver:
             number=asked.number,
             seed=self._study.trial_seed(asked.number),
             tuned=asked.tuned,
-            parameters=self._study.search_space.resolve(asked.tuned),
+            parameters=asked.parameters or self._study.search_space.resolve(asked.tuned),
             why=asked.why,
             proposed_at=self._now(),
+            replicate_of=asked.replicate_of,
+            replicates=asked.replicates,
         )
         self._book.put_trial(trial)
         return trial
@@ -386,7 +422,13 @@ class Driver:
 
 def proposal(trial: Trial, attempt: int) -> Proposal:
     """What a workload is told of a trial."""
-    return Proposal(number=trial.number, attempt=attempt, seed=trial.seed, parameters=trial.parameters)
+    return Proposal(
+        number=trial.number,
+        attempt=attempt,
+        seed=trial.seed,
+        parameters=trial.parameters,
+        replicates=trial.replicates,
+    )
 
 
 def write_files(job: Job) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lora_tune.diagnose import FailureScanner
 from lora_tune.logtail import LogTail
-from lora_tune.mllog import LogReader, Run
+from lora_tune.mllog import LogReader, MllogReader, Run
 
 
 class _ReaderAndScanner:
@@ -43,6 +43,12 @@ class FollowedLog:
     def run(self) -> Run:
         """What the log says so far."""
         return self._tail.reader.run()
+
+    def runs(self) -> tuple[Run, ...]:
+        """Every run in the log, oldest first, where its format can hold several (``NEXP``)."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.reader.runs() if isinstance(reader.reader, MllogReader) else (reader.run(),)
 
     def failures(self) -> FailureScanner:
         """The failure signatures seen so far."""

@@ -101,6 +101,8 @@ class Trial:
     seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
     reached. facts: further numbers and words by name (see ``decide.facts``).
     told: the search has been told the end.
+    replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
+    runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``facts['runs']``.
     """
 
     number: int
@@ -117,6 +119,8 @@ class Trial:
     proposed_at: float = 0.0
     finished_at: float | None = None
     told: bool = False
+    replicate_of: int | None = None
+    replicates: int = 1
 
     def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
         """This trial with its end written down."""

@@ -30,11 +30,17 @@ INFEASIBLE = "feasible"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none)."""
+    """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none).
+
+    Of a replicate also: the trial that it repeats, that trial's resolved parameters, and the runs in its one job.
+    """
 
     number: int
     tuned: Mapping[str, Value]
     why: str = ""
+    replicate_of: int | None = None
+    parameters: Mapping[str, Value] | None = None
+    replicates: int = 1
 
 
 def make_sampler(study: Study) -> BaseSampler:
