@@ -17,7 +17,8 @@ from lora_tune.paths import SweepPaths
 from lora_tune.study import Study, find_study, load_study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
-from lora_tune.workloads.mlperf import MlperfWorkload, places
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.places import places
 
 SWEEP_GB = 1.0
 """Room for a sweep's logs and database; a trial's log has a few megabytes."""

@@ -88,6 +88,15 @@ class SweepPaths:
         return self.root / "artifacts"
 
     @property
+    def prepared(self) -> Path:
+        """What is known of the preparation: its command's key, its attempt, its job, how it ended."""
+        return self.root / "prepare" / "preparation.json"
+
+    def preparation(self, attempt: int) -> AttemptPaths:
+        """The folder of one attempt of the sweep's preparation, ``prepare/attempt-0``."""
+        return AttemptPaths(self.root / "prepare" / f"attempt-{attempt}")
+
+    @property
     def trials(self) -> Path:
         return self.root / "trials"
 

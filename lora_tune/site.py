@@ -41,3 +41,21 @@ class Site(BaseModel):
     queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
     stall_minutes: float = Field(20, gt=0, description="longest silence of a running job's log")
     kill_seconds: float = Field(60, gt=0, description="wait for a cancelled job before it is killed")
+
+    def step_variables(self) -> dict[str, str]:
+        """What ``srun`` reads: the site's differences reach every step of a script that knows nothing of them."""
+        found = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
+        return {name: value for name, value in found.items() if value}
+
+    def sbatch_words(self) -> tuple[str, ...]:
+        """What ``sbatch`` needs on this cluster, as options for somebody who types the line."""
+        given = {
+            "-p": self.partition,
+            "-A": self.account,
+            "-q": self.qos,
+            "--reservation": self.reservation,
+            "-w": self.nodelist,
+            "--exclude": self.exclude,
+        }
+        pairs = [word for option, value in given.items() if value for word in (option, value)]
+        return (*pairs, *((f"--gres={self.gres}",) if self.gres else ()), *self.sbatch_args)

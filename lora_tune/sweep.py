@@ -21,10 +21,10 @@ from lora_tune.launchers import make_launcher, preview
 from lora_tune.launchers.command import start_ticks
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
-from lora_tune.store import Lease, Store, tune_sqlite
+from lora_tune.store import Changes, Lease, Store, tune_sqlite
 from lora_tune.study import Study, find_study, load_study, parse_study, study_changes
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Workload
+from lora_tune.workloads.base import Job, Prepares, Workload
 
 _CANCEL_SECONDS = 90.0
 
@@ -110,7 +110,9 @@ def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> 
             session = Session(study, store.url, tune_sqlite)
             ports = Ports(workload=workload, launcher=launcher, store=store, session=session, clock=clock, view=watcher)
             local = study.site.launcher == "local"
-            driver = Driver(study, paths, ports, lease, period=0.25 if local else 1.0, settle=0.0 if local else 10.0)
+            period = 0.25 if local else 1.0
+            _prepare_once(options, ports, lease, period)
+            driver = Driver(study, paths, ports, lease, period=period, settle=0.0 if local else 10.0)
             outcome = _run_interruptibly(driver)
             if outcome.interrupted:
                 watcher.close()
@@ -152,6 +154,27 @@ def _prepare(options: Options, now: float) -> Store:
         store.accept_study(study.name, options.from_file.digest, text)
     options.paths.study.write_text(text, encoding="utf-8")
     return store
+
+
+def _prepare_once(options: Options, ports: Ports, lease: Lease, period: float) -> None:
+    """What the workload wants made before the first trial."""
+    if not isinstance(ports.workload, Prepares):
+        return
+    from lora_tune import preparation
+
+    def tick() -> None:
+        ports.clock.sleep(period)
+        ports.store.save(lease, Changes(), ports.clock.now())  # so that no other driver takes the sweep meanwhile
+
+    how = preparation.Preparation(
+        make=ports.workload.preparation,
+        launcher=ports.launcher,
+        now=ports.clock.now,
+        tick=tick,
+        say=ports.view.line,
+        attempts=options.study.budget.attempts,
+    )
+    preparation.prepare(options.paths, how)
 
 
 def _take_lease(store: Store, name: str, now: float) -> Lease:
@@ -240,6 +263,8 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
     from lora_tune.search.session import Session
 
     session = Session(study, None, tune_sqlite)
+    if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
+        click.echo("# before the first trial, once\n" + _shown(study, made))
     for _ in range(min(count, study.budget.trials or count)):
         asked = session.ask()
         trial = Trial(
@@ -250,12 +275,14 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
         )
         folder = paths.attempt(trial.number, 0).folder
         job = workload.job(proposal(trial, 0), folder)
-        click.echo(f"# trial {trial.number}: {view.parameters_text(trial)}")
-        for name, text in job.files.items():
-            click.echo(f"# file {folder / name}\n{text.rstrip()}")
-        for name, value in job.environment.items():
-            click.echo(f"{name}={shlex.quote(value)} \\")
-        click.echo(shlex.join(preview(study, job)) + "\n")
+        click.echo(f"# trial {trial.number}: {view.parameters_text(trial)}\n" + _shown(study, job))
+
+
+def _shown(study: Study, job: Job) -> str:
+    """A job's files, environment and command line."""
+    files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
+    variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
+    return "".join((*files, *variables, shlex.join(preview(study, job)), "\n"))
 
 
 if __name__ == "__main__":

@@ -35,13 +35,7 @@ def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
 def preview(job: Job, site: Site) -> list[str]:
     """The same without the job's own environment: the steps' variables and sbatch's line, for people to read."""
     command = submission_command(job, site)
-    return [*(f"{k}={v}" for k, v in _step_variables(site).items()), *command[command.index("sbatch") :]]
-
-
-def _step_variables(site: Site) -> dict[str, str]:
-    """What ``srun`` reads: the site's differences reach every step of a script that knows nothing of them."""
-    found = {"SLURM_GRES": site.gres, "SLURM_MPI_TYPE": site.mpi, "SLURM_CPU_BIND": site.cpu_bind}
-    return {name: value for name, value in found.items() if value}
+    return [*(f"{k}={v}" for k, v in site.step_variables().items()), *command[command.index("sbatch") :]]
 
 
 def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
@@ -101,7 +95,7 @@ def _options(text: str, job: Job) -> list[str]:
 def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]) -> list[str]:
     """``env -i`` with exactly the job's environment, and sbatch."""
     inherited = {k: os.environ[k] for k in INHERITED if k in os.environ}
-    variables = inherited | _step_variables(site) | dict(job.environment)
+    variables = inherited | site.step_variables() | dict(job.environment)
     pairs = [f"{key}={value}" for key, value in variables.items()]
     return ["env", "-i", *pairs, "sbatch", *options, *site.sbatch_args, *script]
 

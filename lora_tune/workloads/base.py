@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lora_tune.mllog import LogReader
 
@@ -72,6 +72,15 @@ class Export:
 
     files: Mapping[str, str]
     usage: str
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A workload that may need something made once, before any trial of a sweep."""
+
+    def preparation(self, folder: Path) -> Job | None:
+        """The job that makes it, to run in ``folder``; None where there is nothing to make. Pure."""
+        ...
 
 
 class Workload(Protocol):

@@ -15,12 +15,26 @@ from lora_tune.layout import config_file_name
 from lora_tune.mllog import LogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.readers import make_reader
+from lora_tune.space import FixedParameter, LayoutParameter
 from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.places import places
 from lora_tune.workloads.recipe import layout_of
 
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+
+class PrepareSettings(BaseModel):
+    """Keys of ``[workload.prepare]``: a pass that runs once, before the first trial of a sweep."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    argv: tuple[str, ...] = Field(min_length=1, description="the command; {NAME} becomes a fixed parameter's value")
+    environment: dict[str, str] = Field(default_factory=dict, description="further variables; {NAME} as in argv")
+    script: bool = Field(False, description="argv is an sbatch script with its arguments, submitted unchanged")
+    nodes: int = Field(1, ge=1, description="nodes that it runs on")
+    minutes: float = Field(60, gt=0, description="its time limit")
 
 
 class CommandSettings(BaseModel):
@@ -33,12 +47,15 @@ class CommandSettings(BaseModel):
         description="the command, one string a word; {NAME} becomes a parameter's value, {folder} the attempt's folder",
     )
     environment: dict[str, str] = Field(default_factory=dict, description="further variables; {NAME} as in argv")
-    cwd: Path | None = Field(None, description="working folder [where the sweep was started]")
+    cwd: Path | None = Field(
+        None, description="working folder; ~ is the home folder [the attempt's own under Slurm, else where you started]"
+    )
     script: bool = Field(False, description="argv is an sbatch script with its arguments, submitted unchanged")
     log: dict[str, Any] = Field(
         default_factory=lambda: {"kind": "mllog"},
         description="how the output is read: kind = mllog, hf_trainer, jsonl or regex, and that kind's settings",
     )
+    prepare: PrepareSettings | None = Field(None, description="what runs once, before the first trial")
 
 
 class CommandWorkload:
@@ -49,36 +66,62 @@ class CommandWorkload:
     def __init__(self, study: Study, settings: CommandSettings) -> None:
         self._study = study
         self._settings = settings
-        self._check_places()
+        space = study.search_space
+        self._check_places("workload", settings, {*space.resolve(space.corner()), *_OWN_NAMES})
+        if settings.prepare is not None:
+            self._check_places("workload.prepare", settings.prepare, {*self._fixed(), "folder"})
         self.reader()
 
-    def _check_places(self) -> None:
-        space = self._study.search_space
-        known = {*space.resolve(space.corner()), *_OWN_NAMES}
-        for text in (*self._settings.argv, *self._settings.environment.values()):
+    def _check_places(self, key: str, settings: CommandSettings | PrepareSettings, known: set[str]) -> None:
+        for text in (*settings.argv, *settings.environment.values()):
             for name in _PLACE.findall(text):
                 if name not in known:
                     allowed = ", ".join(sorted(known))
-                    raise StudyError(
-                        f"study {self._study.name}", "workload", f"{{{name}}} is unknown; known are {allowed}"
-                    )
+                    raise StudyError(f"study {self._study.name}", key, f"{{{name}}} is unknown; known are {allowed}")
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The command with its places filled. Parameters also arrive as environment variables."""
         values = self._values(proposal, folder)
-        site = self._study.site
         return Job(
             name=f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}",
             folder=folder,
             argv=tuple(fill(word, values) for word in self._settings.argv),
-            environment=self._environment(values),
-            cwd=self._settings.cwd,
+            environment=self._environment(values, self._settings.environment),
+            cwd=self._cwd,
             log=AttemptPaths(folder).log,
             resources=Resources(
-                nodes=site.nodes, gpus_per_node=site.gpus_per_node, minutes=self._study.budget.trial_minutes
+                nodes=int(values["NODES"]),
+                gpus_per_node=self._study.site.gpus_per_node,
+                minutes=self._study.budget.trial_minutes,
             ),
             script=self._settings.script,
         )
+
+    def preparation(self, folder: Path) -> Job | None:
+        """``[workload.prepare]`` as a job: the same environment, but for what varies between trials."""
+        prepare = self._settings.prepare
+        if prepare is None:
+            return None
+        values: dict[str, Value] = {**self._fixed(), "folder": str(folder)}
+        return Job(
+            name=f"{self._study.name}-{folder.name.replace('attempt', 'prepare')}",
+            folder=folder,
+            argv=tuple(fill(word, values) for word in prepare.argv),
+            environment=self._environment(values, prepare.environment),
+            cwd=self._cwd,
+            log=AttemptPaths(folder).log,
+            resources=Resources(nodes=prepare.nodes, minutes=prepare.minutes),
+            script=prepare.script,
+        )
+
+    @property
+    def _cwd(self) -> Path | None:
+        return self._settings.cwd.expanduser() if self._settings.cwd else None
+
+    def _fixed(self) -> dict[str, Value]:
+        """The parameters that every trial has alike."""
+        found = self._study.search_space.parameters.items()
+        return {name: p.value for name, p in found if isinstance(p, FixedParameter)}
 
     def reader(self) -> LogReader:
         """The reader that ``log`` names."""
@@ -89,29 +132,36 @@ class CommandWorkload:
             raise StudyError(f"study {self._study.name}", "workload.log", str(error)) from error
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The environment as a config file, and the command to run under it."""
+        """The environment as a config file, and the line that runs the command under it (scripts: ``sbatch``)."""
         site = self._study.site
-        layout = layout_of(proposal.parameters)
-        name = config_file_name(site.system, site.nodes, max(1, site.gpus_per_node), layout)
         values = self._values(proposal, Path())
-        command = shlex.join(fill(word, values) for word in self._settings.argv)
-        text = render(self._environment(values), comments=(*provenance, f"Run: source {name} && {command}"))
-        return Export(files={name: text}, usage=f"source {name} && {command}")
+        nodes, gpus = int(values["NODES"]), max(1, site.gpus_per_node)
+        name = f"config_{site.system}_{nodes}x{gpus}.sh"
+        if any(isinstance(p, LayoutParameter) for p in self._study.space.values()):
+            name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
+        command = [fill(word, values) for word in self._settings.argv]
+        if self._settings.script:
+            command = ["sbatch", "-N", str(nodes), *site.sbatch_words(), *command]
+        place = f"cd {shlex.quote(str(self._cwd))} && " if self._cwd else ""
+        usage = f"source {name} && {place}{shlex.join(command)}"
+        exports = {**site.step_variables(), **self._environment(values, self._settings.environment)}
+        return Export(files={name: render(exports, comments=(*provenance, f"Run: {usage}"))}, usage=usage)
 
     def _values(self, proposal: Proposal, folder: Path) -> dict[str, Value]:
+        space = self._study.search_space
         own: dict[str, Value] = {
             "SEED": proposal.seed,
             "TARGET": self._study.objective.target,
             "folder": str(folder),
-            "NODES": self._study.site.nodes,
-            "GPUS": self._study.search_space.gpus,
+            "NODES": space.node_count(proposal.parameters),
+            "GPUS": space.gpu_count(proposal.parameters),
         }
         return {**own, **proposal.parameters}
 
-    def _environment(self, values: Mapping[str, Value]) -> dict[str, str]:
+    def _environment(self, values: Mapping[str, Value], further: Mapping[str, str]) -> dict[str, str]:
         site = self._study.site
         named = {name: value_text(value) for name, value in values.items() if name != "folder"}
-        return {**site.environment, **named, **{k: fill(v, values) for k, v in self._settings.environment.items()}}
+        return {**places(site), **site.environment, **named, **{k: fill(v, values) for k, v in further.items()}}
 
 
 _OWN_NAMES = ("SEED", "TARGET", "folder", "NODES", "GPUS")

@@ -21,11 +21,11 @@ from lora_tune.layout import Layout, config_file_name
 from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.rules import eval_schedule
-from lora_tune.site import Site
 from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
+from lora_tune.workloads.places import places
 from lora_tune.workloads.recipe import layout_of
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -198,13 +198,6 @@ class MlperfWorkload:
 
     def _walltime(self, proposal: Proposal) -> int:
         return 5 + proposal.replicates * (self._run_minutes() + 5)
-
-
-def places(site: Site) -> dict[str, str]:
-    """CONT, DATADIR and MODEL as far as known: the site's, else what the user's shell exports."""
-    given = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
-    found = {name: str(value) if value else os.environ.get(name, "") for name, value in given.items()}
-    return {name: value for name, value in found.items() if value}
 
 
 _WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
