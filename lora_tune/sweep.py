@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,16 +14,14 @@ import click
 from lora_tune import errors, export, view
 from lora_tune.commandline import guarded, open_store, output_option, storage_option, study_option, sweep_paths
 from lora_tune.driver import Clock, Driver, Outcome, Ports, RealClock, proposal
+from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly, take_lease
 from lora_tune.launchers import make_launcher, preview
-from lora_tune.launchers.command import start_ticks
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
 from lora_tune.store import Changes, Lease, Store, tune_sqlite
 from lora_tune.study import Study, find_study, load_study, parse_study, study_changes
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Prepares, Workload
-
-_CANCEL_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +76,10 @@ def main(study_name: str, dry_run: bool, accept_changes: bool, quiet: bool, as_j
         storage=given["storage"],
         accept_changes=accept_changes,
     )
-    sys.exit(_sweep(options, workload, _make_view(quiet, as_json), say=not as_json))
+    sys.exit(_sweep(options, workload, make_view(quiet, as_json), say=not as_json))
 
 
 _BUDGET_OPTIONS = {"trials": "trials", "parallel": "parallel", "node_hours": "budget_node_hours"}
-
-
-def _make_view(quiet: bool, as_json: bool) -> Any:
-    if quiet:
-        return view.Quiet()
-    if as_json:
-        return view.JsonLines()
-    return view.Screen() if sys.stdout.isatty() else view.Plain()
 
 
 def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> int:
@@ -105,7 +92,7 @@ def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> 
         # Simulated jobs run on their launcher's own time.
         clock = cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
         store = _prepare(options, clock.now())
-        lease = _take_lease(store, study.name, clock.now())
+        lease = take_lease(store, study.name, clock.now())
         try:
             session = Session(study, store.url, tune_sqlite)
             ports = Ports(workload=workload, launcher=launcher, store=store, session=session, clock=clock, view=watcher)
@@ -113,10 +100,10 @@ def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> 
             period = 0.25 if local else 1.0
             _prepare_once(options, ports, lease, period)
             driver = Driver(study, paths, ports, lease, period=period, settle=0.0 if local else 10.0)
-            outcome = _run_interruptibly(driver)
+            outcome = run_interruptibly(driver)
             if outcome.interrupted:
                 watcher.close()
-                _after_interrupt(driver)
+                after_interrupt(driver)
         finally:
             store.release(lease)
     finally:
@@ -177,50 +164,6 @@ def _prepare_once(options: Options, ports: Ports, lease: Lease, period: float) -
     preparation.prepare(options.paths, how)
 
 
-def _take_lease(store: Store, name: str, now: float) -> Lease:
-    """The lease of this sweep, also from an owner on this host whose process is gone."""
-    host, pid = socket.gethostname(), os.getpid()
-    held = store.owner(name).split()
-    dead = False
-    if len(held) == 5 and held[0] == host:
-        dead = start_ticks(int(held[2])) != int(held[4])
-    return store.take_lease(name, f"{host} pid {pid} start {start_ticks(pid)}", now, dead=dead)
-
-
-def _run_interruptibly(driver: Driver) -> Outcome:
-    """Run; the first Ctrl-C or SIGTERM ends the loop after its tick."""
-
-    def interrupt(_signal: int, _frame: Any) -> None:
-        driver.interrupt = True
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return driver.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _after_interrupt(driver: Driver, ask: Callable[[str], str] = input) -> None:
-    """Keep or cancel the jobs that run; a second Ctrl-C cancels. Without a terminal they are kept."""
-    running = [t.number for t in driver.sweep.trials.values() if t.verdict is None]
-    if not running:
-        return
-    answer = "k"
-    if sys.stdin.isatty():
-        # Also where whoever started us ignores Ctrl-C, as shells do for jobs in the background.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            answer = ask(f"\n{len(running)} trials still run. Keep them (k) or cancel them (c)? [k] ").strip().lower()
-        except (KeyboardInterrupt, EOFError):
-            answer = "c"
-    if answer.startswith("c"):
-        gone = driver.cancel_all(_CANCEL_SECONDS)
-        click.echo("cancelled." if gone else "some jobs do not end; see lora_tune.status", err=True)
-    else:
-        click.echo("the jobs go on; the same command adopts them.", err=True)
-
-
 def _hand_over(
     study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, *, say: bool
 ) -> int:
@@ -232,8 +175,8 @@ def _hand_over(
     if say:
         click.echo(summary(study, sweep, outcome))
         if written is not None:
-            click.echo(f"config   {_near(written.path)}\nrun it   {written.usage}")
-        click.echo(f"report   {_near(paths.report)}\nreview   python -m lora_tune.dashboard --study {study.name}")
+            click.echo(f"config   {near(written.path)}\nrun it   {written.usage}")
+        click.echo(f"report   {near(paths.report)}\nreview   python -m lora_tune.dashboard --study {study.name}")
     return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
 
 
@@ -251,11 +194,6 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
             f"best     {best.facts['objective']:.4g} {unit}, trial {best.number}: {view.parameters_text(best)}"
         )
     return "\n".join(lines)
-
-
-def _near(path: Path) -> str:
-    """A path relative to the present folder where it lies below it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2) -> None:
