@@ -15,7 +15,7 @@ from lora_tune.layout import config_file_name
 from lora_tune.mllog import LogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.readers import make_reader
-from lora_tune.space import FixedParameter, LayoutParameter
+from lora_tune.space import FixedParameter
 from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
@@ -136,9 +136,7 @@ class CommandWorkload:
         site = self._study.site
         values = self._values(proposal, Path())
         nodes, gpus = int(values["NODES"]), max(1, site.gpus_per_node)
-        name = f"config_{site.system}_{nodes}x{gpus}.sh"
-        if any(isinstance(p, LayoutParameter) for p in self._study.space.values()):
-            name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
+        name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
         command = [fill(word, values) for word in self._settings.argv]
         if self._settings.script:
             command = ["sbatch", "-N", str(nodes), *site.sbatch_words(), *command]
