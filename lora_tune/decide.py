@@ -273,6 +273,8 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now
         "crossing_samples": crossing.samples,
         "crossing_low": crossing.low,
         "crossing_high": crossing.high,
+        "eval_samples": curve.samples_between_evals(run),
+        "pace_spread": curve.pace_spread(run),
         "init_seconds": run.init_seconds,
         "evals": float(len(run.evals)),
         "last_loss": run.evals[-1].loss if run.evals else None,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import click
 
@@ -50,17 +52,22 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
 
 
 def time_interval(trial: Trial) -> tuple[float, float]:
-    """A 90% interval, in seconds, for the time to the target of this configuration.
+    """A 90% interval, in seconds, for the time to the target of this configuration on this kind of machine.
 
-    The interval of the fitted crossing in samples, taken to seconds at this run's own pace and widened to hold the
-    run itself.
+    The interval of the crossing in samples, up to one eval interval later (a crossing is seen at the next eval), taken
+    to seconds at this run's own pace; that pace varies as it did between the run's own blocks. Widened to hold the run.
     """
     assert trial.seconds is not None
     assert trial.samples is not None
-    pace = trial.seconds / trial.samples if trial.samples else 0.0
-    low = trial.facts.get("crossing_low", trial.samples) * pace
-    high = trial.facts.get("crossing_high", trial.samples) * pace
-    return min(low, trial.seconds), max(high, trial.seconds)
+    facts, samples = trial.facts, trial.samples
+    low, high = facts.get("crossing_low", samples), facts.get("crossing_high", samples) + facts.get("eval_samples", 0.0)
+    pace = NormalDist().inv_cdf(0.95) * facts.get("pace_spread", 0.0)
+
+    def away(bound: float) -> float:
+        known = samples > 0 and bound > 0
+        return math.exp(math.hypot(math.log(bound / samples) if known else 0.0, pace))
+
+    return trial.seconds / away(min(low, samples)), trial.seconds * away(max(high, samples))
 
 
 def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:

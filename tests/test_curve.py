@@ -51,7 +51,10 @@ def test_no_sequence_of_evals_breaks_a_verdict(
 @settings(deadline=None)  # the first example imports scipy
 @given(anything, st.lists(numbers, max_size=5), st.lists(numbers, max_size=5))
 def test_no_run_breaks_a_timing(evals: list[Eval], speeds: list[float], lengths: list[float]) -> None:
-    curve.timing(Run(evals=tuple(evals), throughput=tuple(speeds), eval_seconds=tuple(lengths)))
+    run = Run(evals=tuple(evals), throughput=tuple(speeds), eval_seconds=tuple(lengths))
+    curve.timing(run)
+    assert curve.pace_spread(run) >= 0
+    assert curve.samples_between_evals(run) >= 0
 
 
 def good_run(last: float = 3072, offset: float = 0.0) -> list[Eval]:
@@ -98,6 +101,12 @@ def test_nothing_read_yet_means_anything_is_possible() -> None:
 def test_timing_drops_the_cold_block() -> None:
     found = curve.timing(Run(throughput=(1.9, 2.0, 2.02, 2.01), eval_seconds=(40.0, 38.0, 38.5, 38.2)))
     assert found == curve.Timing(2.01, 38.2)
+
+
+def test_the_spread_of_the_pace_leaves_out_the_cold_block_and_one_hiccup() -> None:
+    assert curve.pace_spread(Run(throughput=(1.0, 2.0, 2.0, 2.0, 0.5))) == 0
+    assert curve.pace_spread(Run(throughput=(1.0, 1.9, 2.0, 2.1))) == pytest.approx(1.4826 * 0.05)
+    assert curve.pace_spread(Run(throughput=(1.0, 2.0, 1.0))) == 0, "two blocks say nothing of their spread"
 
 
 def test_timing_falls_back_to_time_stamps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,19 @@ def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path)
     assert run().exit_code == 0
     assert handover.sourced_file(the_config(swept))["TARGET"] == str(target)
     assert f"time to eval loss {target:g}" in the_config(swept).read_text()
+
+
+def test_the_interval_of_the_time_knows_the_next_eval_and_the_pace() -> None:
+    facts = {"crossing_low": 90.0, "crossing_high": 110.0}
+    trial = Trial(number=0, seed=1, tuned={}, parameters={}, seconds=50.0, samples=100.0, facts=facts)
+    assert export.time_interval(trial) == pytest.approx((45.0, 55.0))
+    seen_late = replace(trial, facts={**facts, "eval_samples": 20.0})
+    assert export.time_interval(seen_late) == pytest.approx((45.0, 65.0))
+    low, high = export.time_interval(replace(trial, facts={**facts, "pace_spread": 0.2}))
+    assert low < 45.0
+    assert high > 55.0
+    late = replace(trial, facts={"crossing_low": 70.0, "crossing_high": 80.0})
+    assert export.time_interval(late) == pytest.approx((35.0, 50.0)), "the run itself is never outside"
 
 
 def test_diff_shows_what_changes_against_the_present_config(swept: Path) -> None:

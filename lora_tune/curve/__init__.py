@@ -11,7 +11,7 @@ from lora_tune.curve.learn import learn_family
 from lora_tune.curve.pace import fastest_pace
 from lora_tune.curve.published import published
 from lora_tune.curve.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
-from lora_tune.curve.timing import Schedule, Timing, predicted_seconds, timing
+from lora_tune.curve.timing import Schedule, Timing, pace_spread, predicted_seconds, samples_between_evals, timing
 
 __all__ = [
     "Crossing",
@@ -31,8 +31,10 @@ __all__ = [
     "forecast",
     "learn_family",
     "log_linear",
+    "pace_spread",
     "predicted_seconds",
     "published",
+    "samples_between_evals",
     "stalled",
     "timing",
     "verdict",

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lora_tune.curve.points import eval_interval, points
 from lora_tune.mllog import Run
 
 LARGEST_READING = 1e15
 """A speed or a duration beyond this is a corrupt reading."""
+
+MIN_BLOCKS = 3
+"""Warm blocks before their spread says anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,23 @@ def timing(run: Run) -> Timing:
         if speed is not None:
             return Timing(speed, seconds_per_eval)
     return Timing(speeds[0] if speeds else math.nan, seconds_per_eval, warm=False)
+
+
+def pace_spread(run: Run) -> float:
+    """How much the run's own speed varied, as a relative standard deviation over its warm blocks; 0 when unknown.
+
+    Robust (1.4826 times the median absolute deviation, over the median): one hiccup is not a noisy machine.
+    """
+    speeds = np.array(_positive(run.throughput)[1:])
+    if len(speeds) < MIN_BLOCKS:
+        return 0.0
+    middle = float(np.median(speeds))
+    return 1.4826 * float(np.median(np.abs(speeds - middle))) / middle
+
+
+def samples_between_evals(run: Run) -> float:
+    """The median distance between evals in samples; 0 when there are fewer than two."""
+    return eval_interval(points(run.evals).samples)
 
 
 def predicted_seconds(samples: float, speed: Timing, schedule: Schedule) -> float:
