@@ -31,15 +31,20 @@ FEWEST_EVALS = 2
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The best configuration so far: a name for sentences, and the seconds to target of its finished runs."""
+    """The best configuration so far: a name for sentences, and the seconds to target of its finished runs.
+
+    pace_spread: how much the machine's own speed varies, as a relative standard deviation (``curve.pace_spread``).
+    """
 
     name: str
     seconds: tuple[float, ...]
+    pace_spread: float = 0.0
 
     def upper_quantile(self, probability: float) -> float:
         """The seconds that one more run of it stays under with ``probability``; infinite without a finished run.
 
-        Student's prediction bound on ln(seconds), its variance shrunk towards ``PRIOR_CV``.
+        Student's prediction bound on ln(seconds), its variance shrunk towards ``PRIOR_CV``; on a machine whose speed
+        varies, by that for its own runs and for the next.
         """
         from scipy.special import stdtrit
 
@@ -49,7 +54,9 @@ class Incumbent:
             return math.inf
         freedom = n - 1 + PRIOR_RUNS
         squares = float(((known - known.mean()) ** 2).sum()) + PRIOR_RUNS * PRIOR_CV**2
-        width = float(stdtrit(freedom, probability)) * math.sqrt(squares / freedom * (1 + 1 / n))
+        width = float(stdtrit(freedom, probability)) * math.sqrt(
+            (squares / freedom + self.pace_spread**2) * (1 + 1 / n)
+        )
         return float(np.exp(min(float(known.mean()) + width, LARGEST_EXPONENT)))
 
 

@@ -64,6 +64,11 @@ def test_one_run_bounds_the_next_less_tightly_than_four() -> None:
     assert Incumbent("once", (1705.0,)).upper_quantile(0.95) > INCUMBENT.upper_quantile(0.95)
 
 
+def test_on_a_machine_whose_speed_varies_the_incumbent_is_surer_of_less() -> None:
+    steady, unsteady = Incumbent("a", (1700.0,)), Incumbent("a", (1700.0,), pace_spread=0.1)
+    assert unsteady.upper_quantile(0.99) > 1.2 * steady.upper_quantile(0.99)
+
+
 def test_an_unknown_speed_is_no_reason_to_stop() -> None:
     unknown = curve.Timing(math.nan, math.nan)
     assert not cap(run(3, 0.02), unknown, INCUMBENT, 1250, 0.05, target=TARGET, family=FAMILY).stop
