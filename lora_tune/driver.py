@@ -136,7 +136,7 @@ class Driver:
 
     def _adopt(self) -> None:
         """Take in what an earlier driver left: proposals that Optuna knows and we do not."""
-        for asked in self._ports.session.unknown(tuple(self.sweep.trials)):
+        for asked in self._ports.session.unknown(self.sweep.trials.keys()):
             self._note(f"trial {asked.number} was proposed and not written down: adopted", "adopted", asked.number)
             self._new_trial(asked)
         for trial in self._book.open_trials():
@@ -174,6 +174,8 @@ class Driver:
         for number, evals in fresh.items():
             if evals:
                 self._guard(functools.partial(self._ports.session.report, number, evals))
+        if any(fresh.values()):
+            self._guard(self._ports.session.flush)
 
     def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
         """Act on what one job did since the last look; returns its new evals."""
@@ -313,7 +315,7 @@ class Driver:
             job_name=f"{self._study.name}-{trial.number:04d}-{number}",
             folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
             intended_at=self._now(),
-            node_count=self._study.site.nodes,
+            node_count=self._study.search_space.node_count(trial.parameters),
             exclude_nodes=tuple(
                 sorted({n for a in earlier for n in a.nodes if a.failure in ("infrastructure", "flaky", "infeasible")})
             ),
@@ -370,8 +372,9 @@ class Driver:
         untold = self._book.untold()
         if self._unsaved or not untold:
             return
-        for trial in untold:
-            if self._guard(functools.partial(self._ports.session.tell, trial)):
+        told = [t for t in untold if self._guard(functools.partial(self._ports.session.tell, t))]
+        if self._guard(self._ports.session.flush):
+            for trial in told:
                 self._book.put_trial(replace(trial, told=True))
         self._save()
 

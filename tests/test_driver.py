@@ -42,7 +42,7 @@ class House:
             "workload": load_workload(self.study, self.file),
             "launcher": Crashing(self.cluster, turn, ("submit", "cancel")),
             "store": Crashing(self.store, turn, ("save",)),
-            "session": Crashing(self.session, turn, ("ask", "tell", "report")),
+            "session": Crashing(self.session, turn, ("ask", "tell", "report", "flush")),
             "clock": self.clock,
             "view": Quiet(),
         }
@@ -114,7 +114,7 @@ def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluste
     assert all(any(w in e["text"] for w in ("reaching", "above", "runs of trial")) for e in stopped)
 
 
-CRASH_POINTS = 60
+CRASH_POINTS = 70
 """A little more than the turns of an undisturbed sweep of two trials; checked below."""
 
 
@@ -173,7 +173,7 @@ def test_a_database_that_is_away_is_caught_up_with(tmp_path: Path, cluster: Fake
     there = house(tmp_path, cluster, trials=4)
     store = Away(there.store, ("save",))
     driver = there.driver(store=store)
-    session = Away(driver._ports.session, ("ask", "tell", "report"))
+    session = Away(driver._ports.session, ("ask", "tell", "report", "flush"))
     object.__setattr__(driver._ports, "session", session)
     for _ in range(2):
         driver.tick()

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
+from lora_tune.search.tpe import WindowedTPESampler
+from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.space import FixedParameter
 from lora_tune.study import Study
 
@@ -55,7 +60,7 @@ def make_sampler(study: Study) -> BaseSampler:
     if search.sampler == "grey_box" and not study.maximise:  # throughput alone has no samples to target
         return _grey_box(study)
     # constant_liar keeps parallel proposals apart while their results are open.
-    return optuna.samplers.TPESampler(
+    return WindowedTPESampler(
         seed=search.seed, n_startup_trials=search.startup_trials, multivariate=True, constant_liar=True
     )
 
@@ -86,13 +91,6 @@ def _grey_box(study: Study) -> BaseSampler:
     )
 
 
-def _open_storage(url: str, tune: Callable[[Any], None]) -> optuna.storages.RDBStorage:
-    storage = optuna.storages.RDBStorage(url)
-    tune(storage.engine)
-    storage.engine.dispose()  # connections made before tuning
-    return storage
-
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -103,14 +101,17 @@ def _translated(method: Method) -> Method:
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return method(*arguments, **options)
-        except optuna.exceptions.StorageInternalError as error:
+        except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
             raise StoreError(f"Optuna's database does not answer: {str(error).splitlines()[0]}") from error
 
     return call  # type: ignore[return-value]  # same signature, by functools.wraps
 
 
 class Session:
-    """One Optuna study in the sweep's database."""
+    """One Optuna study in the sweep's database.
+
+    What :meth:`report` and :meth:`tell` say is in the database after the next :meth:`flush`; proposals are at once.
+    """
 
     def __init__(
         self, study: Study, url: str | None, tune: Callable[[Any], None], sampler: BaseSampler | None = None
@@ -118,28 +119,41 @@ class Session:
         """Open or create it at ``url``, None: in memory. tune: prepares the database's engine. Raises StoreError."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
+            self._storage = InMemoryStorage() if url is None else TrialStorage(url, study.name, tune)
             self._study = optuna.create_study(
                 study_name=study.name,
-                storage=None if url is None else _open_storage(url, tune),
+                storage=self._storage,
                 sampler=sampler or make_sampler(study),
                 direction="maximize" if study.maximise else "minimize",
                 load_if_exists=True,
             )
+            self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()
+            if not self._study.get_trials(deepcopy=False):
+                for point in study.search.enqueue:
+                    self._study.enqueue_trial(dict(point))
+            self.flush()
         except Exception as error:  # Optuna, alembic and the database driver each have a tree of their own
             raise StoreError(f"Optuna cannot use the database: {str(error).splitlines()[0]}") from error
-        self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()
-        if not self._study.get_trials(deepcopy=False):
-            for point in study.search.enqueue:
-                self._study.enqueue_trial(dict(point))
+        self._asked: Asked | None = None  # made, and not in the database yet
+
+    @_translated
+    def flush(self) -> None:
+        """Write what the database does not know yet, in one transaction. Raises StoreError; nothing is lost then."""
+        if isinstance(self._storage, TrialStorage):
+            self._storage.flush()
 
     @_translated
     def ask(self) -> Asked:
-        """A new proposal; the trial is RUNNING in Optuna from here on."""
-        trial = self._study.ask(self._distributions)
-        return Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", ""))
+        """A new proposal; the trial is RUNNING in the database from here on."""
+        if self._asked is None:
+            trial = self._study.ask(self._distributions)
+            self._asked = Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", ""))
+        self.flush()
+        asked, self._asked = self._asked, None
+        return asked
 
     @_translated
-    def unknown(self, known: Sequence[int]) -> list[Asked]:
+    def unknown(self, known: Collection[int]) -> list[Asked]:
         """Proposals that Optuna holds as running and nobody wrote down: the driver died in between.
 
         Incomplete ones are told FAIL.
@@ -152,11 +166,17 @@ class Session:
                 found.append(Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", "")))
             else:
                 self._study.tell(trial.number, state=TrialState.FAIL)
+        self.flush()
         return found
 
     @_translated
     def report(self, number: int, evals: Sequence[Eval]) -> None:
-        """Evals as intermediate values, at the step of their samples; a step that is known already stays."""
+        """Evals as intermediate values, at the step of their samples; a step that is known already stays.
+
+        None where throughput is maximised: losses are not what such trials are compared by.
+        """
+        if self._study.direction is StudyDirection.MAXIMIZE:
+            return
         trial, known = self._open(number), self._frozen(number).intermediate_values
         for point in evals:
             if math.isfinite(point.samples) and int(point.samples) not in known:
@@ -181,7 +201,10 @@ class Session:
         self._study.tell(record.number, state=state, skip_if_finished=True)
 
     def _frozen(self, number: int) -> FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[number]
+        return self._storage.get_trial(self._trial_id(number))
 
     def _open(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self._frozen(number)._trial_id)
+        return optuna.Trial(self._study, self._trial_id(number))
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number)

@@ -1,0 +1,156 @@
+"""The study in memory and in Optuna's tables is the same study, whatever was done to it."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from pathlib import Path
+
+import optuna
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from lora_tune.search.tpe import BEST, NEWEST, WindowedTPESampler
+from lora_tune.search.trial_storage import TrialStorage
+from lora_tune.store import tune_sqlite
+
+SPACE: dict[str, BaseDistribution] = {
+    "LR": FloatDistribution(1e-5, 1e-3, log=True),
+    "MAX_STEPS": IntDistribution(100, 900),
+    "layout": CategoricalDistribution(["tp1", "tp4", "$(x) 'é\n"]),
+}
+
+
+def opened(url: str) -> tuple[TrialStorage, optuna.Study]:
+    storage = TrialStorage(url, "s", tune_sqlite)
+    return storage, optuna.create_study(study_name="s", storage=storage, load_if_exists=True)
+
+
+def same(one: list[FrozenTrial], other: list[FrozenTrial]) -> bool:
+    """Equal but for the id, which each storage gives out itself; NaN equals NaN."""
+    return [content(t) for t in one] == [content(t) for t in other]
+
+
+def content(trial: FrozenTrial) -> list[str]:
+    tables = (trial.params, trial.distributions, trial.user_attrs, trial._system_attrs, trial.intermediate_values)
+    head = (trial.number, trial.state, trial.values, trial.datetime_start, trial.datetime_complete)
+    return [repr(head), *(repr(sorted(table.items())) for table in tables)]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask")),
+        st.tuples(st.just("report"), st.integers(0, 5), st.integers(0, 4), st.floats()),
+        st.tuples(st.just("attribute"), st.integers(0, 5), st.sampled_from("ab"), st.text() | st.floats(0, 1)),
+        st.tuples(st.just("constraint"), st.integers(0, 5)),
+        st.tuples(st.just("tell"), st.integers(0, 5), st.floats(allow_nan=False) | st.none()),
+        st.tuples(st.just("flush")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_optuna_and_a_second_start_read_what_was_done(tmp_path: Path, steps: list[tuple[object, ...]]) -> None:
+    url = f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
+    storage, study = opened(url)
+    study.enqueue_trial({"LR": 1e-4})
+    for what, *details in steps:
+        do(storage, study, str(what), details)
+    storage.flush()
+    here = study.get_trials(deepcopy=False)
+    assert same(RDBStorage(url).get_all_trials(1), here)
+    assert same(opened(url)[1].get_trials(), here)
+
+
+def do(storage: TrialStorage, study: optuna.Study, what: str, details: list[object]) -> None:
+    if what == "ask":
+        study.ask(SPACE)
+    elif what == "flush":
+        storage.flush()
+    else:
+        number, *rest = details
+        running = [t for t in study.get_trials(deepcopy=False) if t.state is TrialState.RUNNING and t.number == number]
+        if not running:
+            return
+        trial = optuna.Trial(study, running[0]._trial_id)
+        if what == "report":
+            trial.report(rest[1], rest[0])  # type: ignore[arg-type]
+        elif what == "attribute":
+            trial.set_user_attr(str(rest[0]), rest[1])
+        elif what == "constraint":
+            trial.set_constraint("feasible", 1.0)
+        else:
+            value = rest[0]
+            study.tell(trial, value, state=None if value is not None else TrialState.PRUNED)  # type: ignore[arg-type]
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    storage, study = opened(url)
+    trial = study.ask(SPACE)
+
+    def away() -> None:
+        raise SQLAlchemyError("the database does not answer")
+
+    with monkeypatch.context() as without:
+        without.setattr(storage._rdb.engine, "begin", away)
+        with pytest.raises(SQLAlchemyError):
+            storage.flush()
+        trial.report(math.nan, 8)
+    storage.flush()
+    assert same(RDBStorage(url).get_all_trials(1), study.get_trials())
+
+
+def test_two_studies_of_one_database_keep_apart(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    both = [TrialStorage(url, name, tune_sqlite) for name in "ab"]
+    studies = [optuna.create_study(study_name=n, storage=s) for n, s in zip("ab", both, strict=True)]
+    for round_ in range(3):
+        for study, storage in zip(studies, both, strict=True):
+            study.ask(SPACE).report(round_, round_)
+            storage.flush()
+    for name, study in zip("ab", studies, strict=True):
+        again = TrialStorage(url, name, tune_sqlite)
+        assert same(again.get_all_trials(again.get_study_id_from_name(name)), study.get_trials())
+
+
+def test_a_long_study_is_asked_through_its_best_and_newest_trials() -> None:
+    sampler = WindowedTPESampler(seed=0, multivariate=True, constant_liar=True)
+    study = optuna.create_study(sampler=sampler)
+    for number in range(NEWEST + BEST + 500):
+        values = {"params": {"x": number / 2000}, "distributions": {"x": FloatDistribution(0, 1)}}
+        study.add_trial(optuna.trial.create_trial(value=abs(number - 300) / 1000, **values))  # type: ignore[arg-type]
+    seen: list[list[int]] = []
+    inner = sampler._sample
+
+    def watched(window: optuna.Study, *rest: object) -> object:
+        seen.append([t.number for t in window._get_trials(deepcopy=False)])
+        return inner(window, *rest)  # type: ignore[arg-type]
+
+    sampler._sample = watched  # type: ignore[method-assign,assignment]
+    study.ask({"x": FloatDistribution(0, 1)})
+    (numbers,) = seen
+    assert len(numbers) == NEWEST + BEST + 1, "the best, the newest, and the open one"
+    assert set(range(260, 340)) <= set(numbers), "the best ones, though they are old"
+    assert set(range(600, 1600)) <= set(numbers)
+
+
+@pytest.mark.parametrize("count", [0, 30, 200])
+def test_a_short_study_is_asked_as_by_optuna(count: int) -> None:
+    def proposals(sampler: optuna.samplers.BaseSampler) -> list[dict[str, object]]:
+        study = optuna.create_study(sampler=sampler)
+        for number in range(count):
+            trial = study.ask(SPACE)
+            study.tell(trial, math.sin(number) + trial.params["LR"])
+        return [study.ask(SPACE).params for _ in range(3)]
+
+    plain = optuna.samplers.TPESampler(seed=3, multivariate=True, constant_liar=True)
+    ours = WindowedTPESampler(seed=3, multivariate=True, constant_liar=True)
+    assert proposals(plain) == proposals(ours)
