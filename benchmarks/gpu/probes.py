@@ -39,6 +39,18 @@ ON_FOUR: dict[str, dict[str, object]] = {
     "tp1_cp4_bf16_recompute": {"CP": 4, "RECOMPUTE_GRANULARITY": "full"},
     "tp4_sp_bf16": {"TP": 4, "SP": 1},
 }
+ON_EIGHT: dict[str, dict[str, object]] = {
+    "tp4_dp2_sp_fp8": {"TP": 4, "SP": 1, **FP8},
+    "tp4_cp2_sp_fp8": {"TP": 4, "CP": 2, "SP": 1, **FP8},
+    "tp8_sp_fp8": {"TP": 8, "SP": 1, **FP8},
+    "tp2_cp4_sp_fp8params": {"TP": 2, "CP": 4, "SP": 1, **PARAMS},
+    "tp2_cp2_dp2_sp_fp8params": {"TP": 2, "CP": 2, "SP": 1, **PARAMS},
+    "tp2_dp4_sp_fp8params": {"TP": 2, "SP": 1, **PARAMS},
+    "tp1_cp8_fp8params": {"CP": 8, **PARAMS},
+    "tp4_dp2_sp_fp8_overlap": {"TP": 4, "SP": 1, "TP_COMM_OVERLAP": 1, **FP8},
+    "tp4_dp2_sp_fp8_graph": {"TP": 4, "SP": 1, "MCORE_CUDA_GRAPH": 1, **FP8},
+    "tp4_dp2_sp_bf16": {"TP": 4, "SP": 1},
+}
 ON_ONE: dict[str, dict[str, object]] = {
     "bf16": {},
     "fp8": {**FP8},
@@ -54,7 +66,7 @@ ON_ONE: dict[str, dict[str, object]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, default=1, help="1 or 4 (default %(default)s)")
+    parser.add_argument("--gpus", type=int, default=1, choices=(1, 4, 8), help="of this host (default %(default)s)")
     parser.add_argument("--llama", choices=sorted(SHAPES), default="70b_slice8", help="shape (default %(default)s)")
     parser.add_argument("--seq", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=4, help="sequences in a step (default %(default)s)")
@@ -65,7 +77,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("probes.json"))
     options = parser.parse_args()
     end = time.monotonic() + options.total
-    variants = ON_FOUR if options.gpus > 1 else ON_ONE
+    variants = {1: ON_ONE, 4: ON_FOUR, 8: ON_EIGHT}[options.gpus]
     shape = SHAPES[options.llama]
     flops = shape.step_flops(options.seq, options.seq)
     fixed = {
