@@ -14,7 +14,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from functools import cache
@@ -101,9 +101,15 @@ def _run(maker: Callable[[Any, int], Any], key: tuple[str, str, int, int, float]
     click.echo(f"{study} {method} {slots} nodes, repeat {repeat}: {time.perf_counter() - begin:.0f} s", err=True)
     return Record(
         study=study, method=method, nodes=slots, repeat=repeat, budget=budget, trials=trace.trials,
-        points=tuple((round(h, 4), round(r, 5)) for h, r in trace.points),
+        points=changes([(round(h, 4), round(r, 5)) for h, r in trace.points]),
         claims=tuple((round(h, 4), round(c, 5), round(r, 5)) for h, c, r in trace.claims),
     )  # fmt: skip
+
+
+def changes(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The points at which the regret changes, and the last one: all that figures need, in a tenth of the space."""
+    kept = [p for at, p in enumerate(points) if at == 0 or p[1] != points[at - 1][1] or at == len(points) - 1]
+    return tuple(kept)
 
 
 def _append(output: Path, record: Record) -> None:

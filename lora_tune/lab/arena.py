@@ -124,7 +124,7 @@ def _look(problem: Problem, method: Method, trace: Trace, total: float) -> None:
     regret = problem.regret(tuned) if tuned is not None else math.inf
     trace.points.append((total, regret))
     claim = getattr(method, "claimed_regret", None)
-    if claim is not None and tuned is not None:
+    if claim is not None and math.isfinite(claim) and tuned is not None:
         trace.claims.append((total, claim, regret))
 
 

@@ -27,6 +27,8 @@ from lora_tune.search.coordinates import from_unit
 
 PENALTY_FACTOR = 2.0
 """Cost of a failed run, in trial time limits."""
+STARTS = 20
+"""Space-filling trials first: by default Ax takes five, all of which fail in the wide ranges, and it sees no success."""
 
 
 class _Best:
@@ -202,7 +204,9 @@ class Ax(_Best):
         self._client = Client(random_seed=seed)
         self._client.configure_experiment(parameters=parameters, name="lab")
         self._client.configure_optimization(objective="-score")
-        self._client.configure_generation_strategy(method="fast", initialization_random_seed=seed)
+        self._client.configure_generation_strategy(
+            method="fast", initialization_budget=STARTS, initialization_random_seed=seed
+        )
 
     def ask(self) -> Ask:
         with contextlib.redirect_stdout(None):

@@ -61,7 +61,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def calibration(records: Sequence[Record], after: float) -> tuple[float, float] | None:
     """(mean claimed, mean true) regret over looks later than ``after`` node-hours; None without claims."""
-    seen = [(c, t) for r in records for at, c, t in r.claims if at >= after and math.isfinite(t)]
+    seen = [(c, t) for r in records for at, c, t in r.claims if at >= after and math.isfinite(c) and math.isfinite(t)]
     if not seen:
         return None
     return float(np.mean([c for c, _ in seen])), float(np.mean([t for _, t in seen]))

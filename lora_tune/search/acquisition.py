@@ -252,8 +252,8 @@ def _run_seconds(model: SearchModel, beliefs: Beliefs, now: _Now, where: tuple[i
 class Recommendation:
     """The best configuration as far as is known.
 
-    score: expected seconds. regret: expected excess over the best there is, as a share. runs: full runs of exactly
-    these hyperparameters, on any layout.
+    score: expected seconds. regret: expected excess over the best there is, as a share; infinite while nothing known
+    has reached the target, here or elsewhere. runs: full runs of exactly these hyperparameters, on any layout.
     """
 
     values: Values
@@ -278,10 +278,9 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
     values = {**group.configurations[best[g] - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}
     names = model.coordinates.convergence_names
     runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
-    return Recommendation(
-        values=values, score=float(np.exp(seconds[m])), runs=runs,
-        regret=_expected_regret(model, beliefs, (best[g], g, m), rng, draws),
-    )  # fmt: skip
+    known = any(math.isfinite(o.reached) for o in model.observations if model.scales.trusted or not o.source)
+    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if known else math.inf
+    return Recommendation(values=values, score=float(np.exp(seconds[m])), runs=runs, regret=regret)
 
 
 def _expected_regret(
@@ -295,9 +294,9 @@ def _expected_regret(
     logs = beliefs.configuration_logs(model.goal, samples, np.full((n, 1), 1e-6))
     lowest = np.array([logs[rows].min(axis=0) for rows in beliefs.rows])
     base = beliefs.layout_logs(model.goal, [float(v) for v in lowest.mean(axis=1)])
-    noise = beliefs.spread[:, None] * rng.normal(size=(len(base), draws))
-    weight = beliefs.death_after / np.maximum(beliefs.death - beliefs.death_after, 1e-9)
-    layouts = base[:, None] + noise + death_logs(model.memory.draws(beliefs.death, weight, rng, draws))
+    noise = np.linalg.cholesky(beliefs.together + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), draws))
+    every = [layout for group in beliefs.groups for layout in group.layouts]
+    layouts = base[:, None] + noise + death_logs(model.draw_deaths(every, rng, draws))
     by_group = np.array([layouts[c].min(axis=0) for c in beliefs.columns])
     best = (by_group + lowest - lowest.mean(axis=1, keepdims=True)).min(axis=0)
     mine = layouts[m] + logs[at] - lowest[g].mean()

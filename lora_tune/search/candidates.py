@@ -127,8 +127,9 @@ class Beliefs:
     """Beliefs over all candidates of all groups, laid end to end; ``rows[g]`` and ``columns[g]`` are group g's.
 
     configurations (n): ln samples, ``mean`` and ``covariance``; ``total``: samples at which training ends.
-    layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds;
-    ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it ran in this study; ``due``: it runs now.
+    layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds,
+    ``together`` (m, m): its covariance; ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it
+    ran in this study; ``due``: it runs now.
     """
 
     groups: list[Group]
@@ -140,6 +141,7 @@ class Beliefs:
     speed: Array
     evals: Array
     spread: Array
+    together: Array
     death: Array
     death_after: Array
     tested: Flags
@@ -181,7 +183,7 @@ def believe(model: SearchModel, groups: list[Group]) -> Beliefs:
         configurations += [{**group.layouts[0], **v} for v in group.configurations]
         layouts += group.layouts
     mean, covariance = model.predict_ln_samples(configurations)
-    speed, speed_variance, evals, evals_variance = model.predict_speed(layouts)
+    speed, speed_covariance, evals, eval_covariance = model.predict_speed(layouts)
     death, death_after = model.oom_probability(layouts)
     here = [o for o in model.observations if not o.source]
     tested = {tuple(c.speed_features(o.values)) for o in here if o.ran}
@@ -190,11 +192,13 @@ def believe(model: SearchModel, groups: list[Group]) -> Beliefs:
     beliefs = Beliefs(
         groups=groups, rows=rows, columns=columns, mean=mean, covariance=covariance,
         total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
-        spread=np.zeros(len(layouts)), death=death, death_after=death_after,
+        spread=np.zeros(len(layouts)), together=np.zeros((len(layouts), len(layouts))),
+        death=death, death_after=death_after,
         tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]),
     )  # fmt: skip
     share = _eval_share(model.goal, beliefs)
-    beliefs.spread[:] = np.sqrt((1 - share) ** 2 * speed_variance + share**2 * evals_variance)
+    beliefs.together[:] = (1 - share) ** 2 * speed_covariance + share**2 * eval_covariance
+    beliefs.spread[:] = np.sqrt(np.diag(beliefs.together))
     return beliefs
 
 

@@ -33,6 +33,9 @@ SPEED = re.compile(
 PACE = ("bubble", "micro")
 """Speed features that leave memory as it is."""
 
+LONGEST_WARMUP = 0.4
+"""Share of the schedule beyond which a longer warm-up counts as no different: no run is better for it."""
+
 Values = Mapping[str, Any]
 MAX_CATEGORIES = 12
 """Categories of one parameter that get a feature each; later ones share the last."""
@@ -142,9 +145,8 @@ class Coordinates:
         for name in self.convergence_names:
             if name.upper() in WARMUP:
                 steps = self.steps(values)
-                row.append(
-                    10 * float(values[name]) / steps - 1 if steps > 0 else unit(self.distributions[name], values[name])
-                )
+                share = min(float(values[name]) / steps, LONGEST_WARMUP) if steps > 0 else math.nan
+                row.append(10 * share - 1 if steps > 0 else unit(self.distributions[name], values[name]))
             elif name.upper() in STEPS and math.isfinite(self.batch(values)):
                 row.append(math.log(self.total_samples(values) / self.reference_samples) / math.log(4))
             else:

@@ -140,11 +140,15 @@ class SearchModel:
         return self.convergence.predict(x, trend(x, self.curved))
 
     def predict_speed(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array, Array]:
-        """ln samples/s and ln eval seconds of configurations: mean and variance of the first, then of the second."""
+        """ln samples/s and ln eval seconds of configurations: mean (n) and covariance (n, n), first then second."""
         x = np.array([self.coordinates.speed_features(v) for v in values])
         basis = trend(x, ())
         (speed, first), (evals, second) = self.speed.predict(x, basis), self.evals.predict(x, basis)
-        return speed, np.diag(first), evals, np.diag(second)
+        return speed, first, evals, second
+
+    def draw_deaths(self, values: Sequence[Mapping[str, Any]], rng: np.random.Generator, draws: int) -> Array:
+        """Death rates of configurations (n, draws) as the belief has them, jointly."""
+        return self.memory.draws(np.array([self.coordinates.memory_features(v) for v in values]), rng, draws)
 
     def oom_probability(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Chance that each configuration dies of memory, now and after one survival."""

@@ -162,7 +162,23 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
             sd = math.hypot(_curve_sd(family, len(usable), target), 0.25 * ahead, SEED_SD)
             return Reading(math.log(crossing.samples), sd)
         return Reading(math.log(seen) + (FARTHEST if ahead >= FARTHEST else 0.0), 0.3, below=True)
+    ahead = _ahead(usable, target)
+    if 0 < ahead < FARTHEST:
+        return Reading(math.log(seen) + ahead, math.hypot(0.5 * ahead, 2 * SEED_SD))
     return Reading(math.log(seen), SEED_SD, below=True)
+
+
+def _ahead(evals: Sequence[Eval], target: float) -> float:
+    """How far the target lies beyond the last eval, in ln(samples), by a line through the later half of the evals.
+
+    For curves whose shape is not known yet; infinite where they do not fall.
+    """
+    last = [e for e in evals if e.samples > 0][-max(2, len(evals) // 2) :]
+    if len(last) < 2 or last[-1].samples <= last[0].samples:
+        return math.inf
+    slope, level = np.polyfit(np.log([e.samples for e in last]), [e.loss for e in last], 1)
+    end = math.log(last[-1].samples)
+    return float((target - level) / slope) - end if slope < 0 else math.inf
 
 
 def _of_reached(o: Observation, target: float, family: Family | None) -> Reading:

@@ -157,10 +157,10 @@ def recommend(
 
 def sentence(found: Recommendation) -> str:
     """The recommendation in words."""
-    return (
-        f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of these hyperparameters; "
-        f"expected to be {100 * found.regret:.1f}% above the best there is"
-    )
+    above = f"expected to be {100 * found.regret:.1f}% above the best there is"
+    if not math.isfinite(found.regret):
+        above = "nothing has reached the target yet, so nobody knows how good it is"
+    return f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of these hyperparameters; {above}"
 
 
 def explain(model: SearchModel, action: Action) -> str:

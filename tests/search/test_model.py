@@ -253,10 +253,10 @@ def test_an_optuna_trial_is_read_by_its_attributes() -> None:
 def test_a_layout_measured_once_serves_every_learning_rate() -> None:
     seen = [Observation(number=0, values=VALUES, samples_per_second=2.2, seconds_per_eval=35.0, reached=3072)]
     model = learn(COORDINATES, Goal(), seen)
-    speed, variance, evals, _ = model.predict_speed([{**VALUES, "LR": 1e-3}, {**VALUES, "layout": LAYOUTS[1]}])
+    speed, covariance, evals, _ = model.predict_speed([{**VALUES, "LR": 1e-3}, {**VALUES, "layout": LAYOUTS[1]}])
     assert math.exp(speed[0]) == pytest.approx(2.2, rel=0.01)
     assert math.exp(evals[0]) == pytest.approx(35.0, rel=0.02)
-    assert variance[0] < 1e-4 < variance[1]
+    assert covariance[0, 0] < 1e-4 < covariance[1, 1]
     assert speed[1] > speed[0]
 
 
