@@ -9,6 +9,7 @@ import click
 
 COMMANDS = {
     "sweep": "tune a study, or go on with it",
+    "confirm": "more seeds of the leading trials, until one is shown to be better",
     "status": "where a sweep stands",
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",

@@ -154,7 +154,11 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
     verdict = cap(
         run.evals,
         curve.timing(run),
-        Incumbent(f"trial {best.number}", (best.seconds,), best.facts.get("pace_spread", 0.0)),
+        Incumbent(
+            f"trial {best.number}",
+            tuple(best.facts.get("confirmed_each") or (best.seconds,)),
+            best.facts.get("pace_spread", 0.0),
+        ),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
         target=study.objective.target,

@@ -11,6 +11,9 @@ from lora_tune.mllog import Eval
 
 Value = str | int | float | bool
 
+CHOSEN, PASSED_OVER = "chosen", "passed over"
+"""``facts['confirmed']`` of trials whose configurations were run again (``lora_tune.confirm``)."""
+
 
 class TrialState(enum.StrEnum):
     """Where a trial is on its way."""
@@ -154,8 +157,15 @@ class Sweep:
         return ()
 
     def best(self, *, maximise: bool = False) -> Trial | None:
-        """The finished trial with the best objective (``facts['objective']``) among those that reached the target."""
-        done = [t for t in self.trials.values() if t.verdict is Verdict.REACHED and "objective" in t.facts]
+        """The finished trial with the best objective (``facts['objective']``) among those that reached the target.
+
+        Those that more seeds have shown to be no better than the one that was chosen are passed over.
+        """
+        done = [
+            t
+            for t in self.trials.values()
+            if t.verdict is Verdict.REACHED and "objective" in t.facts and t.facts.get("confirmed") != PASSED_OVER
+        ]
         if not done:
             return None
         return (max if maximise else min)(done, key=lambda t: t.facts["objective"])

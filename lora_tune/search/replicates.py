@@ -83,7 +83,20 @@ class CannotSeparate:
     sentence: str
 
 
-Action = RunMore | Decided | CannotSeparate
+RaceVerdict = Decided | CannotSeparate
+Action = RunMore | RaceVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a race stands.
+
+    wanted: runs that each configuration needs in all, up to the next look or, after the verdict, for the score of the
+    recommended one. verdict: None while the race is on; it stays whatever runs are added afterwards.
+    """
+
+    wanted: Mapping[str, int]
+    verdict: RaceVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +121,43 @@ def next_action(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetti
     A configuration leaves the race when the leader is better with ``1 - (1 - confidence) / (rivals)``, or when a
     second of its runs did not converge: MLPerf allows one of ten. Raises ValueError without a configuration.
     """
+    settings = settings or RaceSettings()
+    found = _standing(results, settings)
+    if not isinstance(found, list):
+        return found
+    config = found[0]
+    until = settings.fewest if config.runs < settings.fewest else settings.most
+    return RunMore(config.name, min(settings.batch, until - config.runs))
+
+
+def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *, together: bool = False) -> Plan:
+    """Replay the race from its first run on: which runs it wants next, or its verdict.
+
+    results: all finished runs, in the order in which they count. The looks depend on the results alone, so the answer
+    is the same after an interruption, and runs that came on top do not change a verdict. together: between two looks
+    every open configuration runs, not only the one with the fewest runs; fewer looks than the limits allow for. After
+    the verdict the recommended configuration is wanted up to ``settings.most`` runs, if it ever reached the target.
+    """
+    counts = dict.fromkeys(results, settings.fewest)
+    while all(counts[name] <= len(runs) for name, runs in results.items()):
+        found = _standing({name: runs[: counts[name]] for name, runs in results.items()}, settings)
+        if not isinstance(found, list):
+            chosen = found.winner if isinstance(found, Decided) else found.recommended
+            converges = any(math.isfinite(run.seconds) for run in results[chosen])
+            return Plan({chosen: settings.most} if converges else {}, found)
+        least = found[0].runs
+        for config in found if together else found[:1]:
+            counts[config.name] = min(settings.most, max(counts[config.name], least + settings.batch))
+    return Plan(counts)
+
+
+def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings) -> list[_Config] | RaceVerdict:
+    """The verdict, or who should run on, the one with the fewest runs first."""
     if not results:
         raise ValueError("no configuration came; give at least one")
-    settings = settings or RaceSettings()
     configs = [_config(name, runs) for name, runs in results.items()]
-    for config in configs:
-        if config.runs < settings.fewest:
-            return RunMore(config.name, min(settings.batch, settings.fewest - config.runs))
+    if short := [c for c in configs if c.runs < settings.fewest]:
+        return short
     sound = [c for c in configs if c.failures < 2 and c.logs] or [c for c in configs if c.logs]
     if not sound:
         return Decided(configs[0].name, "no run of any configuration reached the target; nothing to choose")
@@ -127,8 +170,7 @@ def next_action(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetti
     hopeful = [c for c in rivals if _chance(leader, c, sd, level, settings) >= settings.futility]
     open_ones = [c for c in (leader, *hopeful) if c.runs < settings.most] if hopeful else []
     if open_ones:
-        config = min(open_ones, key=lambda c: c.runs)
-        return RunMore(config.name, min(settings.batch, settings.most - config.runs))
+        return sorted(open_ones, key=lambda c: c.runs)
     return _cannot_separate(leader, min(rivals, key=lambda c: c.mean), sd, freedom, level)
 
 
@@ -137,6 +179,20 @@ def pooled_sd(configs: Sequence[_Config]) -> tuple[float, float]:
     squares = PRIOR_RUNS * PRIOR_SD**2 + sum(float(((np.array(c.logs) - c.mean) ** 2).sum()) for c in configs if c.logs)
     freedom = PRIOR_RUNS + sum(max(0, len(c.logs) - 1) for c in configs)
     return math.sqrt(squares / freedom), freedom
+
+
+def means(results: Mapping[str, Sequence[RunSummary]]) -> dict[str, tuple[float, float, float]]:
+    """Mean seconds (geometric) of each configuration that reached the target, with its 90% interval, low and high.
+
+    Student's interval on ln(seconds), with the spread between seeds that all configurations share.
+    """
+    from scipy.special import stdtrit
+
+    configs = [_config(name, runs) for name, runs in results.items()]
+    sd, freedom = pooled_sd(configs)
+    width = float(stdtrit(freedom, 0.95)) * sd
+    reached = [(c, width / math.sqrt(len(c.logs))) for c in configs if c.logs]
+    return {c.name: (math.exp(c.mean), math.exp(c.mean - half), math.exp(c.mean + half)) for c, half in reached}
 
 
 def _config(name: str, runs: Sequence[RunSummary]) -> _Config:
@@ -226,7 +282,7 @@ def _cannot_separate(leader: _Config, second: _Config, sd: float, freedom: float
     sentence = (
         f"{leader.name} and {second.name} cannot be separated: "
         f"difference {100 * difference:.1f}% +/- {100 * half:.1f}%; "
-        f"{more} more runs = {hours:.0f} node-hours; take {recommended}, {why}"
+        f"{more} more runs = {hours:.3g} node-hours; take {recommended}, {why}"
     )
     return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
 

@@ -52,6 +52,7 @@ class Job:
     argv: the command; with ``script=True`` it is an sbatch script and its arguments, submitted unchanged.
     environment: variables added for this job (all strings).
     log: the file in which the job's output appears.
+    run_logs: the files in which a job of several runs keeps each run's output, oldest first; () where it does not.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     log: Path
+    run_logs: tuple[Path, ...] = ()
     resources: Resources = Resources()
     script: bool = False
     exclude_nodes: tuple[str, ...] = ()

@@ -123,6 +123,7 @@ class MlperfWorkload:
             environment=environment,
             cwd=self.implementation.folder,
             log=attempt.log,
+            run_logs=tuple(logs / f"run_{i + 1}.log" for i in range(proposal.replicates)),
             resources=Resources(
                 nodes=site.nodes, gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
             ),

@@ -1,0 +1,194 @@
+"""A race between the leading trials of a sweep: which of their configurations runs next, and with which seeds.
+
+Replicates are trials of a sweep of their own, ``NAME.confirm``, in the same database: the sweep's own trials, budget
+and search stay what they are. Where a race stands follows from its records alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.mllog import Eval
+from lora_tune.overview import ranked
+from lora_tune.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.search.replicates import Plan, RaceSettings, RunSummary, means, plan
+from lora_tune.search.session import Asked
+from lora_tune.study import Study
+from lora_tune.view import duration, parameters_text
+
+SEEDS_OFFSET = 1000
+"""Added to the study's ``search.seed``: no replicate has a seed of the sweep's first million trials."""
+
+NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
+"""Ends that say nothing about a configuration; such a replicate is run again."""
+
+FAILURES = 3
+"""Replicates of one configuration that may fail for reasons of the machine before the race stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """One run of a configuration that is over.
+
+    of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: seconds as the
+    study counts them, infinite for a run that did not reach the target; seconds, samples: as the log states them.
+    node_hours: its share of its job's.
+    """
+
+    of: int
+    trial: int
+    position: int
+    seed: int
+    objective: float
+    seconds: float | None
+    samples: float | None
+    node_hours: float
+
+
+def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
+    """The ``top`` leading trials with different configurations, best first. Raises InputError where none is there."""
+    found: list[Trial] = []
+    for trial in ranked(study, sweep):
+        if all(trial.parameters != other.parameters for other in found):
+            found.append(trial)
+    if not found:
+        raise InputError(f"no trial of {study.name} reached eval loss {study.objective.target:g}; nothing to confirm")
+    return found[:top]
+
+
+def name_of(trial: int) -> str:
+    """How a configuration is called in a race."""
+    return f"trial {trial}"
+
+
+def replicates(race: Sweep) -> dict[int, list[Replicate]]:
+    """The runs that are over and count, by the trial whose configuration they repeat, in the order of their seeds."""
+    found: dict[int, list[Replicate]] = {}
+    for trial in sorted(race.trials.values(), key=lambda t: t.number):
+        if trial.replicate_of is not None and trial.verdict is not None and trial.verdict not in NOT_A_RESULT:
+            found.setdefault(trial.replicate_of, []).extend(_runs(trial))
+    return found
+
+
+def _runs(trial: Trial) -> list[Replicate]:
+    """The runs of one job. One that died of memory or blew up takes all its seeds with it."""
+    assert trial.replicate_of is not None
+    hours = float(trial.facts.get("node_hours", 0.0))
+    alone = {**trial.facts, "seconds": trial.seconds, "samples": trial.samples}
+    listed: Sequence[Mapping[str, object]] = trial.facts.get("runs") or [
+        {**alone, "seed": trial.seed + i, "position": i} for i in range(trial.replicates)
+    ]
+    return [
+        Replicate(
+            of=trial.replicate_of,
+            trial=trial.number,
+            position=int(str(run["position"])),
+            seed=int(str(run["seed"])),
+            objective=_number(run.get("objective")) or math.inf,
+            seconds=_number(run.get("seconds")),
+            samples=_number(run.get("samples")),
+            node_hours=hours / len(listed),
+        )
+        for run in listed
+    ]
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[Trial]) -> dict[str, list[RunSummary]]:
+    """What the race is decided by: the runs of each contender."""
+    return {name_of(t.number): [RunSummary(r.objective, r.node_hours) for r in runs.get(t.number, ())] for t in field}
+
+
+class Race:
+    """Proposes replicates to the driver, as a sampler proposes trials. It remembers nothing that the records do not.
+
+    records: the race's sweep as it is now. per_job: seeds that one job can run. together: whether several
+    configurations may run at one time. say: told where the race stands after every run.
+    """
+
+    def __init__(
+        self,
+        field: Sequence[Trial],
+        settings: RaceSettings,
+        records: Callable[[], Sweep],
+        *,
+        per_job: int,
+        together: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._field, self._settings, self._records = field, settings, records
+        self._per_job, self._together, self._say = per_job, together, say
+        self._failed: Counter[int] = Counter()
+
+    def standing(self) -> Plan:
+        """Where the race stands."""
+        return plan(results(replicates(self._records()), self._field), self._settings, together=self._together)
+
+    def ask(self) -> Asked | str:
+        """The next job, or why there is none. Raises SurroundingsError where the machine fails the same runs."""
+        records = self._records()
+        done, stands = replicates(records), self.standing()
+        going = [t for t in records.trials.values() if t.state is not TrialState.FINISHED]
+        for trial in self._field:
+            known = len(done.get(trial.number, ())) + sum(t.replicates for t in going if t.replicate_of == trial.number)
+            short = stands.wanted.get(name_of(trial.number), 0) - known
+            if short > 0:
+                self._refuse_failing(trial)
+                return self._again(trial, known, min(short, self._per_job), records)
+        return stands.verdict.sentence if stands.verdict else f"{len(going)} runs go on"
+
+    def _again(self, trial: Trial, known: int, count: int, records: Sweep) -> Asked:
+        number = max((t.number + t.replicates for t in records.trials.values()), default=0)
+        which = f"run {known + 1}" if count == 1 else f"runs {known + 1} to {known + count}"
+        return Asked(
+            number, trial.tuned, f"{which} of {name_of(trial.number)} again", trial.number, trial.parameters, count
+        )
+
+    def _refuse_failing(self, trial: Trial) -> None:
+        if self._failed[trial.number] < FAILURES:
+            return
+        raise SurroundingsError(
+            f"{FAILURES} replicates of {name_of(trial.number)} failed for reasons of the machine; see driver.log, "
+            "mend it and run the same command again"
+        )
+
+    def unknown(self, known: Collection[int]) -> list[Asked]:
+        """None: a replicate is on record before anything else knows of it."""
+        return []
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None:
+        """Nothing: a replicate is run to its end."""
+
+    def tell(self, record: Trial) -> None:
+        """A replicate is over: say where the race stands."""
+        if record.verdict is Verdict.FAILED and record.replicate_of is not None:
+            self._failed[record.replicate_of] += 1
+        done = results(replicates(self._records()), self._field)
+        shown = means(done)
+        words = [
+            f"{name} {duration(shown[name][0])} ({duration(shown[name][1])} to {duration(shown[name][2])}, "
+            f"{len(runs)} run{'s' if len(runs) > 1 else ''})"
+            for name, runs in done.items()
+            if name in shown
+        ]
+        if words:
+            self._say("so far: " + "; ".join(words))
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
+
+
+def introduction(field: Sequence[Trial], settings: RaceSettings) -> str:
+    """Who races, one line each."""
+    lines = [
+        f"{name_of(t.number):>10}  {duration(t.facts['objective'])} in one run: {parameters_text(t)}" for t in field
+    ]
+    runs = f"{settings.fewest * len(field)} to {settings.most * len(field)} runs"
+    return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])
