@@ -28,7 +28,7 @@ from lora_tune.search.coordinates import from_unit
 PENALTY_FACTOR = 2.0
 """Cost of a failed run, in trial time limits."""
 STARTS = 20
-"""Space-filling trials first: by default Ax takes five, all of which fail in the wide ranges, and it sees no success."""
+"""Space-filling trials first: by default Ax takes five, which all fail in the wide ranges."""
 
 
 class _Best:
