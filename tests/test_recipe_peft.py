@@ -252,6 +252,16 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path: Path) -> None:
     assert done.stderr.decode().splitlines() == ["peft_lora: no peft here; pip install 'lora-tune[peft]'"]
 
 
+def test_a_full_disk_ends_the_run_with_an_error() -> None:
+    variables = {**os.environ, **SHORT}
+    command = [sys.executable, "-m", MODULE]
+    with Path("/dev/full").open("wb") as full:
+        silent = subprocess.run(command, env=variables, stdout=full, stderr=full, timeout=120)
+        spoken = subprocess.run(command, env=variables, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert silent.returncode == spoken.returncode == 1
+    assert spoken.stderr.decode().splitlines()[-1].endswith("OSError: [Errno 28] No space left on device")
+
+
 def test_unset_and_empty_mean_the_default() -> None:
     assert knobs.read({"LR": "", "TARGET": " "}) == knobs.read({})
 

@@ -16,6 +16,7 @@ import sys
 import traceback
 
 from lora_tune.errors import LoraTuneError, SurroundingsError
+from lora_tune.recipes.ending import end_with
 from lora_tune.recipes.nemo.processes import Processes, read_processes
 from lora_tune.recipes.nemo.settings import read
 from lora_tune.recipes.warm_worker import hand_over
@@ -66,13 +67,11 @@ def main(*, cuda: bool = True) -> int:
     return 0
 
 
-def leave(code: int) -> None:
-    """End this process now: a failed rank's destructors would wait for collectives that never come."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def started() -> int:
+    """The trial, in a warm worker where one listens; returns the exit code."""
+    handed_over = hand_over("lora_tune.recipes.nemo_lora")
+    return main() if handed_over is None else handed_over
 
 
 if __name__ == "__main__":
-    code = hand_over("lora_tune.recipes.nemo_lora")
-    leave(main() if code is None else code)
+    end_with(started)

@@ -17,6 +17,7 @@ import traceback
 
 from lora_tune.errors import LoraTuneError, SurroundingsError
 from lora_tune.recipes import settings
+from lora_tune.recipes.ending import end_with
 from lora_tune.recipes.warm_worker import hand_over
 
 QUIET = {
@@ -57,13 +58,11 @@ def main() -> int:
     return 0
 
 
-def leave(code: int) -> None:
-    """End this process now: a failed rank's destructors would wait for collectives that never come."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def started() -> int:
+    """The trial, in a warm worker where one listens; returns the exit code."""
+    handed_over = hand_over("lora_tune.recipes.peft_lora")
+    return main() if handed_over is None else handed_over
 
 
 if __name__ == "__main__":
-    handed_over = hand_over("lora_tune.recipes.peft_lora")
-    leave(main() if handed_over is None else handed_over)
+    end_with(started)

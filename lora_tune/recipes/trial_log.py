@@ -26,6 +26,8 @@ class TrialLog:
         mllog.config(root_dir=re.escape(str(Path(__file__).parents[2])), default_stack_offset=2)
         self._mllogger = mllog.get_mllogger()
         self._mllogger.logger.disabled = not enabled
+        for handler in self._mllogger.logger.handlers:
+            handler.handleError = _lost  # type: ignore[method-assign]
         self._block: tuple[int, float] = (0, 0.0)
 
     def event(self, key: str, value: object, **metadata: object) -> None:
@@ -64,3 +66,8 @@ class TrialLog:
     def run_stop(self, samples: int, *, success: bool) -> None:
         status = constants.SUCCESS if success else constants.ABORTED
         self.end(constants.RUN_STOP, status=status, samples_count=samples)
+
+
+def _lost(_record: object) -> None:
+    """A line could not be written: raise it. logging would go on, and a run without its log counts for nothing."""
+    raise  # noqa: PLE0704 - called while the error is handled
