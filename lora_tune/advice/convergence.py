@@ -61,10 +61,11 @@ def rate_too_low(study: Study, sweep: Sweep) -> Advice | None:
     if not low:
         return None
     numbers, highest = tuple(t.number for t, _ in low), max(r for _, r in low)
+    end = math.sqrt(highest * min(good)) if good else 3 * highest  # half-way, since one that reached it is no edge
     against = f"; the lowest that reached the target is {min(good):.3g}" if good else "; their curves are calm"
     return Advice(
         seen="the loss does not fall: the learning rate is too low",
-        do=f"raise the lower end of the learning rate to about {min(good) if good else 3 * highest:.2g}",
+        do=f"raise the lower end of the learning rate to about {end:.2g}",
         evidence=f"{listed(numbers)} at {highest:.3g} or below hardly moved towards it{against}",
         trials=numbers,
     )
@@ -77,7 +78,7 @@ def rate_too_high(study: Study, sweep: Sweep) -> Advice | None:
     if not high:
         return None
     numbers, lowest = tuple(t.number for t, _ in high), min(r for _, r in high)
-    end = max(good) if good else lowest / 3
+    end = math.sqrt(lowest * max(good)) if good else lowest / 3
     against = f"; the highest that reached the target is {max(good):.3g}" if good else "; their curves jump or diverge"
     return Advice(
         seen="the loss does not fall: the learning rate is too high",
