@@ -22,7 +22,7 @@ from lora_tune.journal import Journal
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
-from lora_tune.store import Changes, Lease, Store
+from lora_tune.store import Changes, Lease, Records
 from lora_tune.study import Study
 from lora_tune.workloads.base import Job, Proposal, Workload
 
@@ -91,7 +91,7 @@ class Ports:
 
     workload: Workload
     launcher: Launcher
-    store: Store
+    store: Records
     session: Search
     clock: Clock
     view: View
@@ -279,6 +279,8 @@ class Driver:
             )
         while not self.interrupt:
             reason = decide.may_propose(self._study, self.sweep, self._now())
+            if not reason and self._study.budget.stop_below is not None:
+                reason = decide.not_worth(self._study, self._ports.session.expected_gain())
             if reason:
                 return reason
             try:

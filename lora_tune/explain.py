@@ -41,11 +41,17 @@ class Next:
 def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
     from lora_tune.search.recorded import in_memory
+    from lora_tune.search.sampler import GreyBoxSampler
     from lora_tune.search.session import make_sampler
 
-    asked = in_memory(study, sweep, make_sampler(study)).ask(study.search_space.distributions())
+    sampler = make_sampler(study)
+    known = in_memory(study, sweep, sampler)
+    stop = decide.may_propose(study, sweep, now)
+    if not stop and study.budget.stop_below is not None and isinstance(sampler, GreyBoxSampler):
+        stop = decide.not_worth(study, sampler.expected_gain(known))
+    asked = known.ask(study.search_space.distributions())
     why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
-    return Next(tuned=dict(asked.params), why=why, stop=decide.may_propose(study, sweep, now))
+    return Next(tuned=dict(asked.params), why=why, stop=stop)
 
 
 def why_proposed(study: Study, sweep: Sweep, trial: Trial) -> str:

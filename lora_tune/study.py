@@ -73,6 +73,13 @@ class Budget(_Frozen):
     trials: int | None = Field(None, ge=1, description="proposals, retries not counted")
     node_hours: float | None = Field(None, gt=0, description="node-hours of all attempts together")
     wall_hours: float | None = Field(None, gt=0, description="hours since the sweep began")
+    stop_below: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="end when the next node-hour is expected to improve the score by less than this share "
+        "(0.002: 0.2%); needs sampler grey_box, and a limit beside it",
+    )
     parallel: int = Field(1, ge=1, description="trials at one time")
     trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")
     attempts: int = Field(3, ge=1, description="attempts of one trial when the machine fails it")
@@ -204,6 +211,9 @@ def _check_whole(study: Study, path: Path) -> None:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
     if study.objective.score == "mlperf_score" and study.objective.curves != "llama2_70b_lora":
         raise StudyError(path, "objective.score", 'mlperf_score needs curves = "llama2_70b_lora" beside it')
+    if budget.stop_below is not None and (study.search.sampler != "grey_box" or study.maximise):
+        problem = 'needs search.sampler = "grey_box" and a time to minimise: no other sampler knows its expected gain'
+        raise StudyError(path, "budget.stop_below", problem)
     if space.varies_nodes and study.search.sampler == "grey_box":
         problem = "grey_box models trials of one size, and NODES varies here; use tpe"
         raise StudyError(path, "search.sampler", problem)

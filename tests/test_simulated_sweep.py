@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -26,6 +27,21 @@ def test_virtual_hours_pass_in_seconds_and_end_with_an_exported_config(tmp_path)
         whys = [w for (w,) in database.execute("select value_json from trial_user_attributes where key = 'why'")]
     assert whys
     assert all("expected to improve the recommendation" in why for why in whys)
+
+
+def test_a_sweep_ends_by_itself_when_the_next_node_hour_is_not_worth_it(tmp_path) -> None:
+    study = tmp_path / "worth.toml"
+    text = (STUDIES / "simulated_h100.toml").read_text(encoding="utf-8")
+    study.write_text(text.replace("node_hours = 15", "node_hours = 60\nstop_below = 0.002"), encoding="utf-8")
+    result = CliRunner().invoke(main, ["--study", str(study), "--output", str(tmp_path / "sweep"), "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert "less than budget.stop_below = 0.2%" in result.output
+    with sqlite3.connect(tmp_path / "sweep" / "sweep.db") as database:
+        (text,) = database.execute("select group_concat(record, '\n') from lora_tune_attempt").fetchone()
+    hours = sum(
+        (a["ended_at"] - a["started_at"]) / 3600 for a in map(json.loads, text.splitlines()) if a.get("started_at")
+    )
+    assert 2 < hours < 40
 
 
 def test_the_same_command_again_goes_on_and_adds_nothing_to_a_spent_budget(tmp_path) -> None:

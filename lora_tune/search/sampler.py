@@ -57,6 +57,7 @@ class GreyBoxSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._scales: Scales | None = None
         self._finished: dict[int, Observation | None] = {}
+        self._gain: tuple[object, float | None] = (None, None)
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -88,6 +89,26 @@ class GreyBoxSampler(BaseSampler):
     def choose(self, model: SearchModel, actions: Sequence[Action]) -> Action:
         """The action to take out of all that were valued, best first."""
         return actions[0]
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve the recommendation.
+
+        None while nothing has reached the target, so that nobody knows. Asked again before a trial was added or
+        ended, it answers at once.
+        """
+        trials = study.get_trials(deepcopy=False)
+        key = (len(trials), sum(t.state.is_finished() for t in trials))
+        if key != self._gain[0]:
+            self._gain = (key, self._gain_now(study, trials))
+        return self._gain[1]
+
+    def _gain_now(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> float | None:
+        space = self.infer_relative_search_space(study, trials[-1] if trials else _NO_TRIAL)
+        observations = self.observations(study, frozenset(space))
+        if not space or not any(math.isfinite(o.reached) for o in observations if not o.source):
+            return None
+        actions = value_actions(self.model(space, observations), self._rng, probes=self._probes, capped=self._capped)
+        return -math.expm1(-max(0.0, actions[0].rate))
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -153,6 +153,17 @@ class Session:
         return asked
 
     @_translated
+    def expected_gain(self) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve it; None where the sampler knows not.
+
+        What runs counts with the result expected of it.
+        """
+        from lora_tune.search.sampler import GreyBoxSampler
+
+        sampler = self._study.sampler
+        return sampler.expected_gain(self._study) if isinstance(sampler, GreyBoxSampler) else None
+
+    @_translated
     def unknown(self, known: Collection[int]) -> list[Asked]:
         """Proposals that Optuna holds as running and nobody wrote down: the driver died in between.
 
