@@ -18,6 +18,7 @@ from lora_tune.driving import after_interrupt, make_view, near, run_interruptibl
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.scaling import scaling, table
 from lora_tune.store import Changes, Lease, Store, tune_sqlite
 from lora_tune.study import Study, find_study, load_study, parse_study, study_changes
 from lora_tune.workloads import load as load_workload
@@ -82,86 +83,31 @@ def main(study_name: str, dry_run: bool, accept_changes: bool, quiet: bool, as_j
 _BUDGET_OPTIONS = {"trials": "trials", "parallel": "parallel", "node_hours": "budget_node_hours"}
 
 
-def _sweep(options: Options, workload: Workload, watcher: Any, *, say: bool) -> int:
+def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     """Run the driver between taking and giving back the lease; returns the exit code."""
-    study, paths = options.study, options.paths
-    from lora_tune.search.session import Session
-
+    study, paths = plan.study, plan.paths
     try:
         launcher = make_launcher(study)
-        # Simulated jobs run on their launcher's own time.
-        clock = cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
-        store = _prepare(options, clock.now())
-        lease = take_lease(store, study.name, clock.now())
-        try:
-            session = Session(study, store.url, tune_sqlite)
-            ports = Ports(workload=workload, launcher=launcher, store=store, session=session, clock=clock, view=watcher)
-            local = study.site.launcher == "local"
-            period = 0.25 if local else 1.0
-            _prepare_once(options, ports, lease, period)
-            driver = Driver(study, paths, ports, lease, period=period, settle=0.0 if local else 10.0)
-            outcome = run_interruptibly(driver)
+        clock = make_clock(study, launcher)
+        store = _open(plan, storage, clock.now(), watcher, standby=how.standby)
+        if how.standby:
+            lease = wait_for_lease(store, study.name, clock.now, watcher.line)
+        else:
+            lease = take_lease(store, study.name, clock.now())
+        watched = Watched(watcher, how.metrics) if how.metrics else watcher
+        around = Around(launcher=launcher, clock=clock, view=watched, pause=clock.sleep)
+        with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:
+            outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driver)
-        finally:
-            store.release(lease)
+                after_interrupt(driving)
+            else:
+                store.finish(lease, outcome.reason)
     finally:
         watcher.close()
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
-    return _hand_over(study, driver.sweep, workload, paths, outcome, say=say)
-
-
-def _prepare(options: Options, now: float) -> Store:
-    """The sweep's folder and database, the study copied; refuses a study that changed since."""
-    root, study = options.paths.root, options.study
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        if not os.access(root, os.W_OK):
-            raise PermissionError(13, "Permission denied", str(root))
-    except OSError as error:
-        raise errors.SurroundingsError(
-            f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
-        ) from error
-    store = open_store(options.paths, options.storage)
-    text = options.file.read_text(encoding="utf-8")
-    found = store.load(study.name)
-    if found is None:
-        store.begin(study.name, options.from_file.digest, text, now)
-    elif found.digest != options.from_file.digest:
-        changes = study_changes(parse_study(found.study_toml, options.file), options.from_file)
-        if not options.accept_changes:
-            raise errors.StudyError(
-                options.file,
-                "",
-                f"changed since this sweep began ({'; '.join(changes)}); "
-                "undo that, use another --output, or resume with --accept-changes",
-            )
-        store.accept_study(study.name, options.from_file.digest, text)
-    options.paths.study.write_text(text, encoding="utf-8")
-    return store
-
-
-def _prepare_once(options: Options, ports: Ports, lease: Lease, period: float) -> None:
-    """What the workload wants made before the first trial."""
-    if not isinstance(ports.workload, Prepares):
-        return
-    from lora_tune import preparation
-
-    def tick() -> None:
-        ports.clock.sleep(period)
-        ports.store.save(lease, Changes(), ports.clock.now())  # so that no other driver takes the sweep meanwhile
-
-    how = preparation.Preparation(
-        make=ports.workload.preparation,
-        launcher=ports.launcher,
-        now=ports.clock.now,
-        tick=tick,
-        say=ports.view.line,
-        attempts=options.study.budget.attempts,
-    )
-    preparation.prepare(options.paths, how)
+    return _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
 
 
 def _hand_over(
@@ -187,12 +133,18 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
     best = sweep.best(maximise=study.maximise)
     lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
     if best is None:
-        lines.append(f"no trial reached eval loss {study.objective.target:g}")
+        lines.append(
+            "no trial measured its throughput"
+            if study.maximise
+            else f"no trial reached eval loss {study.objective.target:g}"
+        )
     else:
         unit = "samples/s" if study.maximise else "s to the target"
         lines.append(
             f"best     {best.facts['objective']:.4g} {unit}, trial {best.number}: {view.parameters_text(best)}"
         )
+    if rows := scaling(study, sweep):
+        lines.append(table(rows))
     return "\n".join(lines)
 
 

@@ -1,0 +1,64 @@
+"""HF PEFT + FSDP: throughput over node counts, no target, slow layouts stopped by their pace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lora_tune.records import Verdict
+from lora_tune.scaling import scaling
+from tests.cluster import Cluster
+from tests.recipes_e2e.rig import Rig
+
+pytestmark = pytest.mark.slurm
+
+LAYOUTS = (
+    "minibs4 mbs4 nodes1",
+    "minibs4 mbs4 nodes2",
+    "minibs4 mbs1 nodes1",
+    "minibs4 mbs1 nodes2",
+    "minibs4 mbs4 nodes4",
+    "minibs8 mbs8 nodes1",
+)
+
+
+def test_a_throughput_sweep_over_node_counts(slurm: Cluster, tmp_path: Path) -> None:
+    rig = Rig(
+        tmp_path,
+        slurm,
+        "peft_fsdp",
+        site={"system": "TEST", "gpus_per_node": 8, "account": "tuning", "partition": "gpu"},
+        points=[f'layout = "tp1 pp1 cp1 {layout}"' for layout in LAYOUTS],
+        cwd=tmp_path / "recipe",
+        trials=len(LAYOUTS),
+    )
+    assert rig.sweep_once().returncode == 0, rig.said
+    one, two, slow, slower, four, large = rig.trials()
+
+    assert [t.verdict for t in (one, two, four)] == [Verdict.REACHED] * 3, rig.said
+    for trial in (one, two, four):
+        printed = float(rig.log(trial.number).split("'train_samples_per_second': ")[1].split(",")[0])
+        assert trial.facts["objective"] == printed, "the objective is what the Trainer itself says of the run"
+    assert [t.verdict for t in (slow, slower)] == [Verdict.CAPPED] * 2, rig.said
+    assert "the best on 1 nodes is" in slow.sentence
+    assert "the best on 2 nodes is" in slower.sentence
+
+    assert large.verdict is Verdict.INFEASIBLE
+    first, second = rig.sweep().attempts_of(large.number)
+    assert "CUDA out of memory" in first.line
+    assert "smaller MBS" in first.remedy
+    assert set(first.nodes) <= set(second.exclude_nodes)
+
+    for attempt in rig.attempts():
+        asked = int(rig.sweep().trials[attempt.trial].parameters["NODES"])
+        assert (attempt.node_count, len(attempt.nodes)) == (asked, asked)
+
+    rows = scaling(rig.study, rig.sweep())
+    assert [(r.nodes, r.gpus, r.trial) for r in rows] == [(1, 8, 0), (2, 16, 1), (4, 32, 4)]
+    assert all(row.efficiency > 1 for row in rows[1:]), "as published: memory lets larger systems do better a GPU"
+    assert f"{rows[2].efficiency:.0%}" in rig.said
+
+    assert "-A tuning" in rig.usage()
+    assert "-N 4 -p gpu" in rig.usage()
+    assert "using 64 processors on nodes" in rig.accepted_by_sbatch(), "four nodes"
