@@ -140,7 +140,10 @@ def diagnose(
         return _by_exit_code(exit_code, scanner.last_line())
     if run.evals:
         return Diagnosis()
-    return Diagnosis(FailureKind.UNKNOWN, scanner.last_line() or "the log is empty", "read the job's log")
+    last = scanner.last_line()
+    # Nothing failed, and nothing was measured: most often the log has another form than the study says.
+    remedy = "read the job's log; is it of the kind that [workload.log] says?" if last else "read the job's log"
+    return Diagnosis(FailureKind.UNKNOWN, last or "the log is empty", remedy)
 
 
 def _scan(log: bytes | str) -> FailureScanner:

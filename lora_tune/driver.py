@@ -279,8 +279,6 @@ class Driver:
             )
         while not self.interrupt:
             reason = decide.may_propose(self._study, self.sweep, self._now())
-            if not reason and self._study.budget.stop_below is not None:
-                reason = decide.not_worth(self._study, self._ports.session.expected_gain())
             if reason:
                 return reason
             try:
@@ -406,8 +404,9 @@ class Driver:
     def _log(self, attempt: Attempt) -> FollowedLog:
         key = (attempt.trial, attempt.number)
         if key not in self._logs:
-            path = self._job(self.sweep.trials[attempt.trial], attempt).log
-            self._logs[key] = FollowedLog(path, self._ports.workload.reader, self._now())
+            trial = self.sweep.trials[attempt.trial]
+            make_reader = functools.partial(self._ports.workload.reader, proposal(trial, attempt.number))
+            self._logs[key] = FollowedLog(self._job(trial, attempt).log, make_reader, self._now())
         return self._logs[key]
 
     def _now(self) -> float:

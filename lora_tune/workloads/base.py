@@ -92,8 +92,8 @@ class Workload(Protocol):
         """The files and the command of one attempt, to run in ``folder``. Pure."""
         ...
 
-    def reader(self) -> LogReader:
-        """A fresh reader for this workload's log format."""
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
+        """A fresh reader for this workload's log format; ``proposal`` where it depends on the trial (its batch)."""
         ...
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:

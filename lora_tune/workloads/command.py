@@ -123,9 +123,11 @@ class CommandWorkload:
         found = self._study.search_space.parameters.items()
         return {name: p.value for name, p in found if isinstance(p, FixedParameter)}
 
-    def reader(self) -> LogReader:
-        """The reader that ``log`` names."""
-        settings = dict(self._settings.log)
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
+        """The reader that ``log`` names; a setting that is a parameter's name has the trial's value of it."""
+        space = self._study.search_space
+        values = proposal.parameters if proposal else space.resolve(space.corner())
+        settings = {key: values.get(v, v) if key in _SCALES else v for key, v in self._settings.log.items()}
         try:
             return make_reader(settings.pop("kind", "mllog"), **settings)
         except (TypeError, ValueError, KeyError) as error:
@@ -162,6 +164,7 @@ class CommandWorkload:
         return {**places(site), **site.environment, **named, **{k: fill(v, values) for k, v in further.items()}}
 
 
+_SCALES = ("global_batch_size", "samples_per_epoch")
 _OWN_NAMES = ("SEED", "TARGET", "folder", "NODES", "GPUS")
 
 

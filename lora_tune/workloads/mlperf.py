@@ -130,7 +130,7 @@ class MlperfWorkload:
             script=True,
         )
 
-    def reader(self) -> LogReader:
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
         """run.sub's output holds MLLOG lines behind rank prefixes."""
         return MllogReader()
 

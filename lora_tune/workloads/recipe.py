@@ -64,7 +64,7 @@ class RecipeWorkload:
             ),
         )
 
-    def reader(self) -> LogReader:
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
         """The recipes print MLLOG."""
         return MllogReader()
 

@@ -62,7 +62,7 @@ class SurfaceWorkload:
             ),
         )
 
-    def reader(self) -> LogReader:
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
         """Surfaces print MLLOG."""
         return MllogReader()
 
