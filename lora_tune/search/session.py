@@ -21,6 +21,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from lora_tune import decide
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
@@ -134,6 +135,7 @@ class Session:
             self.flush()
         except Exception as error:  # Optuna, alembic and the database driver each have a tree of their own
             raise StoreError(f"Optuna cannot use the database: {str(error).splitlines()[0]}") from error
+        self._settings = study
         self._asked: Asked | None = None  # made, and not in the database yet
 
     @_translated
@@ -143,25 +145,26 @@ class Session:
             self._storage.flush()
 
     @_translated
-    def ask(self) -> Asked:
-        """A new proposal; the trial is RUNNING in the database from here on."""
+    def ask(self) -> Asked | str:
+        """A new proposal; the trial is RUNNING in the database from here on. Or why none is worth its cost now."""
         if self._asked is None:
+            if reason := self._not_worth():
+                return reason
             trial = self._study.ask(self._distributions)
             self._asked = Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", ""))
         self.flush()
         asked, self._asked = self._asked, None
         return asked
 
-    @_translated
-    def expected_gain(self) -> float | None:
-        """Share of the score by which the next node-hour is expected to improve it; None where the sampler knows not.
-
-        What runs counts with the result expected of it.
-        """
+    def _not_worth(self) -> str:
+        """Why the next node-hour is not worth its cost, by the study's limit; "" where it has none."""
+        if self._settings.budget.stop_below is None:
+            return ""
         from lora_tune.search.sampler import GreyBoxSampler
 
         sampler = self._study.sampler
-        return sampler.expected_gain(self._study) if isinstance(sampler, GreyBoxSampler) else None
+        gain = sampler.expected_gain(self._study) if isinstance(sampler, GreyBoxSampler) else None
+        return decide.not_worth(self._settings, gain)
 
     @_translated
     def unknown(self, known: Collection[int]) -> list[Asked]:
