@@ -157,6 +157,9 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
         click.echo("# before the first trial, once\n" + _shown(study, made))
     for _ in range(min(count, study.budget.trials or count)):
         asked = session.ask()
+        if isinstance(asked, str):
+            click.echo(asked)
+            return
         trial = Trial(
             number=asked.number,
             seed=study.trial_seed(asked.number),
