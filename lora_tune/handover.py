@@ -149,7 +149,7 @@ def home(workload: Workload) -> Path | None:
     """The folder in which this workload's configs are sourced; None: anywhere."""
     if isinstance(workload, MlperfWorkload):
         implementation = workload.implementation
-        return (implementation.folder / implementation.common[0]).parent
+        return implementation.folder / Path(*implementation.common[:1]).parent
     return None
 
 

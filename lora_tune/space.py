@@ -161,6 +161,14 @@ class Space:
                  for x in self.layouts(n).layouts)  # fmt: skip
         return {x.gbs(self.gpu_count(p.values(x))) for p, x in found}
 
+    def each_layout(self) -> list[dict[str, Value]]:
+        """Resolved values for every layout, all else at its lower end; one entry without a layout."""
+        corner = self.corner()
+        name = next((n for n, p in self.parameters.items() if isinstance(p, LayoutParameter)), None)
+        if name is None:
+            return [self.resolve(corner)]
+        return [self.resolve({**corner, name: str(layout)}) for layout in self.layouts(name).layouts]
+
     def check(self) -> None:
         """Raise SpaceError when no trial could be made of this space."""
         for name, parameter in self.parameters.items():

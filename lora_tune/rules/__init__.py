@@ -1,5 +1,6 @@
 """MLPerf's rules for llama2_70b_lora: eval schedule, fixed values, reference convergence, score, compliance."""
 
+from lora_tune.rules import llama31_405b
 from lora_tune.rules.compliance import Compliance, run_compliance
 from lora_tune.rules.division import (
     EVAL_SAMPLES,
@@ -26,6 +27,6 @@ from lora_tune.rules.score import (
 __all__ = [
     "BENCHMARK", "EVAL_SAMPLES", "FIXED", "RULESET", "RUNS", "TARGET",
     "Compliance", "Prediction", "Reference", "Score", "Violation",
-    "check_closed", "eval_schedule", "largest_rcp", "olympic_mean", "predict", "reference", "run_compliance", "score",
-    "skipped_evals",
+    "check_closed", "eval_schedule", "largest_rcp", "llama31_405b", "olympic_mean", "predict", "reference", "run_compliance",
+    "score", "skipped_evals",
 ]  # fmt: skip

@@ -57,8 +57,12 @@ class Implementation:
         return name in self.reads or name.startswith(LIBRARY_PREFIXES)
 
 
-def read_implementation(folder: Path, script: str, also: Iterable[str] = ()) -> Implementation:
+def read_implementation(
+    folder: Path, script: str, also: Iterable[str] = (), before: Iterable[str] = ()
+) -> Implementation:
     """Read ``folder``. ``also`` names further common files beside the first, e.g. ``config_common_fp8attn.sh``.
+
+    before: files that a user sources before the config, such as ``env.sh``; then there need be no common file.
 
     Raises SurroundingsError naming what is missing.
     """
@@ -69,13 +73,14 @@ def read_implementation(folder: Path, script: str, also: Iterable[str] = ()) -> 
             "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
         )
     first = next((name for name in COMMON if (folder / name).is_file()), None)
-    if first is None:
+    before = tuple(before)
+    if first is None and not before:
         raise SurroundingsError(f"{folder} holds neither {' nor '.join(COMMON)}; is it the implementation's folder?")
-    common = (first, *(str(Path(first).parent / name) for name in also))
-    for name in (script, *common):
+    common = () if first is None else (first, *(str(Path(first).parent / name) for name in also))
+    for name in (script, *before, *common):
         if not (folder / name).is_file():
             raise SurroundingsError(f"{folder} holds no {name}; is it the implementation's folder?")
-    lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in common)
+    lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in (*before, *common))
     return Implementation(
         folder=folder, common=common, reads=frozenset(variables_read(folder)), values=sourced(lines, "config_x.sh")
     )

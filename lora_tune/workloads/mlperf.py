@@ -13,6 +13,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,12 +21,12 @@ from lora_tune.errors import InputError, StudyError
 from lora_tune.layout import Layout, config_file_name
 from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
-from lora_tune.rules import eval_schedule
+from lora_tune.rules import eval_schedule, llama31_405b
 from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
-from lora_tune.workloads.places import places
+from lora_tune.workloads.places import ALSO, places
 from lora_tune.workloads.recipe import layout_of
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -57,7 +58,11 @@ class MlperfSettings(BaseModel):
     implementation: Path | None = Field(
         None, description="the implementation's folder; LORA_TUNE_IMPLEMENTATION when absent"
     )
+    benchmark: Literal["llama2_70b_lora", "llama31_405b"] = Field(
+        "llama2_70b_lora", description="whose rules the evals and the closed division follow"
+    )
     script: str = Field("run.sub", description="the batch script in it")
+    before: tuple[str, ...] = Field((), description="files in it to source before the config, e.g. env.sh")
     common: tuple[str, ...] = Field((), description="config files to source after config_common.sh, beside it")
     suffix: str = Field("", description="ends the config's name, before .sh")
     first_eval: int | None = Field(None, ge=1, description="samples before the first eval; open division only")
@@ -87,7 +92,8 @@ class MlperfWorkload:
     def implementation(self) -> Implementation:
         """The folder as read now. Raises SurroundingsError when it is not there."""
         found = self._settings.implementation or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
-        return read_implementation(Path(found), self._settings.script, self._settings.common)
+        settings = self._settings
+        return read_implementation(Path(found), settings.script, settings.common, settings.before)
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config file and run.sub with exactly its environment.
@@ -112,7 +118,7 @@ class MlperfWorkload:
             **self.implementation.values,
             **{name: value_text(value) for name, value in {**exports, **run}.items()},
             "WALLTIME": str(self._walltime(proposal)),
-            **places(site),
+            **places(site, self.implementation.reads),
             **site.environment,
         }
         return Job(
@@ -125,7 +131,9 @@ class MlperfWorkload:
             log=attempt.log,
             run_logs=tuple(logs / f"run_{i + 1}.log" for i in range(proposal.replicates)),
             resources=Resources(
-                nodes=site.nodes, gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
+                nodes=self._nodes(proposal),
+                gpus_per_node=site.gpus_per_node,
+                minutes=float(self._walltime(proposal)),
             ),
             script=True,
         )
@@ -137,17 +145,22 @@ class MlperfWorkload:
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config as its users keep it: beside config_common.sh, which it sources from its own folder."""
         name = self._file_name(proposal)
-        place = Path(self.implementation.common[0]).parent
+        place = Path(*self.implementation.common[:1]).parent
+        before = "".join(f"source {shlex.quote(file)} && " for file in self._settings.before)
+        site = self._study.site
+        submit = shlex.join(["sbatch", *site.sbatch_words()]).replace("sbatch", "sbatch -N $DGXNNODES -t $WALLTIME", 1)
+        steps = "".join(f"{name}={shlex.quote(value)} " for name, value in site.step_variables().items())
         sources = [
             f'source "$(dirname "${{BASH_SOURCE[0]}}")"/{shlex.quote(Path(common).name)}'
             for common in self.implementation.common
         ]
         usage = (
             f"cp {name} {shlex.quote(str(self.implementation.folder / place))}/ && "
-            f"cd {shlex.quote(str(self.implementation.folder))} && source {place / name} && "
-            f"sbatch -N $DGXNNODES -t $WALLTIME {self._settings.script}"
+            f"cd {shlex.quote(str(self.implementation.folder))} && {before}source {place / name} && "
+            f"{steps}{submit} {self._settings.script}"
         )
-        comments = (*provenance, f"Run, with CONT, DATADIR, MODEL and LOGDIR exported: {usage}")
+        needed = [n for name, also in ALSO.items() for n in (name, *also) if n in self.implementation.reads]
+        comments = (*provenance, f"Run, with {', '.join(needed or ['CONT'])} and LOGDIR exported: {usage}")
         text = render(self._exports(proposal), comments=comments, before=sources, after=[_WALLTIME])
         return Export(files={name: text}, usage=usage)
 
@@ -157,11 +170,12 @@ class MlperfWorkload:
         """What the config sets, in this implementation's names."""
         site = self._study.site
         values = {**proposal.parameters, **self._evals(proposal)}
+        values.pop("NODES", None)  # DGXNNODES, below
         if proposal.probe:
             values |= _probe(self._gbs(proposal))
         exports = spelled(values, self.implementation)
         exports |= {
-            "DGXNNODES": site.nodes,
+            "DGXNNODES": self._nodes(proposal),
             "DGXNGPU": site.gpus_per_node,
             "DGXSYSTEM": self._file_name(proposal).removeprefix("config_").removesuffix(".sh"),
             "WALLTIME_RUNANDTIME": self._run_minutes(),
@@ -171,28 +185,40 @@ class MlperfWorkload:
 
     def _evals(self, proposal: Proposal) -> dict[str, Value]:
         """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise."""
-        rule = eval_schedule(self._gbs(proposal))
+        pretraining = self._settings.benchmark == llama31_405b.BENCHMARK
+        rule = (llama31_405b.eval_schedule if pretraining else eval_schedule)(self._gbs(proposal))
         every = self._settings.eval_every or int(rule.interval_samples)
         first = self._settings.first_eval or int(rule.first_samples)
         derived: dict[str, Value] = {"VAL_CHECK_INTERVAL": every, "SKIP_EVALS": max(0, round(first / every) - 1)}
         if not {"SKIP_EVALS", "SKIP_EVAL"} & self.implementation.reads:
             del derived["SKIP_EVALS"]
+        if pretraining and not self.implementation.knows("VAL_CHECK_INTERVAL"):
+            del derived["VAL_CHECK_INTERVAL"]  # such an implementation keeps the rule by itself
         return {name: value for name, value in derived.items() if name not in proposal.parameters}
 
     def _file_name(self, proposal: Proposal) -> str:
         site = self._study.site
         return config_file_name(
-            site.system, site.nodes, site.gpus_per_node, self._layout(proposal), self._settings.suffix
+            site.system, self._nodes(proposal), site.gpus_per_node, self._layout(proposal), self._settings.suffix
         )
+
+    def _nodes(self, proposal: Proposal) -> int:
+        return self._study.search_space.node_count(proposal.parameters)
 
     def _layout(self, proposal: Proposal) -> Layout:
         """The effective layout: what the study leaves open comes from config_common.sh."""
-        inherited = {k: v for k, v in self.implementation.values.items() if k in ("TP", "PP", "CP", "MBS", "MINIBS")}
+        set_there = self.implementation.values
+        inherited = {
+            name: set_there[known]
+            for name in ("TP", "PP", "CP", "MBS", "MINIBS")
+            if (known := next((n for n in (name, *ALIASES.get(name, ())) if n in set_there), None))
+        }
         return layout_of({**inherited, **proposal.parameters})
 
     def _gbs(self, proposal: Proposal) -> int:
-        given = proposal.parameters.get("GBS")
-        return int(given) if given else self._layout(proposal).gbs(self._study.search_space.gpus)
+        given = proposal.parameters.get("GBS") or self.implementation.values.get("GLOBAL_BATCH_SIZE")
+        gpus = self._study.search_space.gpu_count(proposal.parameters)
+        return int(given) if given else self._layout(proposal).gbs(gpus)
 
     def _run_minutes(self) -> int:
         return math.ceil(self._study.budget.trial_minutes)
@@ -216,6 +242,8 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
             found[known] = value
         elif name == "WARMUP_STEPS" and implementation.knows("WARMUP_RATIO"):
             found["WARMUP_RATIO"] = float(value) / float(values["MAX_STEPS"])
+        elif name == "MINIBS" and implementation.knows("GLOBAL_BATCH_SIZE"):
+            continue  # the batch is given whole
         elif name != "GBS" and NEUTRAL.get(name) != value:
             near = difflib.get_close_matches(name, sorted(implementation.reads), n=3)
             hint = f"; it reads {', '.join(near)}" if near else ""
