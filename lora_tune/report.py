@@ -6,6 +6,7 @@ import base64
 import datetime
 import functools
 import hashlib
+import math
 import platform
 import time
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from lora_tune import __version__, view
 from lora_tune.advice import advise
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import SurroundingsError
-from lora_tune.overview import Overview, objective_words, overview, passing
+from lora_tune.overview import Overview, objective_words, overview, passing, prior_words
 from lora_tune.plots import charts, svg
-from lora_tune.records import Sweep, Trial
+from lora_tune.records import CHOSEN, Sweep, Trial
 from lora_tune.redact import redact
 from lora_tune.study import Study
 
@@ -55,6 +56,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         advice=advise(study, sweep),
         cards=_cards(study, seen),
         best=_best(study, seen),
+        confirmed=_confirmed(sweep),
         figures=figures,
         columns=_columns(sweep),
         rows=[_row(sweep, trial, now) for trial in sweep.trials.values()],
@@ -141,6 +143,12 @@ def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
     return {"trial": seen.best, "parameters": rows}
 
 
+def _confirmed(sweep: Sweep) -> list[Trial]:
+    """The trials whose configurations were run again with more seeds, the chosen one first."""
+    raced = [t for t in sweep.trials.values() if "confirmed" in t.facts]
+    return sorted(raced, key=lambda t: (t.facts["confirmed"] != CHOSEN, t.facts.get("confirmed_seconds", math.inf)))
+
+
 def _tuned(study: Study, name: str) -> bool:
     parameter = study.space.get(name)
     return (parameter is None and name != "GBS") or getattr(parameter, "type", "") in ("float", "int", "categorical")
@@ -194,6 +202,7 @@ def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
         "Packages here": ", ".join(versions),
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
+        **({"Starts from": starts} if (starts := prior_words(study, sweep)) else {}),
         "Trial seeds": f"{min(seeds)} to {max(seeds)}" if seeds else "none yet",
         "Trials run on": f"{study.site.system}: {study.site.nodes} nodes x {study.site.gpus_per_node} GPUs, "
         f"launcher {study.site.launcher}",

@@ -258,6 +258,8 @@ def limit_constant(level: float, fewest: int, most: int) -> float:
 
 def _decided(leader: _Config, configs: Sequence[_Config], settings: RaceSettings) -> str:
     others = sorted((c for c in configs if c is not leader and c.logs), key=lambda c: c.mean)
+    if len(configs) == 1:
+        return f"{leader.name} ran alone: there is nothing to compare it with"
     if not others:
         return f"{leader.name} is the only configuration that reached the target"
     second = others[0]

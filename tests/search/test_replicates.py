@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from lora_tune.search.replicates import (
     CannotSeparate,
     Decided,
+    Plan,
     RaceSettings,
     RunMore,
     RunSummary,
     limit_constant,
+    means,
     next_action,
+    plan,
 )
 
 
@@ -83,9 +86,10 @@ def test_two_failures_put_a_configuration_out() -> None:
 
 
 def test_one_configuration_alone_wins_and_none_is_an_error() -> None:
-    assert next_action({"a": runs(100, 101, 102)}) == Decided(
-        "a", "a is the only configuration that reached the target"
-    )
+    alone = next_action({"a": runs(100, 101, 102)})
+    assert alone == Decided("a", "a ran alone: there is nothing to compare it with")
+    others = next_action({"a": runs(100, 101, 102), "b": runs(math.inf, math.inf, math.inf)})
+    assert others == Decided("a", "a is the only configuration that reached the target")
     with pytest.raises(ValueError, match="give at least one"):
         next_action({})
 
@@ -125,3 +129,71 @@ def test_every_race_ends(seed: int, difference: float) -> None:
         mean = 100 * (1 + difference * "abc".index(action.config))
         results[action.config].append(RunSummary(mean * np.exp(rng.normal(0, 0.05))))
     pytest.fail("the race asked for more than ten runs each")
+
+
+def replayed(truth: dict[str, list[RunSummary]], settings: RaceSettings, *, together: bool = False) -> tuple[Plan, int]:
+    """A race whose runs come out as in ``truth``, one job at a time; its last plan and how many runs it took."""
+    done: dict[str, list[RunSummary]] = {name: [] for name in truth}
+    while True:
+        stands = plan(done, settings, together=together)
+        short = [name for name, wanted in stands.wanted.items() if len(done[name]) < wanted]
+        if stands.verdict is not None or not short:
+            return stands, sum(map(len, done.values()))
+        for name in short:
+            done[name].append(truth[name][len(done[name])])
+
+
+def test_a_plan_goes_the_way_of_next_action_and_wants_the_rest_of_the_winners_runs_for_its_score() -> None:
+    truth = {"a": noisy(100, 10, 1), "b": noisy(118, 10, 2), "c": noisy(120, 10, 3)}
+    stands, used = replayed(truth, RaceSettings())
+    assert isinstance(stands.verdict, Decided)
+    assert stands.verdict.winner == "a"
+    assert stands.wanted == {"a": 10}
+    assert used < 20
+    by_hand: dict[str, list[RunSummary]] = {name: [] for name in truth}
+    while isinstance(action := next_action(by_hand), RunMore):
+        by_hand[action.config].append(truth[action.config][len(by_hand[action.config])])
+    assert stands.verdict == action
+
+
+def test_runs_on_top_change_no_verdict() -> None:
+    """After an interruption, or for the score, there are more runs than the race asked for."""
+    truth = {"a": noisy(100, 10, 1), "b": noisy(118, 10, 2)}
+    stands, _ = replayed(truth, RaceSettings())
+    slower = {**truth, "a": [*truth["a"][:6], *runs(*[150.0] * 20)]}
+    assert plan(slower, RaceSettings()).verdict == stands.verdict
+
+
+def test_configurations_that_run_together_are_looked_at_after_equal_numbers_of_runs() -> None:
+    truth = {name: noisy(100, 10, seed) for name, seed in (("a", 1), ("b", 2), ("c", 3))}
+    four = {name: found[:3] for name, found in truth.items()}
+    assert plan(four, RaceSettings(), together=True).wanted == {"a": 4, "b": 4, "c": 4}
+    alone = plan(four, RaceSettings()).wanted
+    assert sorted(alone.values()) == [3, 3, 4]
+
+
+def test_a_race_that_nobody_finishes_wants_nothing_more() -> None:
+    lost = runs(math.inf, math.inf, math.inf)
+    stands = plan({"a": lost, "b": lost}, RaceSettings())
+    assert stands.wanted == {}
+    assert isinstance(stands.verdict, Decided)
+    assert "no run of any configuration" in stands.verdict.sentence
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), st.integers(1, 10), st.integers(1, 4), st.booleans())
+def test_every_plan_ends_within_its_runs(seed: int, most: int, batch: int, together: bool) -> None:
+    rng = np.random.default_rng(seed)
+    truth = {name: runs(*(100 * np.exp(rng.normal(0, 0.05, most)))) for name in "abc"}
+    rules = RaceSettings(fewest=min(3, most), most=most, batch=batch)
+    stands, used = replayed(truth, rules, together=together)
+    assert stands.verdict is not None
+    assert used <= 3 * most
+
+
+def test_the_mean_of_a_configuration_comes_with_an_interval_that_shrinks() -> None:
+    few = means({"a": noisy(100, 3, 1), "b": runs(math.inf)})
+    many = means({"a": noisy(100, 10, 1)})
+    assert few.keys() == {"a"}
+    assert few["a"][0] == pytest.approx(100)
+    assert few["a"][1] < many["a"][1] < 100 < many["a"][2] < few["a"][2]

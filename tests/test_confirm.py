@@ -1,0 +1,373 @@
+"""``python -m lora_tune.confirm``: more seeds of the leaders as real jobs, a verdict, a score, a result folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lora_tune.confirm import main
+from lora_tune.confirm.command import replicate_study
+from lora_tune.confirm.outcome import confirmation, confirmed, summary
+from lora_tune.confirm.race import Race, contenders, replicates
+from lora_tune.confirm.submission import short_complaints, split_runs
+from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.mllog import MllogReader
+from lora_tune.paths import SweepPaths
+from lora_tune.records import CHOSEN, PASSED_OVER, Sweep, Trial, TrialState, Verdict
+from lora_tune.report import report_html
+from lora_tune.search.replicates import RaceSettings
+from lora_tune.store import Store, sqlite_url
+from lora_tune.study import Study
+from lora_tune.sweep import main as sweep_main
+from tests.builders import study_of, sweep_of, with_trial
+from tests.tiny import STUDY as TINY_STUDY
+from tests.waiting import wait_for
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+STUDY = """
+description = "two speeds of one training"
+[workload]
+kind = "command"
+argv = [{python}, {trial}]
+[site]
+system = "TEST"
+kill_seconds = 3
+[space]
+SPEED = {{ type = "categorical", choices = [2.0, 2.5] }}
+PACE = {pace}
+GBS = 8
+[objective]
+target = 0.925
+curves = "llama2_70b_lora"
+[search]
+enqueue = [{{ SPEED = 2.0 }}, {{ SPEED = 2.5 }}]
+[pruning]
+rule = "none"
+cap = false
+[budget]
+trials = 2
+parallel = 2
+"""
+
+
+class House:
+    """A sweep of two configurations, 25% apart in speed, and the command on it."""
+
+    def __init__(self, folder: Path, pace: float = 0.0) -> None:
+        self.study = folder / "leaders.toml"
+        trial = str(REPOSITORY / "tests" / "compliant_trial.py")
+        self.study.write_text(STUDY.format(python=json.dumps(sys.executable), trial=json.dumps(trial), pace=pace))
+        self.paths = SweepPaths(folder / "sweep")
+        self.options = ["--study", str(self.study), "--output", str(self.paths.root)]
+        swept = CliRunner().invoke(sweep_main, [*self.options, "--quiet"])
+        assert swept.exit_code == 0, swept.output
+
+    def confirm(self, *options: str) -> Result:
+        return CliRunner().invoke(main, [*self.options, *options])
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "lora_tune.confirm", *self.options, *options]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def load(self, name: str) -> Sweep:
+        found = Store(sqlite_url(self.paths.database), read_only=True).load(name)
+        assert found is not None
+        return found
+
+    @property
+    def race(self) -> Sweep:
+        return self.load("leaders.confirm")
+
+    @property
+    def logs(self) -> list[Path]:
+        return sorted((self.paths.root / "confirm" / "trials").glob("*/attempt-*/job.log"))
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A confirmed sweep; its command was interrupted by Ctrl-C, then killed, and given again each time."""
+    there = House(tmp_path_factory.mktemp("confirm"), pace=0.5)
+    first = there.start("--seeds", "10")
+    wait_for(lambda: len(there.logs) >= 2, 60, "the first replicates")
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=30)
+    assert first.returncode == 130, said
+    assert "the same command adopts them" in said
+    second = there.start("--seeds", "10")
+    begun = len(there.logs)
+    wait_for(lambda: len(there.logs) >= begun + 2, 60, "further replicates")
+    second.kill()
+    second.communicate()
+    there.said = there.confirm("--seeds", "10")
+    return there
+
+
+def test_the_better_configuration_wins_and_is_scored_by_ten_runs(house: House) -> None:
+    said = house.said
+    assert said.exit_code == 0, said.output
+    assert "trial 1 is better than trial 0 by" in said.output
+    assert "with 90% confidence" in said.output
+    assert "olympic mean of 10 runs" in said.output
+    assert "pass compliance of convergence and RCP with probability" in said.output
+
+
+def test_ctrl_c_and_a_kill_lose_no_run_and_double_none(house: House) -> None:
+    race = house.race
+    assert all(t.verdict is Verdict.REACHED for t in race.trials.values())
+    assert [log.read_text().count('"run_start"') for log in house.logs] == [1] * len(race.trials)
+    seeds = [run.seed for runs in replicates(race).values() for run in runs]
+    assert len(set(seeds)) == len(seeds)
+    assert not {t.seed for t in house.load("leaders").trials.values()} & set(seeds)
+    assert len(replicates(race)[1]) == 10
+    assert 3 <= len(replicates(race)[0]) < 10
+    spent = json.loads((house.paths.root / "confirm" / "confirmation.json").read_text())["node_hours"]
+    assert spent == pytest.approx(sum(a.node_hours(0) for a in race.attempts.values()))
+
+
+def test_the_result_folder_passes_mlperfs_own_checkers(house: House) -> None:
+    folder = house.paths.confirm(1)
+    assert sorted(p.name for p in folder.iterdir()) == [f"result_{i}.txt" for i in range(10)]
+    assert "10 result files, all comply; RCP check passed" in house.said.output
+    record = json.loads((house.paths.root / "confirm" / "confirmation.json").read_text())
+    assert record["checks"]["passes"]
+
+
+def test_the_sweep_keeps_its_trials_and_takes_the_chosen_one_as_its_best(house: House) -> None:
+    sweep = house.load("leaders")
+    assert len(sweep.trials) == 2
+    assert [t.facts["confirmed"] for t in sweep.trials.values()] == [PASSED_OVER, CHOSEN]
+    best = sweep.best()
+    assert best is not None
+    assert (best.number, best.facts["confirmed_runs"]) == (1, 10)
+    assert best.facts["confirmed_low"] < best.facts["confirmed_seconds"] < best.facts["confirmed_high"]
+    (config,) = house.paths.best.glob("config_*.sh")
+    assert "SPEED=2.5" in config.read_text()
+    report = house.paths.report.read_text()
+    assert "Trial 1 is better than trial 0" in report
+    assert "Olympic mean of 10 runs" in report
+    with sqlite3.connect(house.paths.database) as database:
+        assert database.execute("select count(*) from trials").fetchone() == (2,)  # Optuna's own
+
+
+def test_the_same_command_again_runs_nothing_and_says_the_same(house: House) -> None:
+    before = len(house.race.trials)
+    again = house.confirm("--seeds", "10")
+    assert again.exit_code == 0
+    assert again.output.splitlines()[-6:] == house.said.output.splitlines()[-6:]
+    assert len(house.race.trials) == before
+
+
+def test_two_drivers_never_race_at_one_time(house: House) -> None:
+    store = Store(sqlite_url(house.paths.database))
+    lease = store.take_lease("leaders.confirm", "another host", 4e9)
+    try:
+        busy = house.confirm("--seeds", "10")
+    finally:
+        store.release(lease)
+    assert busy.exit_code == 3
+    assert "driven by another host" in busy.output
+
+
+def test_a_sweep_that_is_driven_meanwhile_is_not_written_to(house: House) -> None:
+    store = Store(sqlite_url(house.paths.database))
+    lease = store.take_lease("leaders", "another host", 4e9)
+    try:
+        done = house.confirm("--seeds", "10")
+    finally:
+        store.release(lease)
+    assert done.exit_code == 0
+    assert "not noted in it: run the same command again" in done.output
+
+
+def test_a_dry_run_shows_who_would_race_and_submits_nothing(tmp_path: Path) -> None:
+    there = House(tmp_path)
+    shown = there.confirm("--dry-run", "--seeds", "4")
+    assert shown.exit_code == 0
+    assert "6 to 8 runs" in shown.output
+    assert "# trial 1 again, seeds 1000001" in shown.output
+    assert not (there.paths.root / "confirm").exists()
+    unfinished = there.confirm("--budget-node-hours", "1e-9")
+    assert "no verdict: the budget of 1e-09 node-hours is spent" in unfinished.output
+
+
+def test_nothing_to_confirm_is_said_in_words(tmp_path: Path) -> None:
+    away = CliRunner().invoke(main, ["--study", "nowhere", "--output", str(tmp_path)])
+    assert away.exit_code == 2
+    study = study_of()
+    with pytest.raises(InputError, match="nothing to confirm"):
+        contenders(study, sweep_of(study, trials=0), 3)
+    with pytest.raises(InputError, match="at most 56 characters"):
+        replicate_study(study.model_copy(update={"name": "x" * 57}), None, None, None)
+
+
+def test_replicates_are_neither_pruned_nor_capped_and_have_seeds_of_their_own() -> None:
+    study = study_of()
+    again = replicate_study(study, 5, None, None)
+    assert (again.pruning.rule, again.pruning.cap, again.budget.trials) == ("none", False, None)
+    assert again.budget.parallel == 5
+    assert again.trial_seed(0) == study.trial_seed(0) + 1_000_000
+
+
+def test_the_real_tiny_study_says_which_checks_do_not_apply(tiny_sweep: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_sweep, tmp_path / "sweep"))
+    options = ["--study", str(TINY_STUDY), "--output", str(folder), "--top", "1", "--seeds", "3"]
+    command = [sys.executable, "-m", "lora_tune.confirm", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the logs name the benchmark peft_lora, not llama2_70b_lora" in done.stdout
+    assert "olympic mean of 3 runs" in done.stdout
+    (results,) = folder.glob("confirm/0*")
+    for log in results.glob("result_*.txt"):
+        reader = MllogReader()
+        reader.feed(log.read_bytes())
+        assert reader.run().reached(1.68)
+
+
+# -- the pieces, on records made by hand
+
+
+def leaders(count: int = 3) -> tuple[Study, Sweep, list[Trial]]:
+    study = study_of()
+    sweep = sweep_of(study)
+    return study, sweep, contenders(study, sweep, count)
+
+
+def raced(sweep: Sweep, of: Trial, *seconds: float | None, number: int = 0, hours: float = 0.5) -> Sweep:
+    """The race's records with further single runs of a trial; None: it did not reach the target."""
+    trials = dict(sweep.trials)
+    for i, time in enumerate(seconds, start=max(trials, default=-1) + 1):
+        facts = {"node_hours": hours} | ({} if time is None else {"objective": time})
+        verdict = Verdict.CENSORED if time is None else Verdict.REACHED
+        trials[i] = Trial(
+            number=i, seed=i, tuned=of.tuned, parameters=of.parameters, replicate_of=of.number, facts=facts,
+            seconds=time, samples=None if time is None else 3000.0, verdict=verdict, state=TrialState.FINISHED,
+        )  # fmt: skip
+    return replace(sweep, trials=trials)
+
+
+EMPTY = Sweep(name="built.confirm", digest="", study_toml="", began_at=0.0)
+
+
+def race_of(field: list[Trial], sweep: Sweep, *, per_job: int = 1, most: int = 10, together: bool = False) -> Race:
+    settings = RaceSettings(most=most, batch=per_job)
+    return Race(field, settings, lambda: sweep, per_job=per_job, together=together, say=lambda text: None)
+
+
+def test_the_leaders_are_the_best_trials_with_different_configurations() -> None:
+    _, _, field = leaders()
+    times = [t.facts["objective"] for t in field]
+    assert times == sorted(times)
+    assert len({str(t.parameters) for t in field}) == 3
+
+
+def test_a_job_asks_for_several_seeds_where_the_workload_runs_them_in_one_allocation() -> None:
+    _, _, field = leaders(2)
+    first = race_of(field, EMPTY, per_job=3).ask()
+    assert not isinstance(first, str)
+    assert (first.number, first.replicates, first.replicate_of) == (0, 3, field[0].number)
+    assert first.parameters == field[0].parameters
+
+
+def test_runs_in_flight_are_waited_for_and_not_asked_for_again() -> None:
+    _, _, field = leaders(1)
+    going = Trial(number=0, seed=0, tuned={}, parameters={}, replicate_of=field[0].number, replicates=3)
+    race = race_of(field, replace(EMPTY, trials={0: going}), per_job=3)
+    assert race.ask() == "1 runs go on"
+
+
+def test_each_run_of_a_job_of_several_counts_and_an_unfinished_one_does_not() -> None:
+    _, _, field = leaders(1)
+    of = field[0].number
+    facts = {
+        "node_hours": 1.2,
+        "runs": [
+            {"objective": 90.0, "seconds": 90.0, "samples": 3072.0, "seed": 7, "position": 0},
+            {"seconds": None, "samples": None, "seed": 8, "position": 1},
+        ],
+    }
+    job = Trial(
+        number=0, seed=7, tuned={}, parameters={}, replicate_of=of, replicates=3, facts=facts,
+        state=TrialState.FINISHED, verdict=Verdict.REACHED,
+    )  # fmt: skip
+    one, two = replicates(replace(EMPTY, trials={0: job}))[of]
+    assert (one.objective, one.seed, one.node_hours) == (90.0, 7, 0.6)
+    assert (two.objective, two.seconds) == (float("inf"), None)
+    asked = race_of(field, replace(EMPTY, trials={0: job}), per_job=3).ask()
+    assert not isinstance(asked, str)
+    assert (asked.number, asked.replicates) == (3, 1)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.CANCELLED])
+def test_a_run_that_the_machine_failed_is_run_again_and_not_for_ever(verdict: Verdict) -> None:
+    _, _, field = leaders(1)
+    lost = Trial(
+        number=0, seed=0, tuned={}, parameters={}, replicate_of=field[0].number, verdict=verdict,
+        state=TrialState.FINISHED,
+    )  # fmt: skip
+    race = race_of(field, replace(EMPTY, trials={0: lost}))
+    asked = race.ask()
+    assert not isinstance(asked, str)
+    assert asked.number == 1
+    for _ in range(3):
+        race.tell(lost)
+    if verdict is Verdict.FAILED:
+        with pytest.raises(SurroundingsError, match="mend it and run the same command again"):
+            race.ask()
+
+
+def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separating_them() -> None:
+    study, sweep, field = leaders(2)
+    first, second = field
+    times = [100, 104, 97, 108, 95, 101, 99, 103, 98, 105]
+    records = raced(EMPTY, first, *times)
+    records = raced(records, second, *(1.011 * t for t in times))
+    stands = race_of(field, records).standing()
+    found = confirmation(study, records, field, replicates(records), stands)
+    assert found is not None
+    assert not found.decided
+    words = summary(study, sweep, found)
+    assert f"trial {first.number} and trial {second.number} cannot be separated: difference 1.1% +/- " in words
+    assert "more runs = " in words
+    assert "node-hours; take trial" in words
+    facts = {t.number: t.facts["confirmed"] for t in confirmed(sweep, found, replicates(records))}
+    assert sorted(facts.values()) == [CHOSEN, PASSED_OVER]
+
+
+def test_where_no_run_reaches_the_target_nothing_is_chosen() -> None:
+    study, sweep, field = leaders(1)
+    records = raced(EMPTY, field[0], None, None, None)
+    found = confirmation(study, records, field, replicates(records), race_of(field, records).standing())
+    assert found is not None
+    assert found.chosen is None
+    assert "no run reached the target" in summary(study, sweep, found)
+    (passed_over,) = confirmed(sweep, found, replicates(records))
+    page = report_html(study, with_trial(sweep, passed_over), 0.0)
+    assert "No run of any configuration reached the target; nothing to choose." in page
+
+
+def test_a_job_of_several_runs_is_cut_between_its_runs() -> None:
+    def one(seed: int) -> str:
+        return f'preamble {seed}\n:::MLLOG "init_start"\n:::MLLOG "run_start"\nseed {seed}\n:::MLLOG "run_stop"\n'
+
+    text = one(1) + one(2) + one(3)
+    parts = split_runs(text)
+    assert "".join(parts) == text
+    assert [[s for s in (1, 2, 3) if f"seed {s}\n" in part] for part in parts] == [[1], [2], [3]]
+
+
+def test_complaints_are_shown_without_the_checkers_state() -> None:
+    heard = ["CHECK for 'x' failed in line 8:\n{'state': 1}\n", "Required EXACTLY_ONE occurrence of 'y' but found 0\n"]
+    assert short_complaints(heard) == [
+        "CHECK for 'x' failed in line 8:",
+        "Required EXACTLY_ONE occurrence of 'y' but found 0",
+    ]
+    assert short_complaints(["Required a\n" * 20])[-1] == "and 12 more complaints"
