@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +15,35 @@ import click
 from lora_tune.errors import EXIT_SURROUNDINGS, InputError, LoraTuneError
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep
-from lora_tune.store import Store, safe_url, sqlite_url
+from lora_tune.store import Store, has_password, safe_url, sqlite_url
 from lora_tune.study import Study, find_study, load_study, parse_study
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 study_option = click.option("--study", "study_name", required=True, help="NAME of studies/NAME.toml, or a .toml file")
 output_option = click.option("--output", type=click.Path(path_type=Path), help="sweep folder [sweeps/STUDY]")
-storage_option = click.option("--storage", help="database URL [SQLite in the sweep folder]")
+STORAGE_VARIABLE = "LORA_TUNE_STORAGE"
+
+
+def _storage(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
+    """The URL; without its password where every user of the machine could read that, and hidden from trials."""
+    os.environ.pop(STORAGE_VARIABLE, None)  # what is started from here on has no business with the database
+    given = context.get_parameter_source(parameter.name or "")
+    if url and given is click.core.ParameterSource.COMMANDLINE and has_password(url):
+        raise click.UsageError(
+            "--storage has a password in it, and every user of this machine can read command lines; put the URL into "
+            f"the variable {STORAGE_VARIABLE}, or the password into ~/.pgpass"
+        )
+    return url
+
+
+storage_option = click.option(
+    "--storage",
+    envvar=STORAGE_VARIABLE,
+    callback=_storage,
+    help=f"database URL, or the variable {STORAGE_VARIABLE} [SQLite in the sweep folder]",
+)
+metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics, on 127.0.0.1")
 
 
 def guarded(command: Command) -> Command:

@@ -1,10 +1,8 @@
-"""What the commands that drive jobs share: the lease, Ctrl-C, keeping or cancelling what runs, who watches."""
+"""What the commands that drive jobs share: Ctrl-C, keeping or cancelling what runs, who watches."""
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,6 @@ import click
 
 from lora_tune import view
 from lora_tune.driver import Driver, Outcome
-from lora_tune.launchers.command import start_ticks
-from lora_tune.store import Lease, Store
 
 _CANCEL_SECONDS = 90.0
 
@@ -27,19 +23,6 @@ def make_view(quiet: bool, as_json: bool) -> Any:
     if as_json:
         return view.JsonLines()
     return view.Screen() if sys.stdout.isatty() else view.Plain()
-
-
-def take_lease(store: Store, name: str, now: float) -> Lease:
-    """The lease of this sweep, also from an owner on this host whose process is gone.
-
-    Raises SweepBusyError while somebody else drives it.
-    """
-    host, pid = socket.gethostname(), os.getpid()
-    held = store.owner(name).split()
-    dead = False
-    if len(held) == 5 and held[0] == host:
-        dead = start_ticks(int(held[2])) != int(held[4])
-    return store.take_lease(name, f"{host} pid {pid} start {start_ticks(pid)}", now, dead=dead)
 
 
 def run_interruptibly(driver: Driver) -> Outcome:

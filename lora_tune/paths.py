@@ -69,6 +69,11 @@ class SweepPaths:
         return self.root / "driver.log"
 
     @property
+    def unsaved(self) -> Path:
+        """What the database could not take yet, one JSON object a line; gone once it could."""
+        return self.root / "unsaved.jsonl"
+
+    @property
     def lock(self) -> Path:
         """Host and process id of the driver that owns this folder."""
         return self.root / "driver.lock"

@@ -225,15 +225,21 @@ class _Look:
     def __init__(self, review: Review, store: Store) -> None:
         self._store = store
         self.study, self.sweep = review.study, review.sweep
-        self.driver, self.now = store.driver(review.study.name), time.time()
+        self.driver, self.now = _driver(store, review.study.name), time.time()
 
     def again(self) -> None:
         self.sweep = self._store.load(self.study.name, self.sweep) or self.sweep
-        self.driver, self.now = self._store.driver(self.study.name), time.time()
+        self.driver, self.now = _driver(self._store, self.study.name), time.time()
 
     @property
     def standing(self) -> str:
         return standing(self.sweep, self.driver, self.now)
+
+
+def _driver(store: Store, name: str) -> tuple[str, float]:
+    """Who drives the sweep ("": nobody) and the epoch second of its last sign of life."""
+    held = store.held(name)
+    return held.owner, held.renewed_at
 
 
 def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None:

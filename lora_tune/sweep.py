@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
+import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from lora_tune import errors, export, view
-from lora_tune.commandline import guarded, open_store, output_option, storage_option, study_option, sweep_paths
-from lora_tune.driver import Clock, Driver, Outcome, Ports, RealClock, proposal
-from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly, take_lease
+from lora_tune.commandline import (
+    guarded,
+    metrics_option,
+    output_option,
+    storage_option,
+    study_option,
+    sweep_paths,
+)
+from lora_tune.driver import Outcome, proposal
+from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
+from lora_tune.leasing import take_lease, wait_for_lease
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.running import Around, Plan, driver, make_clock, open_sweep, settle
 from lora_tune.scaling import scaling, table
-from lora_tune.store import Changes, Lease, Store, tune_sqlite
-from lora_tune.study import Study, find_study, load_study, parse_study, study_changes
+from lora_tune.store import Store, tune_sqlite
+from lora_tune.study import Study, find_study, load_study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Prepares, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The command line, as it came."""
+class How:
+    """What the command line says of this run of the driver. metrics: [HOST:]PORT, None without."""
 
-    file: Path
-    study: Study
-    from_file: Study
-    paths: SweepPaths
-    storage: str | None
     accept_changes: bool
+    standby: bool
+    metrics: str | None
+    say: bool
 
 
 @click.command()
@@ -48,39 +54,65 @@ class Options:
 @click.option("--seed", type=int, help="seed of the search, overrides the study")
 @click.option("--dry-run", is_flag=True, help="print the first proposals, files and commands; submit nothing")
 @click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
+@click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
+@click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
+@metrics_option
 @click.option("--quiet", is_flag=True, help="print nothing but the result")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
 @guarded
-def main(study_name: str, dry_run: bool, accept_changes: bool, quiet: bool, as_json: bool, **given: Any) -> None:
+def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: bool, **given: Any) -> None:
     """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
     file = find_study(study_name)
     from_file = load_study(file)
-    study = from_file.with_options(
-        {
-            "budget": {k: given[v] for k, v in _BUDGET_OPTIONS.items()},
-            "site": {"launcher": given["launcher"]},
-            "search": {"seed": given["seed"]},
-        }
-    )
+    options = _options(given)
+    study = from_file.with_options(options)
     workload = load_workload(study, file)
-    if dry_run:
-        _dry_run(study, workload, sweep_paths(study.name, given["output"]))
-        return
-    options = Options(
+    plan = Plan(
         file=file,
+        text=file.read_text(encoding="utf-8"),
         study=study,
         from_file=from_file,
+        options=options,
         paths=sweep_paths(study.name, given["output"]),
-        storage=given["storage"],
-        accept_changes=accept_changes,
+        workload=workload,
     )
-    sys.exit(_sweep(options, workload, make_view(quiet, as_json), say=not as_json))
+    if dry_run:
+        _dry_run(study, workload, plan.paths)
+        return
+    if register:
+        _register(plan, given["storage"], accept_changes=given["accept_changes"])
+        return
+    how = How(
+        accept_changes=given["accept_changes"], standby=given["standby"], metrics=given["metrics"], say=not as_json
+    )
+    sys.exit(_sweep(plan, given["storage"], make_view(quiet, as_json), how))
 
 
-_BUDGET_OPTIONS = {"trials": "trials", "parallel": "parallel", "node_hours": "budget_node_hours"}
+def _options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the command line lays over the study, by section; without what was not given."""
+    laid = {
+        "budget": {"trials": given["trials"], "parallel": given["parallel"], "node_hours": given["budget_node_hours"]},
+        "site": {"launcher": given["launcher"]},
+        "search": {"seed": given["seed"]},
+    }
+    return {
+        part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})
+    }
+
+
+def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:
+    """Write the study into the database, so that lora_tune.serve takes it up."""
+    store = open_sweep(plan, storage, time.time())
+    lease = take_lease(store, plan.study.name, time.time())
+    try:
+        settle(plan, store, lease, accept_changes=accept_changes)
+    finally:
+        store.release(lease)
+        store.close()
+    click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
 
 
 def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
@@ -89,13 +121,16 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     try:
         launcher = make_launcher(study)
         clock = make_clock(study, launcher)
-        store = _open(plan, storage, clock.now(), watcher, standby=how.standby)
+        around = Around(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep)
+        if how.metrics:
+            from lora_tune.metrics import Metrics
+
+            around = Metrics().serve(how.metrics, click.echo if how.say else None).measured(around)
+        store = _open_patiently(plan, storage, around) if how.standby else open_sweep(plan, storage, clock.now())
         if how.standby:
             lease = wait_for_lease(store, study.name, clock.now, watcher.line)
         else:
             lease = take_lease(store, study.name, clock.now())
-        watched = Watched(watcher, how.metrics) if how.metrics else watcher
-        around = Around(launcher=launcher, clock=clock, view=watched, pause=clock.sleep)
         with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
@@ -110,12 +145,27 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     return _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
 
 
+def _open_patiently(plan: Plan, storage: str | None, around: Around) -> Store:
+    """The sweep's database, also when it is away now: a standby waits for it."""
+    said = ""
+    while True:
+        try:
+            return open_sweep(plan, storage, around.clock.now())
+        except errors.StoreError as error:
+            if str(error) != said:
+                around.view.line(f"standby: {error}")
+            said = str(error)
+        time.sleep(1.0)
+
+
 def _hand_over(
     study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, *, say: bool
 ) -> int:
     """Export the best, write the report, say where they are; returns the exit code."""
     from lora_tune import report
+    from lora_tune.search import priors
 
+    sweep = replace(sweep, priors=priors.read(paths.priors))
     written = export.export_best(study, sweep, workload, paths.best)
     report.write_report(study, sweep, paths.report)
     if say:

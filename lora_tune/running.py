@@ -1,0 +1,163 @@
+"""A sweep's driver from its parts, under its lease: what ``sweep`` does for one study and ``serve`` for many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from lora_tune import errors
+from lora_tune.commandline import open_store
+from lora_tune.driver import Clock, Driver, Ports, RealClock, Search, View
+from lora_tune.launchers.base import Launcher
+from lora_tune.leasing import keeping
+from lora_tune.paths import SweepPaths
+from lora_tune.store import BufferedStore, Changes, Lease, Store, tune_sqlite
+from lora_tune.study import Study, parse_study, study_changes
+from lora_tune.workloads.base import Prepares, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be driven. from_file: the study as its file ``file`` with ``text`` says it.
+
+    study: the same with the command line's ``options``, sections of the study, laid over it.
+    """
+
+    file: Path
+    text: str
+    study: Study
+    from_file: Study
+    options: Mapping[str, Mapping[str, Any]]
+    paths: SweepPaths
+    workload: Workload
+
+    @property
+    def local(self) -> bool:
+        return self.study.site.launcher == "local"
+
+    @property
+    def period(self) -> float:
+        """Seconds between two ticks."""
+        return 0.25 if self.local else 1.0
+
+
+def make_clock(study: Study, launcher: Launcher) -> Clock:
+    """This machine's clock; simulated jobs run on their launcher's own time."""
+    return cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
+
+
+def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
+    """The sweep's folder, and its database with its row in it."""
+    root, study = plan.paths.root, plan.study
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(13, "Permission denied", str(root))
+    except OSError as error:
+        raise errors.SurroundingsError(
+            f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
+        ) from error
+    store = open_store(plan.paths, storage)
+    store.begin(study.name, plan.from_file.digest, plan.text, now)
+    return store
+
+
+def settle(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
+    """Make the plan the sweep's; refuses a study that changed since it began, unless ``accept_changes``."""
+    found = store.load(plan.study.name)
+    assert found is not None, "the sweep's row is made before its lease"
+    if found.digest != plan.from_file.digest:
+        changes = study_changes(parse_study(found.study_toml, plan.file), plan.from_file)
+        if not accept_changes:
+            raise errors.StudyError(
+                plan.file,
+                "",
+                f"changed since this sweep began ({'; '.join(changes)}); "
+                "undo that, use another --output, or resume with --accept-changes",
+            )
+        store.accept_study(lease, plan.from_file.digest, plan.text)
+    store.place(lease, plan.file.resolve(), plan.paths.root, plan.options)
+    plan.paths.study.write_text(plan.text, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What differs between one who drives and another. pause: waits between two looks at the preparation; it may raise
+    to give up. search: what the driver asks instead of the session itself."""
+
+    launcher: Launcher
+    clock: Clock
+    view: View
+    pause: Callable[[float], None]
+    search: Callable[[Search], Search] = lambda session: session
+
+
+@contextlib.contextmanager
+def driver(plan: Plan, store: Store, lease: Lease, around: Around, *, accept_changes: bool) -> Iterator[Driver]:
+    """The sweep's driver, with what an earlier one could not save in the database and the preparation done.
+
+    The lease is renewed meanwhile and given back at the end.
+    """
+    clock = around.clock
+    try:
+        settle(plan, store, lease, accept_changes=accept_changes)
+        records = BufferedStore(store, plan.paths.unsaved)
+        if done := records.recover(lease, clock.now()):
+            around.view.line(done)
+        with keeping(records, lease, clock.now):
+            session = _open_session(plan, store.url)
+            ports = Ports(
+                workload=plan.workload,
+                launcher=around.launcher,
+                store=records,
+                session=around.search(session),
+                clock=clock,
+                view=around.view,
+            )
+            _prepare_once(plan, ports, lease, around.pause)
+            patience = 0.0 if plan.local else 10.0
+            yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience)
+    finally:
+        with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
+            store.release(lease)
+
+
+def _open_session(plan: Plan, url: str) -> Search:
+    """Optuna's side. Two programs that make its tables at one moment disturb each other: the loser tries again."""
+    from lora_tune.search import priors
+    from lora_tune.search.session import Session, make_sampler
+
+    study, known = plan.study, priors.live(plan.paths.priors, plan.study.objective.target)
+    for _ in range(4):
+        try:
+            return Session(study, url, tune_sqlite, make_sampler(study, known))
+        except errors.StoreError:
+            time.sleep(0.5)
+    return Session(study, url, tune_sqlite, make_sampler(study, known))
+
+
+def _prepare_once(plan: Plan, ports: Ports, lease: Lease, pause: Callable[[float], None]) -> None:
+    """What the workload wants made before the first trial."""
+    if not isinstance(ports.workload, Prepares):
+        return
+    from lora_tune import preparation
+
+    def tick() -> None:
+        pause(plan.period)
+        with contextlib.suppress(errors.StoreError):  # the preparation goes on while the database is away
+            ports.store.save(lease, Changes(), ports.clock.now())
+
+    how = preparation.Preparation(
+        make=ports.workload.preparation,
+        launcher=ports.launcher,
+        now=ports.clock.now,
+        tick=tick,
+        say=ports.view.line,
+        attempts=plan.study.budget.attempts,
+    )
+    preparation.prepare(plan.paths, how)

@@ -1,0 +1,25 @@
+"""Our tables beside Optuna's, in one database: SQLite on a local disk, or PostgreSQL for a team."""
+
+from __future__ import annotations
+
+from lora_tune.store.buffer import BufferedStore
+from lora_tune.store.database import Held, Lease, Records, Registered, Store
+from lora_tune.store.engine import has_password, safe_url, sqlite_url, tune_sqlite
+from lora_tune.store.rows import Changes
+from lora_tune.store.schema import LEASE_SECONDS, SCHEMA_VERSION
+
+__all__ = [
+    "LEASE_SECONDS",
+    "SCHEMA_VERSION",
+    "BufferedStore",
+    "Changes",
+    "Held",
+    "Lease",
+    "Records",
+    "Registered",
+    "Store",
+    "has_password",
+    "safe_url",
+    "sqlite_url",
+    "tune_sqlite",
+]

@@ -1,0 +1,135 @@
+"""What the database could not take, on disk until it can: nothing that a driver saw is lost with the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lora_tune.errors import StoreError
+from lora_tune.mllog import Eval
+from lora_tune.records import Sweep
+from lora_tune.store import rows
+from lora_tune.store.database import Lease, Store
+from lora_tune.store.rows import Changes
+
+
+class BufferedStore:
+    """A store for one driver that notes in ``path`` what could not be saved.
+
+    The file grows by one JSON object a line and is gone once everything is in the database. :meth:`save` still raises
+    StoreError, so a driver knows that its intentions are not on record where other drivers see them, and submits
+    nothing.
+    """
+
+    def __init__(self, inner: Store, path: Path) -> None:
+        self._inner, self._path = inner, path
+        self._noted: dict[tuple[Any, ...], Any] = {}  # what the file holds, by record
+        self._saved_at = time.monotonic()
+
+    def renew(self, lease: Lease, now: float) -> None:
+        """Keep the lease and write nothing. Raises SweepBusyError when it is lost, StoreError."""
+        self._inner.save(lease, Changes(), now)
+
+    def idle_seconds(self) -> float:
+        """Seconds since :meth:`save` was last called."""
+        return time.monotonic() - self._saved_at
+
+    def load(self, name: str, known: Sweep | None = None) -> Sweep | None:
+        """As the store's."""
+        return self._inner.load(name, known)
+
+    def save(self, lease: Lease, changes: Changes, now: float) -> None:
+        """As the store's; where that raises StoreError, ``changes`` are on disk before the error goes on."""
+        self._saved_at = time.monotonic()
+        try:
+            self._inner.save(lease, changes, now)
+        except StoreError as error:
+            try:
+                self._note(lease, changes)
+            except OSError as second:
+                raise StoreError(
+                    f"{error}; {self._path} cannot be written either ({second.strerror}): until one of them can, "
+                    "what is new is in memory and in the jobs' logs"
+                ) from error
+            raise
+        if self._noted:
+            self._path.unlink(missing_ok=True)
+            self._noted = {}
+
+    def recover(self, lease: Lease, now: float) -> str:
+        """Save what an earlier driver left in the file; returns what was done in a sentence, "" when nothing was left.
+
+        Where another driver has written since, the file is out of date: it is set aside under another name.
+        """
+        if not self._path.exists():
+            return ""
+        token, changes, damaged = read(self._path)
+        if token < self._inner.wrote(lease.sweep):
+            aside = self._path.with_name(f"{self._path.name}.{token}")
+            self._path.replace(aside)
+            return f"another driver has written since {aside} was made; it is set aside"
+        self._inner.save(lease, changes, now)
+        self._path.unlink()
+        cut = f", {damaged} damaged lines left out" if damaged else ""
+        return f"saved what an earlier driver could not: {len(changes.trials)} trial changes{cut}"
+
+    def _note(self, lease: Lease, changes: Changes) -> None:
+        new = {key: record for key, record in _keyed(changes) if self._noted.get(key) != record}
+        if not new:
+            return
+        lines = [json.dumps({"token": lease.token, key[0]: _plain(record)}) for key, record in new.items()]
+        # A line that was cut by a full disk is closed first, so that it spoils no other.
+        text = ("\n" if self._noted or self._path.exists() else "") + "\n".join(lines) + "\n"
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self._noted |= new
+
+
+def read(path: Path) -> tuple[int, Changes, int]:
+    """The token of the driver that wrote the file last, what it noted, and how many lines could not be read."""
+    token, damaged = 0, 0
+    found: list[Changes] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line:
+            continue
+        try:
+            content = json.loads(line)
+            token = content.pop("token")
+            ((kind, record),) = content.items()
+            found.append(_changes(kind, record))
+        except (ValueError, KeyError, TypeError):
+            damaged += 1
+    trials = tuple(t for c in found for t in c.trials)
+    attempts = tuple(a for c in found for a in c.attempts)
+    return token, Changes(trials, attempts, tuple(e for c in found for e in c.evals)), damaged
+
+
+def _keyed(changes: Changes) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every record with its kind and key; of several forms of one record the last one wins in a dictionary."""
+    for trial in changes.trials:
+        yield ("trial", trial.number), trial
+    for attempt in changes.attempts:
+        yield ("attempt", attempt.trial, attempt.number), attempt
+    for point in changes.evals:
+        yield ("eval", *point[:3]), point
+
+
+def _plain(record: Any) -> Any:
+    if isinstance(record, tuple):
+        return [*record[:3], *record[3]]
+    return rows.to_json(record)
+
+
+def _changes(kind: str, record: Any) -> Changes:
+    if kind == "trial":
+        return Changes(trials=(rows.trial_from(record),))
+    if kind == "attempt":
+        return Changes(attempts=(rows.attempt_from(record),))
+    trial, attempt, position, *point = record
+    return Changes(evals=((trial, attempt, position, Eval(*point)),))

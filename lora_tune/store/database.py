@@ -1,0 +1,285 @@
+"""The records of sweeps in a database, and the leases under which they are written.
+
+The driver keeps the sweep in memory and hands over what changed, once a tick, in one transaction. A write
+carries the lease's token: a driver that lost its lease cannot write.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from lora_tune.errors import StoreError, SweepBusyError
+from lora_tune.mllog import Eval
+from lora_tune.records import Sweep, TrialState
+from lora_tune.store import engine, rows, schema
+from lora_tune.store.rows import Changes
+from lora_tune.store.schema import LEASE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to drive one sweep; ``token`` grows with every owner."""
+
+    sweep: str
+    owner: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease as the database shows it. owner: "" when nobody has it. renewed_at: by its owner's clock."""
+
+    owner: str = ""
+    token: int = 0
+    renewed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """From where a sweep is driven. options: sections of the study with what the command line laid over them.
+
+    ended: why it is over, "" while it is not.
+    """
+
+    name: str
+    study_toml: str
+    file: Path
+    folder: Path
+    options: Mapping[str, Mapping[str, Any]]
+    ended: str = ""
+
+
+class Records(Protocol):
+    """What a driver needs of a store."""
+
+    def load(self, name: str, known: Sweep | None = None) -> Sweep | None: ...
+
+    def save(self, lease: Lease, changes: Changes, now: float) -> None: ...
+
+
+class Store:
+    """One database. Methods raise StoreError when it cannot be read or written.
+
+    read_only: for those who watch. Nothing is created or written, not even a lock that a driver could meet.
+    """
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        parsed = engine.parse_url(url)
+        self.url = parsed.render_as_string(hide_password=False)
+        with engine.translated(url):
+            if read_only:
+                self._engine = engine.reading_engine(parsed)
+                self._check_version()
+            else:
+                self._engine = engine.writing_engine(parsed)
+                with engine.alone(self._engine) as connection:
+                    schema.make(connection, time.time())
+
+    def _check_version(self) -> None:
+        with engine.reading(self._engine, self.url) as connection:
+            if not sa.inspect(connection).has_table(schema.version.name):
+                raise StoreError(f"{engine.safe_url(self.url)} holds no sweep; check the URL")
+            found = schema.found_version(connection)
+        if found != schema.SCHEMA_VERSION:
+            old = f"has schema {found} of an earlier release; going on with the sweep brings it up to date"
+            words = old if found < schema.SCHEMA_VERSION else schema.later(found)
+            raise StoreError(f"{engine.safe_url(self.url)} {words}")
+
+    def close(self) -> None:
+        """Release all connections."""
+        self._engine.dispose()
+
+    # -- sweeps ----------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, digest: str, study_toml: str, now: float) -> None:
+        """Create the sweep's row where it is not there yet."""
+        row = {"name": name, "digest": digest, "study_toml": study_toml, "began_at": now}
+        with self._writing() as connection:
+            connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
+
+    def accept_study(self, lease: Lease, digest: str, study_toml: str) -> None:
+        """Go on with another study text. Raises SweepBusyError when the lease is lost."""
+        self._change(lease, digest=digest, study_toml=study_toml)
+
+    def place(self, lease: Lease, file: Path, folder: Path, options: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note from where the sweep is driven, and that it goes on. Raises SweepBusyError when the lease is lost."""
+        self._change(lease, file=str(file), folder=str(folder), options=json.dumps(options), ended="")
+
+    def finish(self, lease: Lease, reason: str) -> None:
+        """Note that the sweep is over, and why. Raises SweepBusyError when the lease is lost."""
+        self._change(lease, ended=reason)
+
+    def _change(self, lease: Lease, **values: str) -> None:
+        with self._writing() as connection:
+            self._fence(connection, lease)
+            connection.execute(sa.update(schema.sweeps).where(schema.sweeps.c.name == lease.sweep).values(**values))
+
+    def names(self) -> list[str]:
+        """The sweeps of this database."""
+        with self._reading() as connection:
+            return list(connection.scalars(sa.select(schema.sweeps.c.name).order_by(schema.sweeps.c.name)))
+
+    def registered(self) -> list[Registered]:
+        """From where each sweep is driven, by name; those that no driver of this release has placed are left out."""
+        with self._reading() as connection:
+            found = connection.execute(sa.select(schema.sweeps).order_by(schema.sweeps.c.name)).all()
+        return [
+            Registered(
+                name=row.name,
+                study_toml=row.study_toml,
+                file=Path(row.file),
+                folder=Path(row.folder),
+                options=json.loads(row.options),
+                ended=row.ended,
+            )
+            for row in found
+            if row.folder
+        ]
+
+    def load(self, name: str, known: Sweep | None = None) -> Sweep | None:
+        """Everything that is remembered of a sweep, or None.
+
+        known: the sweep as it was loaded before; only the trials that were not finished then are read again, so that
+        watching a long sweep costs the database next to nothing. When nothing is new, ``known`` itself comes back.
+        """
+        trials, attempts, evals = schema.trials, schema.attempts, schema.evals
+        with self._reading() as connection:
+            head = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).one_or_none()
+            if head is None:
+                return None
+            found = connection.scalars(_of(trials.c.record, name).where(_news(trials.c.number, known)))
+            read_trials = sorted(map(rows.trial_from, found), key=lambda t: t.number)
+            found = connection.scalars(_of(attempts.c.record, name).where(_news(attempts.c.trial, known)))
+            read_attempts = [rows.attempt_from(text) for text in found]
+            order = (evals.c.trial, evals.c.attempt, evals.c.position)
+            wanted = (evals.c.sweep == name) & _news(evals.c.trial, known)
+            points = connection.execute(sa.select(evals).where(wanted).order_by(*order)).all()
+        if known is not None and not read_trials and head.digest == known.digest:
+            return known
+        curves: dict[tuple[int, int], list[Eval]] = {}
+        for row in points:
+            point = Eval(row.samples, rows.number(row.loss), rows.number(row.seconds))
+            curves.setdefault((row.trial, row.attempt), []).append(point)
+        before = known or Sweep(name=name, digest="", study_toml="", began_at=0.0)
+        return Sweep(
+            name=name,
+            digest=head.digest,
+            study_toml=head.study_toml,
+            began_at=head.began_at,
+            trials={**before.trials, **{t.number: t for t in read_trials}},
+            attempts={**before.attempts, **{(a.trial, a.number): a for a in read_attempts}},
+            evals={**before.evals, **{key: tuple(found) for key, found in curves.items()}},
+        )
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def held(self, name: str) -> Held:
+        """Who has the lease of ``name``."""
+        with self._reading() as connection:
+            return _held(connection, name)
+
+    def take_lease(
+        self, name: str, owner: str, now: float, *, dead: bool = False, unchanged: Held | None = None
+    ) -> Lease:
+        """The right to drive ``name``. Raises SweepBusyError while somebody else holds it.
+
+        dead: the caller knows that the present owner is gone (a process of this host that ended). unchanged: the caller
+        has seen exactly this for LEASE_SECONDS by a clock of its own, so that clocks need not agree.
+        """
+        table = schema.leases
+        with self._writing() as connection:
+            connection.execute(
+                self._insert(table)
+                .values(name=name, owner="", token=0, renewed_at=0.0, wrote=0)
+                .on_conflict_do_nothing()
+            )
+            seen = _held(connection, name)
+            age = now - seen.renewed_at
+            free = not seen.owner or seen.owner == owner or dead or seen == unchanged
+            if not free and age < LEASE_SECONDS:
+                sign = f"last sign {age:.0f} s ago" if age >= 0 else f"its clock is {-age:.0f} s ahead of this host's"
+                raise SweepBusyError(
+                    f"sweep {name} is driven by {seen.owner} ({sign}); stop that one first, watch it with: "
+                    f"python -m lora_tune.status --study {name}, or wait for its end with --standby"
+                )
+            lease = Lease(name, owner, seen.token + 1)
+            same = (table.c.name == name) & (table.c.token == seen.token) & (table.c.renewed_at == seen.renewed_at)
+            values = {"owner": owner, "token": lease.token, "renewed_at": now}
+            if connection.execute(sa.update(table).where(same).values(**values)).rowcount != 1:
+                raise SweepBusyError(f"sweep {name} was taken, or its lease renewed, by another driver at this moment")
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back, if it is still ours."""
+        with self._writing() as connection:
+            connection.execute(sa.update(schema.leases).where(_ours(lease)).values(owner="", renewed_at=0.0))
+
+    def _fence(self, connection: sa.Connection, lease: Lease, **values: Any) -> None:
+        """Lock the lease for the rest of the transaction. Raises SweepBusyError when it is not ours any more."""
+        kept = values or {"token": lease.token}
+        if connection.execute(sa.update(schema.leases).where(_ours(lease)).values(**kept)).rowcount != 1:
+            raise SweepBusyError(f"sweep {lease.sweep} was taken over by another driver; this one stops")
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def save(self, lease: Lease, changes: Changes, now: float) -> None:
+        """Renew the lease and write ``changes``, in one transaction. Raises SweepBusyError when the lease is lost."""
+        name = lease.sweep
+        with self._writing() as connection:
+            self._fence(connection, lease, renewed_at=now, **({"wrote": lease.token} if changes else {}))
+            self._upsert(connection, schema.trials, [rows.trial_row(name, t) for t in changes.trials])
+            self._upsert(connection, schema.attempts, [rows.attempt_row(name, a) for a in changes.attempts])
+            self._upsert(connection, schema.evals, [rows.eval_row(name, *e) for e in changes.evals])
+
+    def wrote(self, name: str) -> int:
+        """The token of the last driver that changed a record of ``name``; 0 when none has."""
+        with self._reading() as connection:
+            return connection.scalar(sa.select(schema.leases.c.wrote).where(schema.leases.c.name == name)) or 0
+
+    def _upsert(self, connection: sa.Connection, table: sa.Table, new: list[dict[str, Any]]) -> None:
+        if not new:
+            return
+        keys = [column.name for column in table.primary_key]
+        latest = {tuple(row[k] for k in keys): row for row in new}  # one statement may touch a row once
+        insert = self._insert(table)
+        rest = {c.name: insert.excluded[c.name] for c in table.columns if c.name not in keys}
+        connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=rest), list(latest.values()))
+
+    def _insert(self, table: sa.Table) -> Any:
+        return sqlite.insert(table) if self._engine.dialect.name == "sqlite" else postgresql.insert(table)
+
+    def _reading(self) -> Any:
+        return engine.reading(self._engine, self.url)
+
+    def _writing(self) -> Any:
+        return engine.writing(self._engine, self.url)
+
+
+def _held(connection: sa.Connection, name: str) -> Held:
+    columns = (schema.leases.c.owner, schema.leases.c.token, schema.leases.c.renewed_at)
+    row = connection.execute(sa.select(*columns).where(schema.leases.c.name == name)).one_or_none()
+    return Held(*row) if row is not None else Held()
+
+
+def _ours(lease: Lease) -> Any:
+    return (schema.leases.c.name == lease.sweep) & (schema.leases.c.token == lease.token)
+
+
+def _of(column: sa.Column[Any], sweep: str) -> Any:
+    return sa.select(column).where(column.table.c.sweep == sweep)
+
+
+def _news(number: sa.Column[Any], known: Sweep | None) -> Any:
+    """Rows of trials that are not finished in ``known``, or not in it."""
+    if known is None:
+        return sa.true()
+    unfinished = [n for n, t in known.trials.items() if t.state is not TrialState.FINISHED]
+    return (number > max(known.trials, default=-1)) | number.in_(unfinished)

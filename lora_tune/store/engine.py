@@ -1,0 +1,199 @@
+"""Connections: which URLs are taken, how SQLite and PostgreSQL are opened, and what is said when they do not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from lora_tune.errors import StoreError
+from lora_tune.mounts import NETWORK, file_system, mountinfo
+
+OLDEST_POSTGRES = 15
+
+_ONE_AT_A_TIME = 7_033_190_251
+"""PostgreSQL's advisory lock under which tables are made; any number that no other program uses."""
+
+_PATIENCE = {
+    # A host that went away must not stop the driver from watching jobs: seconds, libpq's connection keywords.
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",  # milliseconds
+    "application_name": "lora_tune",
+}
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file."""
+    return f"sqlite:///{path.resolve()}"
+
+
+def parse_url(url: str) -> sa.URL:
+    """The URL, a bare ``postgresql://`` with its driver and time limits. Raises StoreError with what is allowed."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise StoreError("the storage URL is unreadable; write sqlite:///FILE or postgresql+psycopg://...") from error
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+        return parsed.update_query_dict({**_PATIENCE, **{k: str(v) for k, v in parsed.query.items()}})
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return parsed
+    raise StoreError(f"{parsed.drivername} is no database that is supported; use sqlite:/// or postgresql+psycopg://")
+
+
+def safe_url(url: str) -> str:
+    """The URL without its password."""
+    try:
+        return sa.make_url(url).set(query={}).render_as_string(hide_password=True)
+    except sa.exc.ArgumentError:
+        return "(an unreadable URL)"
+
+
+def has_password(url: str) -> bool:
+    """Whether a password stands in the URL; False for one that cannot be read."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        return False
+    return bool(parsed.password) or "password" in parsed.query
+
+
+def sqlite_file(url: sa.URL) -> Path | None:
+    """The file of a SQLite URL; None for PostgreSQL and for a database in memory."""
+    in_file = url.drivername.startswith("sqlite") and url.database not in (None, "", ":memory:")
+    return Path(str(url.database)).resolve() if in_file else None
+
+
+def tune_sqlite(engine: sa.Engine) -> None:
+    """Write-ahead log and one sync a checkpoint: a commit costs microseconds, readers never wait.
+
+    A power cut may lose the last commits but never corrupts; the jobs' logs hold the facts either way.
+    """
+    if engine.dialect.name != "sqlite":
+        return
+
+    @sa.event.listens_for(engine, "connect")
+    def _(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA busy_timeout=10000")
+
+
+def writing_engine(url: sa.URL) -> sa.Engine:
+    """An engine for a driver. Raises StoreError where SQLite would lie on a network file system, or is damaged."""
+    if (path := sqlite_file(url)) is not None:
+        _refuse_network(path, file_system(path, mountinfo()))
+        _refuse_damaged(path)
+        engine = sa.create_engine(url)
+        tune_sqlite(engine)
+        return engine
+    return sa.create_engine(url, pool_pre_ping=True)
+
+
+def reading_engine(url: sa.URL) -> sa.Engine:
+    """An engine that cannot write. A SQLite file whose folder we may not write is read as it lies, when at rest."""
+    path = sqlite_file(url)
+    if path is None:
+        return sa.create_engine(url, pool_pre_ping=True, execution_options={"postgresql_readonly": True})
+    if not path.exists():
+        raise StoreError(f"there is no database at {path}; check --storage, --output or the present folder")
+    _refuse_damaged(path)
+    at_rest = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
+    address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if at_rest else ''}"
+    return sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(address, uri=True, timeout=10.0))
+
+
+def _refuse_network(path: Path, kind: str) -> None:
+    if kind in NETWORK:
+        raise StoreError(
+            f"{path} is on {kind}, a network file system, where SQLite's locks do not hold and a second host corrupts "
+            "the database; keep it on a local disk (--storage sqlite:////LOCAL/DISK/sweep.db; the sweep's folder may "
+            "stay where it is), or use --storage postgresql+psycopg://..."
+        )
+
+
+def _refuse_damaged(path: Path) -> None:
+    """SQLAlchemy would open a damaged file and fail later, half-way; look first, and never write to it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.OperationalError:
+        return  # locked, or not to be opened: whoever opens it for good says so
+    except sqlite3.DatabaseError as error:
+        verdict = str(error)
+    if verdict != "ok":
+        raise StoreError(f"{path} is damaged ({verdict}); move it away to start anew, it is left as it is")
+
+
+@contextlib.contextmanager
+def alone(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction during which no other program makes or changes tables."""
+    if engine.dialect.name == "sqlite":
+        # Python's sqlite3 opens no transaction for CREATE TABLE by itself.
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.exec_driver_sql("ROLLBACK")
+                raise
+            connection.exec_driver_sql("COMMIT")
+        return
+    with engine.begin() as connection:
+        found = int((connection.dialect.server_version_info or (0,))[0])
+        if found < OLDEST_POSTGRES:
+            raise StoreError(f"the server is PostgreSQL {found}; {OLDEST_POSTGRES} or later is needed")
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
+        yield connection
+
+
+@contextlib.contextmanager
+def reading(engine: sa.Engine, url: str) -> Iterator[sa.Connection]:
+    """A connection that sees one moment of the database. Raises StoreError."""
+    with translated(url):
+        postgres = engine.dialect.name != "sqlite"
+        options = {"isolation_level": "REPEATABLE READ"} if postgres else {}
+        with engine.connect().execution_options(**options) as connection:
+            if not postgres:
+                connection.exec_driver_sql("BEGIN")
+            yield connection
+
+
+@contextlib.contextmanager
+def writing(engine: sa.Engine, url: str) -> Iterator[sa.Connection]:
+    """One transaction, committed at its end. Raises StoreError."""
+    with translated(url), engine.begin() as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Errors of the database as StoreError, without its password."""
+    try:
+        yield
+    except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        raise StoreError(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; install it with: pip install 'lora-tune[postgres]'"
+    found: str = str(getattr(error, "orig", None) or error).splitlines()[0]
+    if "database or disk is full" in found:
+        return f"{found}; free some room, nothing that is written is lost"
+    if "unable to open database file" in found:
+        return f"{found}; its folder must be there, and writable for this user"
+    if "readonly database" in found:
+        return f"{found}; make the file and its folder writable for this user"
+    return found

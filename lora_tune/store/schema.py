@@ -1,0 +1,114 @@
+"""Our tables, and how an older database becomes one of today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from lora_tune.errors import StoreError, SweepBusyError
+
+SCHEMA_VERSION = 2
+LEASE_SECONDS = 20.0
+"""A lease that was not renewed for this long may be taken by another host."""
+
+metadata = sa.MetaData()
+version = sa.Table("lora_tune_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
+sweeps = sa.Table(
+    "lora_tune_sweep",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("digest", sa.String(12), nullable=False),
+    sa.Column("study_toml", sa.Text, nullable=False),
+    sa.Column("began_at", sa.Float, nullable=False),
+    # Where it is driven from: the study file, the sweep's folder, and the command line's overrides as JSON.
+    sa.Column("file", sa.Text, nullable=False, server_default=""),
+    sa.Column("folder", sa.Text, nullable=False, server_default=""),
+    sa.Column("options", sa.Text, nullable=False, server_default="{}"),
+    # Why it is over; empty while it is not.
+    sa.Column("ended", sa.Text, nullable=False, server_default=""),
+)
+leases = sa.Table(
+    "lora_tune_lease",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("token", sa.Integer, nullable=False),
+    sa.Column("renewed_at", sa.Float, nullable=False),
+    # The token of the last driver that changed a record: what an earlier one still has to write is out of date.
+    sa.Column("wrote", sa.Integer, nullable=False),
+)
+
+
+def _records(table: str, key: tuple[str, ...], texts: tuple[str, ...], numbers: tuple[str, ...]) -> sa.Table:
+    """A table of records: its key columns, columns worth querying, and the whole record as JSON."""
+    return sa.Table(
+        table,
+        metadata,
+        sa.Column("sweep", sa.String(64), primary_key=True),
+        *(sa.Column(name, sa.Integer, primary_key=True, autoincrement=False) for name in key),
+        *(sa.Column(name, sa.Text) for name in texts),
+        *(sa.Column(name, sa.Float) for name in numbers),
+        *([sa.Column("record", sa.Text, nullable=False)] if texts else []),
+    )
+
+
+trials = _records("lora_tune_trial", ("number",), ("state", "verdict"), ("seconds", "samples"))
+attempts = _records(
+    "lora_tune_attempt", ("trial", "number"), ("state", "job_name", "job_id"), ("started_at", "ended_at")
+)
+evals = _records("lora_tune_eval", ("trial", "attempt", "position"), (), ("samples", "loss", "seconds"))
+
+
+def make(connection: sa.Connection, now: float) -> None:
+    """Create the tables, or bring those of an earlier release up to date. The caller holds the database alone.
+
+    now: epoch seconds. Raises StoreError for the schema of a later release, SweepBusyError while a driver of an
+    earlier release is at work.
+    """
+    if not sa.inspect(connection).has_table(version.name):
+        metadata.create_all(connection)
+        connection.execute(sa.insert(version).values(version=SCHEMA_VERSION))
+        return
+    found = found_version(connection)
+    if found > SCHEMA_VERSION:
+        raise StoreError(f"{later(found)}")
+    for number in range(found, SCHEMA_VERSION):
+        _UPGRADES[number](connection, now)
+        connection.execute(sa.update(version).values(version=number + 1))
+
+
+def found_version(connection: sa.Connection) -> int:
+    """The schema that the database has."""
+    return connection.scalar(sa.select(version.c.version)) or 0
+
+
+def later(found: int) -> str:
+    """What to say of a database that a later release wrote."""
+    return f"has schema {found}, this lora_tune knows up to {SCHEMA_VERSION}; use the release that wrote it"
+
+
+def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
+    """1 to 2: leases in a table of their own; sweeps say from where they are driven, and that they are over."""
+    old = sa.table(
+        "lora_tune_sweep", sa.column("name"), sa.column("owner"), sa.column("token"), sa.column("renewed_at")
+    )
+    held = (old.c.owner != "") & (old.c.renewed_at > now - LEASE_SECONDS)
+    if (busy := connection.execute(sa.select(old).where(held)).first()) is not None:
+        raise SweepBusyError(
+            f"sweep {busy.name} is driven by {busy.owner}, a lora_tune of an earlier release; stop that one first, "
+            "so that the database can be brought up to date"
+        )
+    for column in ("file", "folder", "options", "ended"):
+        default = "{}" if column == "options" else ""
+        statement = f"ALTER TABLE lora_tune_sweep ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'"
+        connection.exec_driver_sql(statement)
+    leases.create(connection)
+    rows = sa.select(old.c.name, old.c.owner, old.c.token, old.c.renewed_at, old.c.token)
+    connection.execute(leases.insert().from_select(["name", "owner", "token", "renewed_at", "wrote"], rows))
+    for column in ("owner", "token", "renewed_at"):
+        connection.exec_driver_sql(f"ALTER TABLE lora_tune_sweep DROP COLUMN {column}")
+
+
+_UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {1: _leases_of_their_own}
+"""Schema -> what makes the next one of it."""
