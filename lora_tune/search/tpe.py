@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container
 from typing import Any
 
@@ -17,32 +16,62 @@ NEWEST = 1000
 BEST = 100
 """TPE models at most the 25 best trials by themselves (``optuna.samplers._tpe.sampler.default_gamma``)."""
 
+RENEWED = 50
+"""Trials after which the best ones are looked for again; in between they are among the newest."""
+
 
 class WindowedTPESampler(TPESampler):
-    """As TPESampler, and the same proposals until a study has more than ``NEWEST + BEST`` finished trials.
+    """As TPESampler, and the same proposals until a study has more than ``NEWEST + BEST`` trials.
 
-    From then on the older ones that are not among the best are left out: TPE gives old trials little weight anyway,
-    and its cost grows with every trial that it sees.
+    From then on trials before the ``NEWEST`` last finished ones are left out, but for the best: TPE gives old trials
+    little weight anyway, and its cost grows with every trial that it sees.
     """
+
+    def __init__(self, **options: Any) -> None:
+        """options: those of TPESampler."""
+        super().__init__(**options)
+        self._best: tuple[int, list[FrozenTrial]] = (0, [])
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        window: Any = _Window(study)
+        window: Any = _Window(study, self._window(study))
         return super().sample_relative(window, trial, search_space)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        window: Any = _Window(study)
+        window: Any = _Window(study, self._window(study))
         return super().sample_independent(window, trial, param_name, param_distribution)
+
+    def _window(self, study: optuna.Study) -> list[FrozenTrial]:
+        """The trials that are looked at, by number."""
+        trials = study._get_trials(deepcopy=False)
+        if len(trials) <= NEWEST + BEST:
+            return trials
+        first = len(trials)
+        finished = 0
+        while first and finished < NEWEST:
+            first -= 1
+            finished += trials[first].state.is_finished()
+        if len(trials) - self._best[0] >= RENEWED:
+            self._best = len(trials), _best(study, trials)
+        return [*(t for t in self._best[1] if t.number < first), *trials[first:]]
+
+
+def _best(study: optuna.Study, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    """The ``BEST`` best complete trials, by number."""
+    sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+    complete = [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None]
+    complete.sort(key=lambda t: sign * (t.value or 0.0))
+    return sorted(complete[:BEST], key=lambda t: t.number)
 
 
 class _Window:
     """A study of which samplers see some trials only."""
 
-    def __init__(self, study: optuna.Study) -> None:
-        self._study = study
+    def __init__(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
+        self._study, self._trials = study, trials
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._study, name)
@@ -50,15 +79,5 @@ class _Window:
     def _get_trials(
         self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
     ) -> list[FrozenTrial]:
-        trials = self._study._get_trials(deepcopy, states, use_cache)
-        if len(trials) <= NEWEST + BEST:
-            return trials
-        finished = [t for t in trials if t.state.is_finished()]
-        sign = 1 if self._study.direction == StudyDirection.MINIMIZE else -1
-        old = sorted((t for t in finished[:-NEWEST] if t.state == TrialState.COMPLETE), key=lambda t: sign * _value(t))
-        kept = {t.number for t in (*old[:BEST], *finished[-NEWEST:])}
-        return [t for t in trials if t.number in kept or not t.state.is_finished()]
-
-
-def _value(trial: FrozenTrial) -> float:
-    return trial.value if trial.value is not None else math.nan
+        """Optuna's signature; these are never copied, as no sampler asks for copies."""
+        return [t for t in self._trials if states is None or t.state in states]

@@ -1,0 +1,379 @@
+"""A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost`` or ``--part live`` for one of the two.
+
+cost: seconds of ask + 8 reports + tell, by the sweep's own way and by Optuna's SQLite path with the same proposals,
+side by side on copies of the same studies of 100 to 10,000 trials, 8 of them open. Optuna's path is its RDB storage as
+it comes: the median of a few trials each, since ten thousand of them take hours.
+
+live: the real driver in real time over a study of ``--finished`` trials with 1,000 more open at once, at the pace of
+trials on eight H100 (half an hour each, an eval every three and a half minutes): real SQLite, real log files that
+another process writes, the real Slurm launcher with squeue, sbatch and scancel replaced by programs that answer for a
+cluster of a thousand nodes. Prints seconds of a tick, the share of one core over the minutes measured, resident
+memory, and the seconds from a diverged eval's writing to the cancelling of its job, and from any eval's writing to
+its record in the database. The first fill, a thousand proposals and submissions, is reported by itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import cProfile
+import datetime
+import functools
+import json
+import platform
+import pstats
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+
+from benchmarks import scale_cluster
+from lora_tune.driver import Driver, Ports, RealClock
+from lora_tune.launchers.slurm import SlurmLauncher
+from lora_tune.mllog import Eval
+from lora_tune.paths import SweepPaths
+from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.search.session import Asked, Session
+from lora_tune.search.trial_storage import TrialStorage
+from lora_tune.store import Changes, Lease, Store, sqlite_url, tune_sqlite
+from lora_tune.study import Study, load_study
+from lora_tune.view import Quiet
+from lora_tune.workloads import load as load_workload
+
+STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"
+OPEN = 8
+STEPS = [1536 + 384 * k for k in range(8)]
+OWN_TRIALS, OPTUNA_TRIALS = 40, 8
+
+LIVE_STUDY = """
+[workload]
+kind = "command"
+argv = ["train"]
+log = { kind = "mllog" }
+[site]
+launcher = "slurm"
+[space]
+LR = { type = "float", low = 1e-5, high = 1e-2, log = true }
+MAX_STEPS = { type = "int", low = 400, high = 1600 }
+GBS = 8
+layout = { type = "layout", tp = [1, 2, 4, 8], pp = [1, 2, 4], cp = [1, 2, 4, 8], gbs = [8, 16, 32] }
+[pruning]
+cap = false
+[budget]
+trials = 100000
+parallel = PARALLEL
+trial_minutes = 60
+"""
+
+
+def machine() -> str:
+    return f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+# -- the past: a study of many finished trials ------------------------------------------------------------------------
+
+
+def past(
+    study: Study, chance: random.Random, count: int, began: float
+) -> tuple[Changes, list[optuna.trial.FrozenTrial]]:
+    """``count`` finished trials with 8 evals each, as our records and as Optuna's."""
+    distributions = study.search_space.distributions()
+    random_study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    trials, attempts, evals, frozen = [], [], [], []
+    for number in range(count):
+        tuned = random_study.ask(distributions).params
+        at = began + 20 * number
+        curve = [Eval(s, 0.99 - 0.0002 * k * chance.random() - 0.005 * k, 200.0 * (k + 1)) for k, s in enumerate(STEPS)]
+        reached = chance.random() < 0.3
+        facts: dict[str, Any] = {
+            "evals": 8.0,
+            "samples_per_second": 2.1,
+            "last_loss": curve[-1].loss,
+            "node_hours": 0.5,
+        }
+        facts |= {"last_samples": curve[-1].samples, "init_seconds": 120.0, "seconds_per_eval": 34.5}
+        if reached:
+            facts["objective"] = chance.uniform(1500, 2500)
+        trial = Trial(
+            number=number,
+            seed=number,
+            tuned=tuned,
+            parameters=study.search_space.resolve(tuned),
+            state=TrialState.FINISHED,
+            verdict=Verdict.REACHED if reached else Verdict.PRUNED,
+            sentence="as it was",
+            seconds=facts.get("objective"),
+            samples=curve[-1].samples if reached else None,
+            facts=facts,
+            proposed_at=at,
+            finished_at=at + 1800,
+            told=True,
+        )
+        attempt = Attempt(
+            trial=number, number=0, job_name=f"{study.name}-{number:04d}-0", folder=f"trials/{number:04d}"
+        )
+        attempt = replace(attempt, state="ended", job_id=str(number), intended_at=at, submitted_at=at, started_at=at)
+        trials.append(trial)
+        attempts.append(replace(attempt, ended_at=at + 1800, nodes=("n1",), exit_code=0))
+        evals += [(number, 0, k, e) for k, e in enumerate(curve)]
+        complete = optuna.trial.TrialState.COMPLETE if reached else optuna.trial.TrialState.PRUNED
+        frozen.append(
+            optuna.trial.create_trial(
+                params=tuned,
+                distributions=distributions,
+                state=complete,
+                value=facts.get("objective"),
+                intermediate_values={int(e.samples): e.loss for e in curve},
+                user_attrs={**facts, "verdict": str(trial.verdict)},
+            )
+        )
+    return Changes(tuple(trials), tuple(attempts), tuple(evals)), frozen
+
+
+# -- the cost of a trial ----------------------------------------------------------------------------------------------
+
+
+def costs(counts: list[int]) -> None:
+    """Prints one line a study size."""
+    study = load_study(STUDY).with_options({"search": {"sampler": "tpe"}})
+    print("finished trials   ours: ms a trial   Optuna's SQLite path: ms a trial   ratio")
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "study.db"
+            session = Session(study, sqlite_url(file), tune_sqlite)
+            for trial in past(study, random.Random(2), count, 0.0)[1]:
+                session._study.add_trial(trial)
+            session.flush()
+            for _ in range(OPEN):
+                session.ask()
+            ours = [own_trial(session) for _ in range(OWN_TRIALS)]
+            assert isinstance(session._storage, TrialStorage)
+            session._storage._rdb.engine.dispose()
+            plain = optuna_study(study, file)
+            theirs = [optuna_trial(plain, study) for _ in range(OPTUNA_TRIALS)]
+        a, b = 1000 * float(np.median(ours)), 1000 * float(np.median(theirs))
+        print(f"{count:15d} {a:18.1f} {b:34.1f} {b / a:7.1f}", flush=True)
+
+
+def own_trial(session: Session) -> float:
+    """Seconds of one trial: asked, eight reports each in a tick of its own, told."""
+    begin = time.perf_counter()
+    asked = session.ask()
+    assert isinstance(asked, Asked)
+    for step in STEPS:
+        session.report(asked.number, [Eval(float(step), 0.95, 1.0)])
+        session.flush()
+    record = Trial(number=asked.number, seed=0, tuned=asked.tuned, parameters=asked.tuned)
+    facts = {"objective": 2000.0 + asked.number % 97, "evals": 8.0}
+    session.tell(replace(record, facts=facts, verdict=Verdict.REACHED))
+    session.flush()
+    return time.perf_counter() - begin
+
+
+def optuna_study(study: Study, file: Path) -> optuna.Study:
+    sampler = optuna.samplers.TPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
+    return optuna.create_study(
+        study_name=study.name,
+        storage=optuna.storages.RDBStorage(sqlite_url(file)),
+        sampler=sampler,
+        load_if_exists=True,
+    )
+
+
+def optuna_trial(plain: optuna.Study, study: Study) -> float:
+    begin = time.perf_counter()
+    trial = plain.ask(study.search_space.distributions())
+    for step in STEPS:
+        trial.report(0.95, step)
+    trial.set_user_attr("evals", 8.0)
+    trial.set_user_attr("verdict", "reached")
+    plain.tell(trial, 2000.0 + trial.number % 97)
+    return time.perf_counter() - begin
+
+
+# -- a thousand trials at once ----------------------------------------------------------------------------------------
+
+
+class Watcher(Quiet):
+    """Notes when a tick made an eval part of the records."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], int] = {}
+        self.open: set[int] = set()
+        self.seen: dict[tuple[str, int], float] = {}
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        for trial in sweep.trials.values():
+            if trial.state is not TrialState.FINISHED:
+                self.open.add(trial.number)
+            elif trial.number in self.open:
+                self.open.discard(trial.number)
+            else:
+                continue
+            for attempt in sweep.attempts_of(trial.number):
+                key = (attempt.trial, attempt.number)
+                for eval_ in sweep.evals.get(key, ())[self.known.get(key, 0) :]:
+                    self.seen[attempt.job_name, int(eval_.samples)] = now
+                    self.known[key] = self.known.get(key, 0) + 1
+
+
+class Measuring(RealClock):
+    """Sets the driver's interrupt when the time is over; notes each tick's seconds and what the process had used."""
+
+    def __init__(self, warm: Callable[[], bool], seconds: float) -> None:
+        self.ticks: list[float] = []
+        self.filling: list[float] = []
+        self._warm, self._seconds = warm, seconds
+        self._woke = time.perf_counter()
+        self.began: tuple[float, float, float] | None = None
+        self.driver: Driver | None = None
+
+    def sleep(self, seconds: float) -> None:
+        spent = time.perf_counter() - self._woke
+        (self.ticks if self.began else self.filling).append(spent)
+        if self.began is None and self._warm():
+            self.began = used()
+        if self.began is not None and time.time() - self.began[0] > self._seconds and self.driver is not None:
+            self.driver.interrupt = True
+        super().sleep(seconds)
+        self._woke = time.perf_counter()
+
+
+def used() -> tuple[float, float, float]:
+    """Now; CPU seconds of this process; CPU seconds of the commands that it ran."""
+    return time.time(), time.process_time(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+
+def resident() -> float:
+    """Resident memory of this process in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def live(trials: int, finished: int, minutes: float) -> None:
+    """The whole measurement; prints its lines."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "scale.toml"
+        file.write_text(LIVE_STUDY.replace("PARALLEL", str(trials)))
+        study, paths = load_study(file), SweepPaths(folder / "sweep")
+        paths.root.mkdir()
+        store = Store(sqlite_url(paths.database))
+        store.begin(study.name, study.digest, file.read_text(), time.time())
+        lease = store.take_lease(study.name, "benchmark", time.time())
+        session = Session(study, store.url, tune_sqlite)
+        ours, optunas = past(study, random.Random(3), finished, time.time() - 30 * 86400)
+        store.save(lease, ours, time.time())
+        for trial in optunas:
+            session._study.add_trial(trial)
+        session.flush()
+        del ours, optunas, session
+        environment = scale_cluster.commands(folder / "cluster", trials)
+        os.environ.update(environment)
+        here = Path(__file__).resolve().parent.parent
+        command = [sys.executable, "-m", "benchmarks.scale_cluster", str(folder / "cluster")]
+        with subprocess.Popen(command, cwd=here) as cluster:
+            try:
+                drive(study, file, paths, store, lease, folder, trials, minutes)
+            finally:
+                cluster.terminate()
+
+
+def drive(
+    study: Study, file: Path, paths: SweepPaths, store: Store, lease: Lease, folder: Path, trials: int, minutes: float
+) -> None:
+    begin = time.perf_counter()
+    session = Session(study, store.url, tune_sqlite)
+    watcher = Watcher()
+    ready: dict[str, float] = {}
+
+    def warm() -> bool:
+        running = sum(a.state == "running" for a in list(driver.sweep.attempts.values())[-2 * trials :])
+        if running >= 0.98 * trials:
+            ready.setdefault("at", time.time())
+        return "at" in ready and time.time() - ready["at"] > 20
+
+    clock = Measuring(warm, 60 * minutes)
+    ports = Ports(
+        workload=load_workload(study, file), launcher=SlurmLauncher(study.site), store=store, session=session,
+        clock=clock, view=watcher,
+    )  # fmt: skip
+    driver = clock.driver = Driver(study, paths, ports, lease, period=1.0, settle=10.0)
+    print(
+        f"records of {len(driver.sweep.trials)} trials read in {time.perf_counter() - begin:.1f} s, {resident():.0f} MB"
+    )
+    began = time.time()
+    driver.run()
+    assert clock.began is not None
+    then, own, commands = (b - a for a, b in zip(clock.began, used(), strict=True))
+    fill = ready["at"] - began
+    print(f"{trials} proposed, submitted and running in {fill:.0f} s, ticks of at most {max(clock.filling[1:]):.2f} s")
+    show(driver, clock, then, own, commands)
+    latencies(folder / "cluster", watcher.seen, clock.began[0])
+
+
+def show(driver: Driver, clock: Measuring, then: float, own: float, commands: float) -> None:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    ticks = np.array(clock.ticks)
+    open_ = sum(t.state is not TrialState.FINISHED for t in driver.sweep.trials.values())
+    print(
+        f"{open_} trials open, {len(driver.sweep.trials)} in the study, {then:.0f} s measured\n"
+        f"tick: median {np.median(ticks):.2f} s, 99% {np.quantile(ticks, 0.99):.2f} s, longest {ticks.max():.2f} s\n"
+        f"of one core: driver {100 * own / then:.0f}%, Slurm's commands {100 * commands / then:.0f}%\n"
+        f"resident memory {resident():.0f} MB, at most {most:.0f} MB"
+    )
+
+
+def latencies(cluster: Path, seen: dict[tuple[str, int], float], since: float) -> None:
+    written = [json.loads(line) for line in (cluster / "written.jsonl").read_text().splitlines()]
+    cancelled: dict[str, float] = {}
+    for line in (cluster / "cancelled").read_text().splitlines() if (cluster / "cancelled").exists() else ():
+        job, at = line.split()
+        cancelled.setdefault(job, float(at))
+    waits = [seen[w["job"], w["samples"]] - w["at"] for w in written if (w["job"], w["samples"]) in seen]
+    stops = [
+        cancelled[w["id"]] - w["at"] for w in written if w["diverged"] and w["at"] > since and w["id"] in cancelled
+    ]
+    late = sum(w["at"] > since and (w["job"], w["samples"]) not in seen and w["at"] < time.time() - 5 for w in written)
+    for what, found in (("an eval's line to its record", waits), ("a diverged eval's line to scancel", stops)):
+        if found:
+            print(f"from {what}: median {np.median(found):.2f} s, 99% {np.quantile(found, 0.99):.2f} s of {len(found)}")
+    print(f"evals written and never recorded: {late}")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    arguments.add_argument("--part", choices=("cost", "live", "all"), default="all")
+    arguments.add_argument("--trials", type=int, default=1000, help="open at once")
+    arguments.add_argument("--finished", type=int, default=9000)
+    arguments.add_argument("--minutes", type=float, default=4.0)
+    arguments.add_argument("--profile", action="store_true", help="print where the driver's time goes")
+    options = arguments.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    print(machine())
+    if options.part in ("cost", "all"):
+        costs([100, 1000, 3000, 10000])
+    if options.part in ("live", "all"):
+        work = functools.partial(live, options.trials, options.finished, options.minutes)
+        if options.profile:
+            with cProfile.Profile() as profile:
+                work()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(35)
+        else:
+            work()
+
+
+if __name__ == "__main__":
+    main()
