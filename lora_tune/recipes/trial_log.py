@@ -27,7 +27,7 @@ class TrialLog:
         self._mllogger = mllog.get_mllogger()
         self._mllogger.logger.disabled = not enabled
         for handler in self._mllogger.logger.handlers:
-            handler.handleError = _lost  # type: ignore[method-assign]
+            handler.handleError = _lost
         self._block: tuple[int, float] = (0, 0.0)
 
     def event(self, key: str, value: object, **metadata: object) -> None:
