@@ -27,6 +27,6 @@ from lora_tune.rules.score import (
 __all__ = [
     "BENCHMARK", "EVAL_SAMPLES", "FIXED", "RULESET", "RUNS", "TARGET",
     "Compliance", "Prediction", "Reference", "Score", "Violation",
-    "check_closed", "eval_schedule", "largest_rcp", "llama31_405b", "olympic_mean", "predict", "reference", "run_compliance",
-    "score", "skipped_evals",
+    "check_closed", "eval_schedule", "largest_rcp", "llama31_405b", "olympic_mean", "predict", "reference",
+    "run_compliance", "score", "skipped_evals",
 ]  # fmt: skip

@@ -27,9 +27,9 @@ STANDINS = REPOSITORY / "tests" / "standins"
 class Rig:
     """One recipe's folder, its study, its site profile and its sweep.
 
-    recipe: name of the shipped study, and of the stand-in's folder unless ``standin`` names it. keys: new values of keys of the study, whose lines
-    are replaced. points: tried first in place of the study's own, each a TOML table without braces. site: keys of the
-    site profile.
+    recipe: name of the shipped study, and of the stand-in's folder unless ``standin`` names it. keys: new values of
+    keys of the study, whose lines are replaced (a text in braces is TOML). points: tried first in place of the
+    study's own, each a TOML table without braces. site: keys of the site profile.
     """
 
     def __init__(
@@ -48,13 +48,16 @@ class Rig:
         self.recipe = Path(shutil.copytree(STANDINS / (standin or recipe), folder / "recipe"))
         text = (REPOSITORY / "studies" / f"{recipe}.toml").read_text(encoding="utf-8")
         for key, value in keys.items():
-            shown = json.dumps(str(value) if isinstance(value, Path) else value)
-            text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {shown}", text)
+            raw = isinstance(value, str) and value.startswith("{")
+            shown = value if raw else json.dumps(str(value) if isinstance(value, Path) else value)
+            text, count = re.subn(rf"(?m)^{key} = .*$", lambda _, k=key, s=shown: f"{k} = {s}", text)
             assert count == 1, f"{recipe}.toml holds {count} lines for {key}"
         if points:
             text = re.sub(r"(?ms)^enqueue = \[\n.*?^\]\n", "", text)
             listed = ", ".join(f"{{ {point} }}" for point in points)
             text = text.replace("\n[search]\n", f"\n[search]\nenqueue = [{listed}]\n")
+        # Short runs lie within each other's noise: only what an eval curve shows may end a trial early.
+        text += "\n[pruning]\ncap = false\n"
         self.file = folder / f"{self.name}.toml"
         self.file.write_text(text, encoding="utf-8")
         profile = folder / str(tomllib.loads(text)["site"]["profile"])

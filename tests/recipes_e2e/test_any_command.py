@@ -17,7 +17,10 @@ pytestmark = pytest.mark.slurm
 
 
 def test_a_script_that_nobody_wrote_for_us(slurm: Cluster, tmp_path: Path) -> None:
-    points = [f"LR = {lr}, MAX_STEPS = 150, GBS = {batch}" for lr, batch in ((4e-4, 8), (1e-5, 8), (4e-4, 32))]
+    points = [
+        f"LR = {lr}, MAX_STEPS = {steps}, GBS = {batch}"
+        for lr, steps, batch in ((4e-4, 150, 8), (1e-5, 250, 8), (4e-4, 150, 32))
+    ]
     rig = Rig(
         tmp_path,
         slurm,

@@ -29,7 +29,11 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
         "torchrun_peft",
         site={"system": "TEST", "gpus_per_node": 8, "container": "standin.sqsh", "data": str(tmp_path / "data")},
         environment={"FAIL_MODE": "rendezvous!@SEED=1001", "STANDIN_STEP_SECONDS": "0.04"},
-        points=[GOOD, GOOD.replace("4e-4", "2e-4"), GOOD.replace("4e-4", "2e-5")],
+        points=[
+            GOOD,
+            GOOD.replace("4e-4", "2e-4"),
+            GOOD.replace("4e-4", "2e-5").replace("MAX_STEPS = 200", "MAX_STEPS = 400"),
+        ],
         cwd=tmp_path / "recipe",
         target=2.75,
         trials=3,

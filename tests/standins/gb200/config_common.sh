@@ -1,0 +1,12 @@
+export WARMUP=True
+export DGXNGPU=4
+export DGXSYSTEM=$(basename $(readlink -f ${BASH_SOURCE[1]}) | sed 's/^config_//' | sed 's/\.sh$//' )
+export FP8=True
+export FP8_DPA=1
+export TP_COMM_OVERLAP=True
+export MCORE_CUDA_GRAPH=1
+export LAYER_CUDA_GRAPH=0
+export PP=1
+export SP=0
+export MBS=1
+export VAL_CHECK_INTERVAL=384

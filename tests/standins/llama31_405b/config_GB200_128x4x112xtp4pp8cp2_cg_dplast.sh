@@ -1,0 +1,11 @@
+#!/bin/bash
+source $(dirname ${BASH_SOURCE[0]})/config_common.sh
+export MINIBS=112
+export TENSOR_MODEL_PARALLEL=4
+export PIPELINE_MODEL_PARALLEL=8
+export INTERLEAVED_PIPELINE=8
+export CONTEXT_PARALLEL=2
+export MAX_STEPS=450
+export DGXNNODES=128
+export WALLTIME_RUNANDTIME=180
+export WALLTIME=$((5 + ${NEXP:-1} * ($WALLTIME_RUNANDTIME + 5)))
