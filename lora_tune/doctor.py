@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lora_tune.checks import Finding, Level, cluster, files, probe, problem
-from lora_tune.commandline import guarded, output_option, study_option, sweep_paths
+from lora_tune.commandline import guarded, output_option, storage_option, study_option, sweep_paths
 from lora_tune.errors import EXIT_SURROUNDINGS, LoraTuneError
 from lora_tune.launchers.slurm import SlurmLauncher, ask
 from lora_tune.launchers.slurm_submission import submission_command
@@ -28,11 +28,12 @@ _WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 
 @click.command()
 @study_option
+@storage_option
 @output_option
 @click.option("--probe", "with_probe", is_flag=True, help="also run one short job, to look from a node")
 @click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
 @guarded
-def main(study_name: str, output: Path | None, with_probe: bool, probe_minutes: float) -> None:
+def main(study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float) -> None:
     """Check what a study needs: each finding says what, why it matters and how to mend it.
 
     Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
@@ -41,7 +42,7 @@ def main(study_name: str, output: Path | None, with_probe: bool, probe_minutes: 
     study = load_study(file)
     workload = load_workload(study, file)
     paths = sweep_paths(study.name, output)
-    worst = show(_local(study, workload, paths))
+    worst = show(_local(study, workload, paths, storage))
     if study.site.launcher == "slurm":
         worst = max(worst, show(_slurm(study, workload, paths)))
         if with_probe:
@@ -63,10 +64,10 @@ def show(findings: Iterable[Finding]) -> Level:
     return worst
 
 
-def _local(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
+def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
     """What can be seen without a cluster."""
     yield files.free_space(paths.root, SWEEP_GB, "logs and the database grow there")
-    yield files.database(paths.root)
+    yield files.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
     if isinstance(workload, MlperfWorkload):
         yield from files.implementation(workload, study)
         known = places(study.site)
@@ -77,6 +78,11 @@ def _local(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         if not (model / "weights").is_dir():
             yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
         yield files.bandwidth([folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()])
+
+
+def _file(paths: SweepPaths, storage: str | None) -> Finding:
+    """Where the SQLite file would lie."""
+    return files.database(Path(storage.partition(":///")[2]).resolve().parent if storage else paths.root)
 
 
 def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:

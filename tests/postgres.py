@@ -29,8 +29,7 @@ from tests.waiting import wait_for
 USER = "tuner"
 PASSWORD = secrets.token_hex(12)
 _SETTINGS = {
-    "fsync": "off",  # a test's database need not survive a power cut
-    "synchronous_commit": "off",
+    "fsync": "off",  # need not survive a power cut; what is committed survives a crash all the same
     "full_page_writes": "off",
     "shared_buffers": "16MB",
     "max_connections": "100",

@@ -89,10 +89,10 @@ class TestTrees:
 class TestDisks:
     @pytest.mark.parametrize(
         ("kind", "level"),
-        [("ext4", Level.GOOD), ("xfs", Level.GOOD), ("nfs4", Level.WARNING), ("lustre", Level.WARNING)],
+        [("ext4", Level.GOOD), ("xfs", Level.GOOD), ("nfs4", Level.PROBLEM), ("lustre", Level.PROBLEM)],
     )
     def test_sqlite_and_network_file_systems(self, kind: str, level: Level) -> None:
-        mounts = f"/dev/root / ext4 rw 0 0\nserver:/home /home\\040of {kind} rw 0 0\n"
+        mounts = f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / /home\\040of rw - {kind} server:/home rw\n"
         finding = files.database(Path("/home of/u/sweeps/h100"), mounts)
         assert finding.level is level
         assert_complete(finding)

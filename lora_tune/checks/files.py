@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lora_tune.checks import Finding, good, problem, warning
-from lora_tune.errors import LoraTuneError
+from lora_tune.errors import LoraTuneError, StoreError
+from lora_tune.mounts import NETWORK, file_system, mountinfo
+from lora_tune.store import safe_url, server_version
 from lora_tune.study import Study
 from lora_tune.workloads.base import Proposal
 from lora_tune.workloads.implementation import Implementation
@@ -21,8 +23,6 @@ FREE_GB = 300
 """What the implementation's own README asks for to prepare data and model."""
 HEALTHY_BANDWIDTH = 300.0
 """Bus bandwidth of NCCL's all-reduce on a DGX H100, GB/s; below it training is slow."""
-
-_SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "fuse.sshfs", "9p"})
 
 
 def container(image: str | None) -> Finding:
@@ -101,18 +101,24 @@ def free_space(folder: Path, wanted_gb: float, why: str) -> Finding:
 
 
 def database(folder: Path, mounts: str | None = None) -> Finding:
-    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: the text of /proc/mounts."""
-    lines = (Path("/proc/mounts").read_text() if mounts is None else mounts).splitlines()
-    table = {fields[1].replace("\\040", " "): fields[2] for fields in (line.split() for line in lines)}
-    place = next((str(p) for p in (folder, *folder.parents) if str(p) in table), "/")
-    kind = table.get(place, "unknown")
-    if kind in _SHARED:
-        return warning(
+    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: text of /proc/self/mountinfo."""
+    kind = file_system(folder, mountinfo() if mounts is None else mounts) or "an unknown file system"
+    if kind in NETWORK:
+        return problem(
             f"{folder} is on {kind}",
-            "SQLite's locks are not reliable there: a second reader can corrupt the database",
-            "keep the sweep folder, and one driver at a time, or use --storage postgresql+psycopg://...",
+            "SQLite's locks do not hold there: a second host corrupts the database, so a sweep refuses to begin",
+            "keep the sweep folder, and put the database on a local disk (--storage sqlite:////LOCAL/DISK/sweep.db) "
+            "or use --storage postgresql+psycopg://...",
         )
     return good(f"the database at {folder} is on {kind}")
+
+
+def server(url: str) -> Finding:
+    """Whether the PostgreSQL server answers."""
+    try:
+        return good(f"the database {safe_url(url)} answers: {server_version(url)}")
+    except StoreError as error:
+        return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")
 
 
 def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:

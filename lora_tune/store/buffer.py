@@ -28,6 +28,7 @@ class BufferedStore:
     def __init__(self, inner: Store, path: Path) -> None:
         self._inner, self._path = inner, path
         self._noted: dict[tuple[Any, ...], Any] = {}  # what the file holds, by record
+        self._torn = True  # the file's last line may be incomplete
         self._saved_at = time.monotonic()
 
     def renew(self, lease: Lease, now: float) -> None:
@@ -78,16 +79,19 @@ class BufferedStore:
         return f"saved what an earlier driver could not: {len(changes.trials)} trial changes{cut}"
 
     def _note(self, lease: Lease, changes: Changes) -> None:
-        new = {key: record for key, record in _keyed(changes) if self._noted.get(key) != record}
+        latest = dict(_keyed(changes))
+        new = {key: record for key, record in latest.items() if self._noted.get(key) != record}
         if not new:
             return
         lines = [json.dumps({"token": lease.token, key[0]: _plain(record)}) for key, record in new.items()]
         # A line that was cut by a full disk is closed first, so that it spoils no other.
-        text = ("\n" if self._noted or self._path.exists() else "") + "\n".join(lines) + "\n"
+        text = ("\n" if self._torn and self._path.exists() else "") + "\n".join(lines) + "\n"
+        self._torn = True
         with self._path.open("a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        self._torn = False
         self._noted |= new
 
 
@@ -103,7 +107,7 @@ def read(path: Path) -> tuple[int, Changes, int]:
             token = content.pop("token")
             ((kind, record),) = content.items()
             found.append(_changes(kind, record))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             damaged += 1
     trials = tuple(t for c in found for t in c.trials)
     attempts = tuple(a for c in found for a in c.attempts)

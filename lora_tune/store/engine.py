@@ -112,6 +112,16 @@ def reading_engine(url: sa.URL) -> sa.Engine:
     return sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(address, uri=True, timeout=10.0))
 
 
+def server_version(url: str) -> str:
+    """What a PostgreSQL server says of itself, in a few words. Raises StoreError when it does not answer."""
+    with translated(url):
+        made = sa.create_engine(parse_url(url))
+        with made.connect() as connection:
+            words = str(connection.scalar(sa.text("SELECT version()")))
+        made.dispose()
+    return " ".join(words.split()[:2])
+
+
 def _refuse_network(path: Path, kind: str) -> None:
     if kind in NETWORK:
         raise StoreError(

@@ -1,0 +1,41 @@
+"""The same contract on SQLite and on a real PostgreSQL server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lora_tune.errors import StoreError
+from lora_tune.store import Store, safe_url, sqlite_url
+from tests.contracts.store import StoreContract
+
+
+class TestSqlite(StoreContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return sqlite_url(tmp_path / "sweep.db")
+
+
+@pytest.mark.postgres
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> str:
+        return postgres_url
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@db/x", "no url at all", "oracle://me:secret@db/x"])
+def test_other_databases_are_refused_without_showing_their_password(url: str) -> None:
+    with pytest.raises(StoreError, match=r"sqlite:///") as refused:
+        Store(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:secret@127.0.0.1:1/x", "postgresql+psycopg://127.0.0.1:1/x?user=me&password=secret"]
+)
+def test_a_server_that_is_not_there_is_said_without_the_password(url: str) -> None:
+    with pytest.raises(StoreError, match="cannot be used") as refused:
+        Store(url)
+    assert "secret" not in str(refused.value)
+    assert "secret" not in safe_url(url)
