@@ -71,7 +71,10 @@ class Job:
                 train += TRAIN_SECONDS
             else:
                 diverged, at = chance.random() < DIVERGED, int(samples + 2 * evals)
-                yield evals, mllog("eval_accuracy", None if diverged else 0.99, samples_count=at), at, diverged
+                text = mllog("eval_accuracy", None if diverged else 0.99, samples_count=at)
+                if diverged:  # one NaN among evals may be a spike; a train loss that is NaN is the end
+                    text += mllog("train_loss", None, samples_count=at, lr=4e-4)
+                yield evals, text, at, diverged
                 evals += EVAL_SECONDS
 
     def row(self) -> str:
@@ -85,8 +88,8 @@ class Job:
 
 
 def mllog(key: str, value: object, **metadata: object) -> str:
-    """One line; None as an eval's value stands for NaN."""
-    shown = "NaN" if key == "eval_accuracy" and value is None else json.dumps(value)
+    """One line; None as a loss stands for NaN."""
+    shown = "NaN" if key in ("eval_accuracy", "train_loss") and value is None else json.dumps(value)
     more = json.dumps({"file": "train.py", "lineno": 1, **metadata})
     kind = "POINT_IN_TIME"
     return (

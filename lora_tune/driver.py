@@ -29,6 +29,9 @@ from lora_tune.workloads.base import Job, Proposal, Workload
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
 
+FILL_SECONDS = 0.5
+"""Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
+
 
 class Clock(Protocol):
     """Time as the driver sees it; epoch seconds."""
@@ -277,7 +280,8 @@ class Driver:
                 f"{decide.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
                 f"{self._newest(failed).remedy or 'see the job logs'}; mend it and run the same command again"
             )
-        while not self.interrupt:
+        until = self._now() + FILL_SECONDS
+        while not self.interrupt and self._now() <= until:
             reason = decide.may_propose(self._study, self.sweep, self._now())
             if reason:
                 return reason

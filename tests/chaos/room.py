@@ -1,0 +1,193 @@
+"""A deterministic sweep of the stand-in that faults can be let loose on, and the questions that it must answer after.
+
+Its trials are a fixed list of points, each with the seed of its number, and the stand-in computes each trial's curve
+from these alone: so an undisturbed sweep says what every disturbed one must end with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lora_tune.errors import StoreError
+from lora_tune.records import Sweep, TrialState
+from lora_tune.store import Store, sqlite_url
+from tests.cluster import Cluster
+from tests.cluster.cluster import processes_of
+from tests.slurm.house import House
+
+if TYPE_CHECKING:
+    from tests.postgres import Postgres
+
+HERE = Path(__file__).resolve().parents[2]
+LAYOUTS = ("tp4 pp1 cp1 minibs4 mbs1", "tp8 pp1 cp1 minibs8 mbs1", "tp2 pp1 cp2 minibs4 mbs1")
+
+_NUMBERS = itertools.count()
+
+
+def points(count: int) -> list[dict[str, Any]]:
+    """Tuned values of the trials: spread over the space, each its own."""
+    chance = random.Random(11)
+    return [
+        {
+            "LR": round(10 ** chance.uniform(-5, -3), 9),
+            "MAX_STEPS": chance.randrange(60, 121, 20),
+            "layout": LAYOUTS[n % len(LAYOUTS)],
+        }
+        for n in range(count)
+    ]
+
+
+class Room(House):
+    """One sweep of ``trials`` points and the means to disturb it. ``start`` first, then :meth:`finish_all`."""
+
+    def __init__(
+        self, folder: Path, cluster: Cluster, trials: int, *, postgres: Postgres | None = None, small: bool = False,
+        seconds: float = 4.0,
+    ) -> None:  # fmt: skip
+        """postgres: keep the records there. small: the sweep's folder is a full-able tmpfs of 48 MB.
+
+        seconds: how long an undisturbed trial trains.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder, cluster, trials=trials, environment={"STANDIN_SECONDS": seconds})
+        text = self.study.read_text()
+        search = "sampler = 'random'\n" + "".join(f"[[search.enqueue]]\n{_toml(p)}" for p in points(trials))
+        text = text.replace("startup_trials = 8\n", search).replace("[budget]\n", "[budget]\nattempts = 40\n")
+        self.name = f"chaos{next(_NUMBERS)}"
+        self.study = folder / f"{self.name}.toml"
+        self.study.write_text(text)
+        self.paths.root.mkdir()
+        self.small = small
+        if small:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", self.paths.root], check=True)
+        self.postgres = postgres
+        self.url = postgres.new_database() if postgres else sqlite_url(self.paths.database)
+        self._clock = folder / "clock"
+        self._offset = 0
+        self.step_clock(0)
+
+    @property
+    def driver(self) -> subprocess.Popen[bytes]:
+        return self._drivers[-1]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.chaos.stepped", str(self._clock), "--study", str(self.study)]
+        command += ["--quiet", "--output", str(self.paths.root)]
+        environment = {**os.environ, **self.cluster.environment, "LORA_TUNE_IMPLEMENTATION": ""}
+        if self.postgres:
+            command += ["--storage", self.url]
+        self._drivers.append(
+            subprocess.Popen(command, env=environment, cwd=HERE, stdout=self._output, stderr=subprocess.STDOUT)
+        )
+        return self.driver
+
+    def set_clock_right(self) -> None:
+        self._offset = 1
+        self.step_clock(0)
+
+    def step_clock(self, seconds: int) -> None:
+        """The wall clock of drivers jumps by ``seconds``; every second jump sets it right again."""
+        self._offset = 0 if self._offset else seconds
+        new = self._clock.with_suffix(".new")
+        new.write_text(f"{self._offset}\n")
+        new.replace(self._clock)
+
+    def close(self) -> None:
+        super().close()
+        if self.small:
+            subprocess.run(["umount", "-l", self.paths.root], check=True)
+
+    def finish_all(self, seconds: float) -> None:
+        """Drivers, one after another, until one ends the sweep. AssertionError after that time."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                code = self.driver.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"not ended in {seconds:g} s\n{self.said[-3000:]}") from None
+            if code in (0, 4):
+                return
+            assert time.monotonic() < end, f"drivers do not end the sweep: exit {code}\n{self.said[-3000:]}"
+            time.sleep(0.5)
+            self.start()
+
+    def _load(self) -> Sweep | None:
+        store = Store(self.url, read_only=True)
+        try:
+            return store.load(self.name)
+        finally:
+            store.close()
+
+    def finished(self) -> bool:
+        """Whether the sweep's own driver has ended it."""
+        with contextlib.suppress(StoreError):
+            sweep = self._load()
+            trials = sweep.trials.values() if sweep else ()
+            return bool(trials) and all(t.state is TrialState.FINISHED for t in trials) and self.driver.poll() == 0
+        return False
+
+    def live_log(self, chance: random.Random) -> Path | None:
+        """The log of a job that writes just now."""
+        recent = time.time() - 2
+        logs = [log for log in self.paths.trials.glob("*/*/job.log") if log.stat().st_mtime > recent]
+        return chance.choice(sorted(logs)) if logs else None
+
+    def a_line(self, log: Path, chance: random.Random) -> bytes:
+        lines = [line for line in log.read_bytes().splitlines() if b":::MLLOG" in line]
+        return chance.choice(lines) if lines else b""
+
+    def job_processes(self) -> Iterator[int]:
+        """Processes of this study's jobs, but for Slurm's own."""
+        mark = f"SLURM_JOB_NAME={self.name}-".encode()
+        for pid in processes_of(self.cluster.folder):
+            with contextlib.suppress(OSError):
+                variables = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+                if any(v.startswith(mark) for v in variables):
+                    yield pid
+
+    # -- what must hold after it
+
+    def ranking(self) -> list[tuple[Any, ...]]:
+        """Trials from best to worst as (seconds, number, verdict, samples): what the user is told in the end."""
+        rows = [
+            (round(t.seconds, 2) if t.seconds is not None else 1e9, t.number, str(t.verdict), t.samples)
+            for t in self.sweep().trials.values()
+        ]
+        return sorted(rows)
+
+    def losses(self, undisturbed: list[tuple[Any, ...]]) -> list[str]:
+        """What is wrong with the ended sweep, in words; nothing when all is right."""
+        wrong = []
+        sweep = self.sweep()
+        lost = [t.number for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+        lost += sorted(set(range(len(undisturbed))) - set(sweep.trials))
+        if lost:
+            wrong.append(f"trials {lost} are lost")
+        jobs, attempts = self.slurm_jobs(), self.attempts()
+        if twice := {name: n for name, n in jobs.items() if n > 1}:
+            wrong.append(f"jobs that ran twice: {twice}")
+        if unknown := set(jobs) - {a.job_name for a in attempts}:
+            wrong.append(f"jobs that nobody knows: {sorted(unknown)}")
+        if still := [row for row in self._rows("%j %T") if row[1] in ("RUNNING", "PENDING", "COMPLETING")]:
+            wrong.append(f"jobs left behind: {still}")
+        ours, slurms = sum(a.node_hours(0) for a in attempts), self.node_hours_by_slurm()
+        if abs(ours - slurms) > 1e-6:
+            wrong.append(f"node-hours: {3600 * ours:.0f} node-seconds recorded, {3600 * slurms:.0f} by Slurm")
+        if (found := self.ranking()) != undisturbed:
+            changed = [(a, b) for a, b in zip(found, undisturbed, strict=False) if a != b]
+            wrong.append(f"the ranking differs (ours, undisturbed): {changed[:6]}")
+        return wrong
+
+
+def _toml(point: dict[str, Any]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in point.items())
