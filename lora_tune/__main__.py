@@ -10,10 +10,12 @@ import click
 COMMANDS = {
     "sweep": "tune a study, or go on with it",
     "confirm": "more seeds of the leading trials, until one is shown to be better",
+    "serve": "drive all studies of a database, as a service",
     "status": "where a sweep stands",
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",
+    "ingest": "old MLLOG logs teach the search before it spends",
     "interchange": "all trials as CSV, Parquet, MLflow runs or TensorBoard events",
     "explain": "which knobs matter, why a trial ended, what to try next",
     "doctor": "what a study needs on this cluster, and how to mend what is missing",

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +92,11 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: Sweep |
         store.close()
     if found is None:
         raise missing
+    if paths.priors.exists() or found.priors:
+        from lora_tune.search import priors
+
+        runs = priors.read(paths.priors)
+        found = found if found.priors == runs else replace(found, priors=runs)
     return found
 
 

@@ -18,7 +18,7 @@ from lora_tune.commandline import Review, guarded, load_review, output_option, s
 from lora_tune.errors import InputError, LoraTuneError
 from lora_tune.facts import Eval, TrainPoint
 from lora_tune.importance import FEWEST, knobs
-from lora_tune.overview import objective_words, ranked
+from lora_tune.overview import objective_words, prior_words, ranked
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
 
@@ -40,11 +40,12 @@ class Next:
 
 def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
+    from lora_tune.search import priors
     from lora_tune.search.recorded import in_memory
     from lora_tune.search.sampler import GreyBoxSampler
     from lora_tune.search.session import make_sampler
 
-    sampler = make_sampler(study)
+    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.objective.target))
     known = in_memory(study, sweep, sampler)
     stop = decide.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None and isinstance(sampler, GreyBoxSampler):
@@ -189,7 +190,8 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     study, sweep = review.study, review.sweep
     found = knobs(study, sweep)
     if as_json:
-        told = {"importance": [asdict(k) for k in found], "advice": [asdict(a) for a in advice], "next": asdict(ahead)}
+        told = {"importance": [asdict(k) for k in found], "advice": [asdict(a) for a in advice], "next": asdict(ahead),
+                "priors": len(sweep.priors)}  # fmt: skip
         click.echo(json.dumps(told))
         return
     click.echo(f"What sets the better trials apart, in {objective_words(study)}")
@@ -206,6 +208,8 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     if not advice:
         click.echo("  none of the rules applies to what was observed so far")
     click.echo("\nNext")
+    if starts := prior_words(study, sweep):
+        click.echo(f"  the search starts from {starts}")
     if ahead.stop and not any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
         click.echo(f"  nothing: {ahead.stop}. With more budget it would be, for example:")
     proposal = Trial(number=len(sweep.trials), seed=0, tuned=ahead.tuned, parameters={})

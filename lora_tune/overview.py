@@ -140,6 +140,18 @@ def objective_words(study: Study) -> str:
     return words + ", RCP-normalised" if study.objective.score == "mlperf_score" else words
 
 
+def prior_words(study: Study, sweep: Sweep) -> str:
+    """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
+    if study.search.sampler != "grey_box" or study.maximise:
+        return ""
+    from lora_tune.search import priors, published
+
+    words = [priors.words(sweep.priors)]
+    if study.objective.curves == "llama2_70b_lora":
+        words.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
+    return " and ".join(w for w in words if w)
+
+
 def passing(study: Study, best: Trial | None) -> Prediction | None:
     """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
 

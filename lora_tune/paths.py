@@ -64,6 +64,11 @@ class SweepPaths:
         return self.root / "sweep.db"
 
     @property
+    def priors(self) -> Path:
+        """Runs of old logs that the search starts from, one JSON object a line."""
+        return self.root / "priors.jsonl"
+
+    @property
     def driver_log(self) -> Path:
         """One JSON object a line: what the driver did and why."""
         return self.root / "driver.log"

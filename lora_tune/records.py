@@ -63,7 +63,7 @@ class Attempt:
     """One job of one trial. Times are epoch seconds; None while unknown.
 
     state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
-    failure, line, remedy: the diagnosis of a failed attempt, empty otherwise.
+    failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
     """
 
     trial: int
@@ -102,10 +102,11 @@ class Trial:
 
     tuned: values as the search proposed them. parameters: all resolved values.
     seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
-    reached. facts: further numbers and words by name (see ``decide.facts``).
+    reached. facts: further numbers and words by name (see ``outcome.facts``).
     told: the search has been told the end.
     replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
     runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``facts['runs']``.
+    probe: a short run that only measures its layout's speed.
     """
 
     number: int
@@ -124,6 +125,7 @@ class Trial:
     told: bool = False
     replicate_of: int | None = None
     replicates: int = 1
+    probe: bool = False
 
     def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
         """This trial with its end written down."""
@@ -131,8 +133,27 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorRun:
+    """A run of an old log that the search starts from.
+
+    source: who ran it where; runs of one source are alike. log, digest: the file and the SHA-256 of its bytes.
+    values: by this study's parameter names. taken_at: epoch seconds of the ingestion.
+    """
+
+    source: str
+    log: str
+    digest: str
+    taken_at: float
+    values: Mapping[str, Value]
+    evals: tuple[Eval, ...]
+    last_samples: float
+    samples_per_second: float | None = None
+    diverged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All records of one study: trials by number, attempts and evals by (trial, attempt)."""
+    """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from."""
 
     name: str
     digest: str
@@ -141,6 +162,7 @@ class Sweep:
     trials: Mapping[int, Trial] = field(default_factory=dict)
     attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
+    priors: tuple[PriorRun, ...] = ()
 
     def attempts_of(self, trial: int) -> list[Attempt]:
         """The attempts of a trial, oldest first."""

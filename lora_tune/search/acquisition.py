@@ -266,13 +266,15 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
     """The configuration of lowest expected score on a layout that has run here (any layout before the first has)."""
     beliefs = believe(model, candidates(model, rng))
     goal = model.goal
-    # What is handed over must also be safe: half the variance is the price of a belief in ln(samples).
+    # What is handed over must also be safe: half the variance is the price of a belief in ln(samples), and a layout
+    # that lived a few times may still be a flaky one.
     logs_of = beliefs.configuration_logs(goal, beliefs.mean, beliefs.sd) + 0.5 * beliefs.sd**2
     best = [int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows]
     seconds = beliefs.layout_logs(goal, [float(logs_of[b]) for b in best]) + 0.5 * beliefs.spread**2
+    doubted = seconds + death_logs(beliefs.death + beliefs.death_doubt)
     seconds = seconds + death_logs(beliefs.death)
     allowed = beliefs.tested if beliefs.tested.any() else np.ones(len(seconds), dtype=bool)
-    m = int(np.argmin(np.where(allowed, seconds, np.inf)))
+    m = int(np.argmin(np.where(allowed, doubted, np.inf)))
     g = next(k for k, columns in enumerate(beliefs.columns) if columns.start <= m < columns.stop)
     group = beliefs.groups[g]
     values = {**group.configurations[best[g] - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}

@@ -148,6 +148,12 @@ class Beliefs:
     due: Flags
 
     @property
+    def death_doubt(self) -> Array:
+        """Sd of the death rates (m): a Beta belief of mean ``death`` that becomes ``death_after`` with one survival."""
+        weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
+        return np.asarray(np.sqrt(self.death * (1 - self.death) / (weight + 1)))
+
+    @property
     def sd(self) -> Array:
         """Sd of ln samples (n)."""
         return np.sqrt(np.diag(self.covariance))

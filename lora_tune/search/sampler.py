@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,9 @@ class GreyBoxSampler(BaseSampler):
 
     distributions: the search space; without it the first trial is random and the space is what trials share.
     goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
-    not vary but count. prior: observations of other sources. probes: short speed runs may be proposed (attribute
-    ``kind`` = "probe" on the trial). capped: bad runs are stopped early. Each trial gets ``why``, a sentence.
+    not vary but count. prior: observations of other sources, or a function that says which there are
+    now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are
+    stopped early. Each trial gets ``why``, a sentence.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class GreyBoxSampler(BaseSampler):
         goal: Goal | None = None,
         gpus: int = 1,
         fixed: Mapping[str, Any] | None = None,
-        prior: Sequence[Observation] = (),
+        prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
         capped: bool = True,
         seed: int | None = None,
@@ -50,7 +51,7 @@ class GreyBoxSampler(BaseSampler):
         self._distributions = dict(distributions) if distributions else None
         self._goal = goal or Goal()
         self._gpus, self._fixed = gpus, dict(fixed or {})
-        self._prior, self._probes, self._capped = tuple(prior), probes, capped
+        self._prior, self._probes, self._capped = prior, probes, capped
         self._rng = np.random.default_rng(seed)
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._random = RandomSampler(seed=seed)
@@ -97,7 +98,8 @@ class GreyBoxSampler(BaseSampler):
         ended, it answers at once.
         """
         trials = study.get_trials(deepcopy=False)
-        key = (len(trials), sum(t.state.is_finished() for t in trials))
+        known = len(self._prior() if callable(self._prior) else self._prior)
+        key = (len(trials), sum(t.state.is_finished() for t in trials), known)
         if key != self._gain[0]:
             self._gain = (key, self._gain_now(study, trials))
         return self._gain[1]
@@ -118,7 +120,7 @@ class GreyBoxSampler(BaseSampler):
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
         """What the study's trials and the prior teach; finished trials are read once."""
-        found: list[Observation] = list(self._prior)
+        found: list[Observation] = list(self._prior() if callable(self._prior) else self._prior)
         for trial in study.get_trials(deepcopy=False):
             if trial.number == skip:
                 continue

@@ -25,6 +25,7 @@ from lora_tune import decide
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
+from lora_tune.search.observations import Observation
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.space import FixedParameter
@@ -39,6 +40,7 @@ class Asked:
     """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none).
 
     Of a replicate also: the trial that it repeats, that trial's resolved parameters, and the runs in its one job.
+    probe: a short run, only to measure the layout's speed.
     """
 
     number: int
@@ -47,10 +49,17 @@ class Asked:
     replicate_of: int | None = None
     parameters: Mapping[str, Value] | None = None
     replicates: int = 1
+    probe: bool = False
 
 
-def make_sampler(study: Study) -> BaseSampler:
-    """The sampler that a study names."""
+def _asked(trial: optuna.Trial | FrozenTrial) -> Asked:
+    attributes = trial.user_attrs
+    probe = attributes.get("kind") == "probe"
+    return Asked(trial.number, dict(trial.params), attributes.get("why", ""), probe=probe)
+
+
+def make_sampler(study: Study, priors: Callable[[], Sequence[Observation]] = tuple) -> BaseSampler:
+    """The sampler that a study names. priors: old runs as they are now, which the grey-box sampler starts from."""
     search = study.search
     if search.sampler == "random":
         return optuna.samplers.RandomSampler(seed=search.seed)
@@ -59,14 +68,14 @@ def make_sampler(study: Study) -> BaseSampler:
     if search.sampler == "cmaes":
         return optuna.samplers.CmaEsSampler(seed=search.seed, n_startup_trials=search.startup_trials)
     if search.sampler == "grey_box" and not study.maximise:  # throughput alone has no samples to target
-        return _grey_box(study)
+        return _grey_box(study, priors)
     # constant_liar keeps parallel proposals apart while their results are open.
     return WindowedTPESampler(
         seed=search.seed, n_startup_trials=search.startup_trials, multivariate=True, constant_liar=True
     )
 
 
-def _grey_box(study: Study) -> BaseSampler:
+def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> BaseSampler:
     """Our own sampler, with the rules that the study keeps and the public results where they apply."""
     from lora_tune.search.goal import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
     from lora_tune.search.published import llama2_70b_lora
@@ -86,7 +95,7 @@ def _grey_box(study: Study) -> BaseSampler:
         goal=goal,
         gpus=space.gpus,
         fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
-        prior=llama2_70b_lora() if public else (),
+        prior=lambda: (*(llama2_70b_lora() if public else ()), *priors()),
         capped=study.pruning.cap,
         seed=study.search.seed,
     )
@@ -151,7 +160,7 @@ class Session:
             if reason := self._not_worth():
                 return reason
             trial = self._study.ask(self._distributions)
-            self._asked = Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", ""))
+            self._asked = _asked(trial)
         self.flush()
         asked, self._asked = self._asked, None
         return asked
@@ -177,7 +186,7 @@ class Session:
             if trial.number in known:
                 continue
             if trial.params.keys() == self._distributions.keys():
-                found.append(Asked(trial.number, dict(trial.params), trial.user_attrs.get("why", "")))
+                found.append(_asked(trial))
             else:
                 self._study.tell(trial.number, state=TrialState.FAIL)
         self.flush()

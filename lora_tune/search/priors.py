@@ -1,0 +1,143 @@
+"""Old runs as prior observations: what a log says, under the study's parameter names, kept beside the sweep.
+
+The file has one JSON object a line, one line a run. A run keeps where it came from and its own evals, so that its
+noise is that of its own curve; runs of one source share a departure from this study, and sources that contradict the
+study's own runs are set aside (``model._weighed``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from lora_tune import curve
+from lora_tune.errors import InputError
+from lora_tune.facts import Eval, Run
+from lora_tune.records import PriorRun, Value
+from lora_tune.search.coordinates import BATCH, RATE, STEPS, WARMUP
+from lora_tune.search.observations import Observation
+
+ANNOUNCED: Mapping[str, tuple[str, ...]] = {
+    "opt_base_learning_rate": RATE,
+    "opt_learning_rate_training_steps": STEPS,
+    "global_batch_size": BATCH,
+    "opt_learning_rate_warmup_factor": ("WARMUP_RATIO", "WARMUP_FACTOR"),
+    "gradient_accumulation_steps": ("MINIBS",),
+    "opt_adamw_weight_decay": ("WEIGHT_DECAY",),
+    "opt_gradient_clip_norm": ("GRADIENT_CLIP_VAL", "GRADIENT_CLIP_NORM", "MAX_GRAD_NORM"),
+    "lora_rank": ("LORA_RANK", "LORA_DIM", "LORA_R", "ADAPTER_DIM"),
+    "lora_alpha": ("LORA_ALPHA",),
+}
+"""MLLOG key -> names under which studies tune it. A key that is itself a parameter's name (any case) needs no entry."""
+
+
+def values_of(announced: Mapping[str, object], names: Iterable[str]) -> dict[str, Value]:
+    """The values of parameters ``names`` as a log announced them; GBS too, which a layout would say otherwise."""
+    found: dict[str, Value] = {}
+    wanted = {*names, "GBS"}
+    factor, steps = announced.get("opt_learning_rate_warmup_factor"), announced.get("opt_learning_rate_training_steps")
+    for name in wanted:
+        keys = [key for key, known in ANNOUNCED.items() if name.upper() in known]
+        keys += [key for key in announced if key.upper() == name.upper()]
+        value = next((announced[key] for key in keys if key in announced), None)
+        if value is None and name.upper() in WARMUP and _number(factor) and _number(steps):
+            value = round(float(str(factor)) * float(str(steps)))
+        if isinstance(value, str | int | float | bool):
+            found[name] = value
+    return found
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def source_of(announced: Mapping[str, object]) -> str:
+    """Who ran it where, from the log itself; "" when it does not say."""
+    parts = (str(announced.get(key, "")) for key in ("submission_org", "submission_platform"))
+    return " ".join(p for p in parts if p and "PLACEHOLDER" not in p)
+
+
+def prior_run(run: Run, values: Mapping[str, Value], origin: tuple[str, str, str], now: float) -> PriorRun | None:
+    """A run of an old log; None when it says nothing of convergence. origin: source, log, digest of its bytes."""
+    evals = tuple(e for e in run.evals if math.isfinite(e.samples) and e.samples > 0)
+    blown = bool(run.train) and not math.isfinite(run.train[-1].loss)
+    if not evals and not blown:
+        return None
+    timing = curve.timing(run)
+    source, log, digest = origin
+    return PriorRun(
+        source=source, log=log, digest=digest, taken_at=now, values=dict(values), evals=evals,
+        last_samples=max([e.samples for e in evals] + [t.samples for t in run.train[-1:]]),
+        samples_per_second=timing.samples_per_second if math.isfinite(timing.samples_per_second) else None,
+        diverged=blown or any(not math.isfinite(e.loss) for e in evals[-2:]),
+    )  # fmt: skip
+
+
+def observations(runs: Sequence[PriorRun], target: float) -> tuple[Observation, ...]:
+    """The runs as the model takes them in, by this study's target; numbers are below zero, as no trial's is."""
+    found = []
+    for at, run in enumerate(runs):
+        reached = next((e.samples for e in run.evals if e.loss <= target), math.nan)
+        found.append(
+            Observation(
+                number=-100_000 - at,
+                values=run.values,
+                source=run.source,
+                evals=run.evals,
+                reached=reached,
+                bound=run.last_samples,
+                diverged=run.diverged and not math.isfinite(reached),
+            )
+        )
+    return tuple(found)
+
+
+def read(path: Path) -> tuple[PriorRun, ...]:
+    """The runs in a file of :func:`write`; none where there is no file. Raises InputError naming a broken line."""
+    if not path.exists():
+        return ()
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            data = json.loads(line)
+            evals = tuple(Eval(float(s), float(x), float(t)) for s, x, t in data["evals"])
+            found.append(PriorRun(**{**data, "evals": evals}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"{path}, line {number}: is no prior run ({error}); delete the line or the file"
+            ) from error
+    return tuple(found)
+
+
+def write(path: Path, runs: Sequence[PriorRun]) -> None:
+    """Replace the file in one step: a driver that reads it at this moment sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs), encoding="utf-8")
+    part.replace(path)
+
+
+def live(path: Path, target: float) -> Callable[[], tuple[Observation, ...]]:
+    """The observations in the file as it is whenever they are asked for; it is read again only when it changed."""
+    seen: list[tuple[int, tuple[Observation, ...]]] = [(-1, ())]
+
+    def found() -> tuple[Observation, ...]:
+        stamp = path.stat().st_mtime_ns if path.exists() else 0
+        if stamp != seen[0][0]:
+            seen[0] = (stamp, observations(read(path), target))
+        return seen[0][1]
+
+    return found
+
+
+def words(runs: Sequence[PriorRun]) -> str:
+    """How many, and of how many sources; "" for none."""
+    if not runs:
+        return ""
+    sources = len({run.source for run in runs})
+    return (
+        f"{len(runs)} old {'run' if len(runs) == 1 else 'runs'} of {sources} {'source' if sources == 1 else 'sources'}"
+    )

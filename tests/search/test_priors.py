@@ -1,0 +1,166 @@
+"""Old runs as prior observations: read from logs, kept beside the sweep, believed as long as they deserve it."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune.errors import InputError
+from lora_tune.ingest import main as ingest
+from lora_tune.lab import arena
+from lora_tune.lab.ours import GreyBox
+from lora_tune.lab.problems import h100_wide
+from lora_tune.mllog import MllogReader
+from lora_tune.overview import prior_words
+from lora_tune.records import Sweep
+from lora_tune.search import priors
+from lora_tune.study import load_study
+from lora_tune.surfaces.h100 import function as h100
+
+STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
+GOOD = {"LR": 4e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "TP": 4, "MINIBS": 4}
+
+
+def log_of(seed: int, parameters=GOOD) -> bytes:
+    """The MLLOG text of a simulated run."""
+    return "".join(line + "\n" for _, line in h100(parameters, seed)).encode()
+
+
+def take(tmp_path: Path, *arguments: object):
+    """Run the command on the study, into a folder of its own."""
+    given = ["--study", str(STUDY), "--output", str(tmp_path / "sweep"), *map(str, arguments)]
+    return CliRunner().invoke(ingest, given)
+
+
+def taken(tmp_path: Path) -> tuple:
+    return priors.read(tmp_path / "sweep" / "priors.jsonl")
+
+
+def test_files_folders_gz_and_tar_are_read_with_provenance_and_their_own_curves(tmp_path) -> None:
+    folder = tmp_path / "old cluster"
+    folder.mkdir()
+    (folder / "a.log").write_bytes(log_of(1))
+    (folder / "b.txt.gz").write_bytes(gzip.compress(log_of(2)))
+    (folder / "notes.txt").write_text("no log")
+    (tmp_path / "c.log").write_bytes(log_of(3))
+    with tarfile.open(tmp_path / "d.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "c.log", "c.log")
+        archive.add(folder / "b.txt.gz", "b.txt.gz")
+    (tmp_path / "e.log").write_bytes(log_of(4))
+    with tarfile.open(tmp_path / "f.tar", "w") as archive:
+        archive.add(tmp_path / "e.log", "deep/e.log")
+    found = take(tmp_path, folder, tmp_path / "d.tar.gz", tmp_path / "f.tar")
+    assert found.exit_code == 0, found.output
+    assert "notes.txt: holds no MLLOG line" in found.output
+    runs = taken(tmp_path)
+    assert [r.log.rpartition("/")[2] for r in runs] == ["a.log", "b.txt.gz", "d.tar.gz:c.log", "e.log"]
+    assert runs[3].log.endswith("f.tar:deep/e.log")
+    assert [r.source for r in runs] == ["old cluster", "old cluster", "d.tar.gz", "f.tar"]
+    assert "1 logs are known already" in found.output
+    assert all(r.values == {"LR": 4e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "GBS": 8} for r in runs)
+    assert all(len(r.evals) >= 2 and r.evals[-1].loss <= 0.925 for r in runs)
+    assert len({r.digest for r in runs}) == len(runs) == 4
+
+
+def test_the_same_log_again_changes_nothing_and_a_log_that_teaches_nothing_says_why(tmp_path) -> None:
+    (tmp_path / "a.log").write_bytes(log_of(1))
+    assert take(tmp_path, tmp_path / "a.log").exit_code == 0
+    again = take(tmp_path, tmp_path / "a.log")
+    assert again.exit_code == 0
+    assert "1 logs are known already" in again.output
+    assert len(taken(tmp_path)) == 1
+    (tmp_path / "b.log").write_bytes(log_of(2).replace(b"opt_base_learning_rate", b"something_else"))
+    nothing = take(tmp_path, tmp_path / "b.log")
+    assert nothing.exit_code == 4
+    assert "does not say LR; give it with --set LR=VALUE" in nothing.output
+    assert take(tmp_path, tmp_path / "b.log", "--set", "LR=3e-4", "--source", "the old cluster").exit_code == 0
+    assert [r.values["LR"] for r in taken(tmp_path)] == [4e-4, 3e-4]
+    assert taken(tmp_path)[1].source == "the old cluster"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.log"], "there is no such file or folder"),
+        ([Path(__file__), "--set", "LR"], "--set 'LR': NAME=VALUE is wanted"),
+    ],
+)
+def test_bad_input_names_what_came_and_what_is_wanted(tmp_path, arguments, words) -> None:
+    found = take(tmp_path, *arguments)
+    assert found.exit_code == 2
+    assert words in found.output
+
+
+def test_a_cut_gz_is_said_and_the_other_logs_are_taken(tmp_path) -> None:
+    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(log_of(1))[:-400])
+    (tmp_path / "good.log").write_bytes(log_of(2))
+    found = take(tmp_path, tmp_path / "cut.log.gz", tmp_path / "good.log")
+    assert found.exit_code == 0
+    assert "cut.log.gz: cannot be read" in found.output
+    assert len(taken(tmp_path)) == 1
+
+
+def test_a_broken_line_of_the_file_is_named(tmp_path) -> None:
+    (tmp_path / "priors.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"priors\.jsonl, line 1: is no prior run"):
+        priors.read(tmp_path / "priors.jsonl")
+
+
+def run_at(seed: int, **said: object):
+    """A prior run of the surface's good configuration, its values replaced by what its log would claim."""
+    reader = MllogReader()
+    reader.feed(log_of(seed))
+    values = {"LR": 4e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "GBS": 8, **said}
+    found = priors.prior_run(reader.run(), values, ("elsewhere", f"{seed}.log", str(seed)), 0.0)
+    assert found is not None
+    return found
+
+
+def test_a_running_sweep_takes_new_runs_into_account_at_its_next_proposal(tmp_path) -> None:
+    path = tmp_path / "sweep" / "priors.jsonl"
+    live = priors.live(path, 0.925)
+    assert live() == ()
+    priors.write(path, [run_at(1)])
+    assert [o.values["LR"] for o in live()] == [4e-4]
+    priors.write(path, [run_at(1), run_at(2, LR=5e-4)])
+    assert [o.values["LR"] for o in live()] == [4e-4, 5e-4]
+    assert all(math.isfinite(o.reached) and o.source == "elsewhere" for o in live())
+
+
+def test_a_run_counts_by_the_target_of_the_study_that_takes_it() -> None:
+    reached, not_reached = priors.observations([run_at(1)], 0.925)[0], priors.observations([run_at(1)], 0.5)[0]
+    assert reached.reached == reached.bound
+    assert math.isnan(not_reached.reached)
+    assert not_reached.bound > 2000
+
+
+def settled(prior) -> float:
+    """Node-hours until the recommendation is within 3% of the best and stays there."""
+    problem = h100_wide(4)
+    trace = arena.play(problem, GreyBox(problem, 4, prior=prior), slots=1, budget=9.0, seed=4)
+    late = [at for at, regret in trace.points if regret > 0.03]
+    return max(late, default=0.0)
+
+
+def test_a_misleading_prior_costs_a_few_runs_at_most() -> None:
+    """Twenty logs whose learning rates are written down ten times too high praise rates at which runs diverge."""
+    lies = priors.observations([run_at(seed, LR=4e-3) for seed in range(20)], 0.925)
+    truths = priors.observations([run_at(seed) for seed in range(20)], 0.925)
+    a_run = 0.5
+    assert settled(lies) < settled(truths) + 5 * a_run
+
+
+def test_report_and_explain_say_how_many_old_runs_the_search_starts_from() -> None:
+    study = load_study(STUDY)
+    sweep = Sweep(name=study.name, digest="", study_toml="", began_at=0.0)
+    assert prior_words(study, sweep) == "102 published MLPerf submissions"
+    known = replace(sweep, priors=(run_at(1), run_at(2)))
+    assert prior_words(study, known).endswith(" and 2 old runs of 1 source")
+    plain = study.with_options({"search": {"sampler": "tpe"}})
+    assert prior_words(plain, known) == ""
