@@ -17,6 +17,8 @@ from lora_tune.site import Site
 from lora_tune.space import FixedParameter, Parameter, Space, SpaceError, Value, as_parameter
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
     from lora_tune.rules import Violation
 
 
@@ -222,8 +224,16 @@ def _check_whole(study: Study, path: Path) -> None:
         for key, value in point.items():
             if key not in tuned:
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {sorted(tuned)}")
-            if not tuned[key]._contains(tuned[key].to_internal_repr(value)):
+            if not _within(tuned[key], value):
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} lies outside {tuned[key]}")
+
+
+def _within(distribution: BaseDistribution, value: Value) -> bool:
+    """Whether a distribution can propose ``value``."""
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))
+    except ValueError:  # no choice of a categorical
+        return False
 
 
 def closed_violations(study: Study) -> list[Violation]:
