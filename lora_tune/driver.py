@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from lora_tune import decide
+from lora_tune import decide, open_schedule
 from lora_tune.book import Book
 from lora_tune.diagnose import diagnose
 from lora_tune.errors import InputError, LauncherError, StoreError, SurroundingsError
@@ -296,12 +296,14 @@ class Driver:
         return ""
 
     def _new_trial(self, asked: Asked) -> Trial:
+        parameters = asked.parameters or self._study.search_space.resolve(asked.tuned)
+        schedule, reason = ({}, "") if asked.parameters else open_schedule.chosen(self._study, self.sweep, parameters)
         trial = Trial(
             number=asked.number,
             seed=self._study.trial_seed(asked.number),
             tuned=asked.tuned,
-            parameters=asked.parameters or self._study.search_space.resolve(asked.tuned),
-            why=asked.why,
+            parameters={**parameters, **schedule},
+            why="; ".join(filter(None, (asked.why, reason))),
             proposed_at=self._now(),
             replicate_of=asked.replicate_of,
             replicates=asked.replicates,

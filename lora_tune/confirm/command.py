@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from lora_tune import errors, export, report
-from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option
+from lora_tune.commandline import (
+    Review,
+    guarded,
+    load_review,
+    open_store,
+    output_option,
+    storage_option,
+    study_option,
+)
 from lora_tune.confirm.outcome import Confirmation, confirmation, confirmed, summary
 from lora_tune.confirm.race import (
     SEEDS_OFFSET,
@@ -24,14 +33,16 @@ from lora_tune.confirm.race import (
     replicates,
 )
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
-from lora_tune.driver import Clock, Driver, Ports, RealClock, proposal
+from lora_tune.driver import Clock, Driver, Ports, proposal
 from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
-from lora_tune.leasing import take_lease
+from lora_tune.launchers.base import Launcher
+from lora_tune.leasing import keeping, take_lease
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial
+from lora_tune.running import make_clock
 from lora_tune.search.replicates import RaceSettings
-from lora_tune.store import Changes, Store, sqlite_url
+from lora_tune.store import BufferedStore, Changes, Lease, Store
 from lora_tune.study import Pruning, Study
 from lora_tune.workloads import load as load_workload
 
@@ -133,33 +144,24 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     if say:
         click.echo(introduction(options.field, options.settings))
     launcher = make_launcher(study)
-    # Simulated jobs run on their launcher's own time.
-    clock = cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
-    store = Store(options.storage or sqlite_url(review.paths.database))
+    clock = make_clock(study, launcher)
+    store = open_store(review.paths, options.storage)
     try:
         store.begin(study.name, review.sweep.digest, review.sweep.study_toml, clock.now())
         lease = take_lease(store, study.name, clock.now())
         try:
-            race = Race(
-                options.field,
-                options.settings,
-                lambda: driver.sweep,
-                per_job=per_job,
-                together=study.budget.parallel > 1,
-                say=watcher.line,
-            )
-            workload = load_workload(study, review.file)
-            ports = Ports(workload=workload, launcher=launcher, store=store, session=race, clock=clock, view=watcher)
-            local = study.site.launcher == "local"
-            driver = Driver(
-                study, options.paths, ports, lease, period=0.25 if local else 1.0, settle=0.0 if local else 10.0
-            )
-            outcome = run_interruptibly(driver)
-            if outcome.interrupted:
-                watcher.close()
-                after_interrupt(driver)
+            records = BufferedStore(store, options.paths.unsaved)
+            if done := records.recover(lease, clock.now()):
+                watcher.line(done)
+            with keeping(records, lease, clock.now):
+                driver, race = _driver(options, records, lease, launcher, clock, watcher, per_job)
+                outcome = run_interruptibly(driver)
+                if outcome.interrupted:
+                    watcher.close()
+                    after_interrupt(driver)
         finally:
-            store.release(lease)
+            with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
+                store.release(lease)
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
@@ -172,6 +174,32 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     finally:
         watcher.close()
         store.close()
+
+
+def _driver(
+    options: Options,
+    records: BufferedStore,
+    lease: Lease,
+    launcher: Launcher,
+    clock: Clock,
+    watcher: Any,
+    per_job: int,
+) -> tuple[Driver, Race]:
+    """The race, and the driver that runs it."""
+    study = options.study
+    race = Race(
+        options.field,
+        options.settings,
+        lambda: driver.sweep,
+        per_job=per_job,
+        together=study.budget.parallel > 1,
+        say=watcher.line,
+    )
+    workload = load_workload(study, options.review.file)
+    ports = Ports(workload=workload, launcher=launcher, store=records, session=race, clock=clock, view=watcher)
+    local = study.site.launcher == "local"
+    driver = Driver(study, options.paths, ports, lease, period=0.25 if local else 1.0, settle=0.0 if local else 10.0)
+    return driver, race
 
 
 Runs = dict[int, list[Replicate]]

@@ -26,13 +26,15 @@ class EvalPlan:
     sentence: str
 
 
-def choose_schedule(crossing: Crossing, timing: Timing, *, step: float, current: Schedule) -> EvalPlan:
+def choose_schedule(
+    crossing: Crossing, timing: Timing, *, step: float, current: Schedule, whole: bool = False
+) -> EvalPlan:
     """The first eval and the interval, whole multiples of ``step`` (the global batch), of least expected run time.
 
     A run crosses at a log-normal number of samples with the estimate's interval; it stops at the first eval after
     that, so an interval I costs I/2 samples on average, and each eval its seconds. Luck with noisy evals is not
     counted: evals close together see the same weights on the same data. An estimate or a timing that is not finite
-    leaves ``current`` as it is.
+    leaves ``current`` as it is. whole: the first eval is a multiple of the interval, as where early ones are skipped.
     """
     known = 0 < crossing.samples < math.inf and crossing.low > 0 and crossing.high < math.inf
     if not known or not timing.samples_per_second > 0 or not timing.seconds_per_eval >= 0 or not step > 0:
@@ -40,7 +42,7 @@ def choose_schedule(crossing: Crossing, timing: Timing, *, step: float, current:
     crossings = _crossings(crossing)
     intervals = step * np.unique(np.geomspace(1, max(2.0, crossing.samples / step), INTERVALS).round())
     firsts = {step * max(1, math.floor(np.quantile(crossings, q) / step)) for q in FIRSTS}
-    candidates = [Schedule(first, float(interval)) for first in sorted(firsts) for interval in intervals]
+    candidates = [_candidate(first, float(interval), whole) for first in sorted(firsts) for interval in intervals]
     best = min(candidates, key=lambda s: _seconds(s, crossings, timing))
     seconds, now = _seconds(best, crossings, timing), _seconds(current, crossings, timing)
     if seconds >= now:
@@ -50,6 +52,10 @@ def choose_schedule(crossing: Crossing, timing: Timing, *, step: float, current:
         f"first eval at {best.first_samples:g} samples, then every {best.interval_samples:g}: "
         f"{now - seconds:.0f} s less than now, of {now:.0f} s",
     )  # fmt: skip
+
+
+def _candidate(first: float, interval: float, whole: bool) -> Schedule:
+    return Schedule(max(1.0, first // interval) * interval if whole else first, interval)
 
 
 def _crossings(crossing: Crossing) -> Array:

@@ -5,6 +5,8 @@ from lora_tune.rules.compliance import Compliance, run_compliance
 from lora_tune.rules.division import (
     EVAL_SAMPLES,
     FIXED,
+    INTERVAL_NAMES,
+    SKIP_NAMES,
     TARGET,
     Violation,
     check_closed,
@@ -25,7 +27,7 @@ from lora_tune.rules.score import (
 )
 
 __all__ = [
-    "BENCHMARK", "EVAL_SAMPLES", "FIXED", "RULESET", "RUNS", "TARGET",
+    "BENCHMARK", "EVAL_SAMPLES", "FIXED", "INTERVAL_NAMES", "RULESET", "RUNS", "SKIP_NAMES", "TARGET",
     "Compliance", "Prediction", "Reference", "Score", "Violation",
     "check_closed", "eval_schedule", "largest_rcp", "llama31_405b", "olympic_mean", "predict", "reference",
     "run_compliance", "score", "skipped_evals",

@@ -187,7 +187,8 @@ class MlperfWorkload:
         """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise."""
         pretraining = self._settings.benchmark == llama31_405b.BENCHMARK
         rule = (llama31_405b.eval_schedule if pretraining else eval_schedule)(self._gbs(proposal))
-        every = self._settings.eval_every or int(rule.interval_samples)
+        tuned = proposal.parameters.get("VAL_CHECK_INTERVAL")
+        every = int(tuned) if tuned else self._settings.eval_every or int(rule.interval_samples)
         first = self._settings.first_eval or int(rule.first_samples)
         derived: dict[str, Value] = {"VAL_CHECK_INTERVAL": every, "SKIP_EVALS": max(0, round(first / every) - 1)}
         if not {"SKIP_EVALS", "SKIP_EVAL"} & self.implementation.reads:
