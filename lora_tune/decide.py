@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lora_tune import curve
-from lora_tune.diagnose import Diagnosis
-from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.diagnose import Diagnosis, FailureKind
+from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.mllog import Eval, Run
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.search.capping import Incumbent, cap
@@ -18,24 +17,42 @@ from lora_tune.study import Study
 GRACE_SECONDS = 30.0
 """How long a job whose log shows the target may take to end by itself."""
 
-RETRIED = ("flaky", "infrastructure", "preempted", "unknown")
+UNSATISFIABLE_SECONDS = 600.0
+"""How long a job may wait that the cluster says it can never run: nodes that come back may yet change that."""
+
+RETRIED = ("flaky", "infrastructure", "preempted", "held", "drained", "unknown")
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
+
+ELSEWHERE = ("infrastructure", "flaky", "infeasible")
+"""Classes of failure after which a trial's next attempt goes to another node."""
+
+NODE_FAULTS = 2
+"""Faults in a row, of different trials, after which a node is left out."""
+
+NODE_FAULT_SECONDS = 24 * 3600.0
+"""How long a node is left out: it may have been mended since."""
 
 SAME_FAILURES = 3
 """Trials in a row that fail for a reason of configuration before the whole sweep stops."""
 
 
+NO_FAILURE = Diagnosis()
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask the job to end."""
+    """Ask the job to end. diagnosis: the class of failure that this is, where it is one."""
 
     kind: StopKind
     sentence: str
+    diagnosis: Diagnosis = NO_FAILURE
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The job was asked and did not end: kill it."""
+    """The job was asked and did not end: kill it. sentence: what a person should know, "" while it is routine."""
+
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,7 @@ class Look:
     """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
 
     replicates: runs that the job is to make, one after another. begun: runs that its log shows so far.
+    unreadable: why the log cannot be read, "" while it can. probe: only the layout's speed is wanted.
     """
 
     attempt: Attempt
@@ -67,6 +85,8 @@ class Look:
     grew_at: float
     replicates: int = 1
     begun: int = 1
+    unreadable: str = ""
+    probe: bool = False
 
 
 def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
@@ -74,29 +94,79 @@ def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
     attempt, site = look.attempt, study.site
     if attempt.stop is not StopKind.NONE:
         overdue = attempt.stop_at is not None and now - (attempt.killed_at or attempt.stop_at) > site.kill_seconds
-        return Kill() if overdue else None
+        return Kill(_undying(look) if attempt.killed_at else "") if overdue else None
     if look.status.state is JobState.QUEUED:
-        waited = now - (attempt.submitted_at or attempt.intended_at)
-        if waited > site.queue_minutes * 60:
-            return Stop(StopKind.QUEUE, f"waited {waited / 60:.0f} min in the queue; {look.status.reason}".rstrip("; "))
-        return None
+        return _queued(study, look, now)
     started = attempt.started_at or now
     limit = study.budget.trial_minutes * look.replicates
     if now - started > limit * 60:
-        return Stop(StopKind.TIME_LIMIT, f"ran into the limit of {limit:g} min")
+        sentence = f"ran into the limit of {limit:g} min"
+        found = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
+        return Stop(StopKind.TIME_LIMIT, sentence, found)
+    if look.probe and probed(look.run):
+        return Stop(StopKind.PROBED, "a warm block and an eval are measured")
     silence = now - max(look.grew_at, started)
     last = look.begun >= look.replicates
     reached = last and not study.maximise and look.run.reached(study.objective.target) is not None
     if reached and silence > GRACE_SECONDS:
         return Stop(StopKind.REACHED, "reached the target and did not end by itself")
     if silence > site.stall_minutes * 60:
-        return Stop(StopKind.SILENT, f"its log has been silent for {silence / 60:.0f} min")
+        sentence = look.unreadable or f"its log has been silent for {silence / 60:.0f} min"
+        remedy = "it hung, or its output goes elsewhere: it is run again on another node"
+        return Stop(StopKind.SILENT, sentence, Diagnosis(FailureKind.INFRASTRUCTURE, sentence, remedy))
     return None
+
+
+_WAITS = {
+    Waits.NORMAL: (FailureKind.INFRASTRUCTURE, "raise site.queue_minutes, or ask for less"),
+    Waits.HELD: (FailureKind.HELD, "scontrol release {job}, or ask the administrator why it is held"),
+    Waits.DRAINED: (FailureKind.DRAINED, "sinfo --list-reasons; the administrator resumes the nodes"),
+    Waits.UNSATISFIABLE: (
+        FailureKind.UNSATISFIABLE,
+        "scontrol show partition; then correct site.nodes, gpus_per_node, partition, account, or budget.trial_minutes",
+    ),
+}
+
+
+def _queued(study: Study, look: Look, now: float) -> Stop | None:
+    """For a job in the queue: give it up when it waited for too long, or can never start."""
+    waited, status = now - (look.attempt.submitted_at or look.attempt.intended_at), look.status
+    limit = study.site.queue_minutes * 60
+    if status.waits is Waits.UNSATISFIABLE:
+        limit = min(limit, UNSATISFIABLE_SECONDS)
+    if waited <= limit:
+        return None
+    sentence = f"waited {waited / 60:.0f} min in the queue; {status.reason}".rstrip("; ")
+    return Stop(StopKind.QUEUE, sentence, _why_it_waits(status))
+
+
+def _why_it_waits(status: JobStatus) -> Diagnosis:
+    kind, remedy = _WAITS[status.waits]
+    return Diagnosis(kind, status.reason or "in the queue", remedy.format(job=status.job_id))
+
+
+def waiting(status: JobStatus) -> str:
+    """What a person should know of a job that waits for more than its turn; "" for all others."""
+    if status.state is not JobState.QUEUED or status.waits is Waits.NORMAL:
+        return ""
+    found = _why_it_waits(status)
+    return f"job {status.job_id} waits, {found.kind.value}: {found.line}; {found.remedy}"
+
+
+def _undying(look: Look) -> str:
+    nodes = ", ".join(look.attempt.nodes) or "its node"
+    return f"job {look.attempt.job_id} refuses to die on {nodes}: tell the administrator"
+
+
+def probed(run: Run) -> bool:
+    """Whether a warm block and an eval are measured."""
+    timing = curve.timing(run)
+    return timing.warm and math.isfinite(timing.samples_per_second) and math.isfinite(timing.seconds_per_eval)
 
 
 def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | None:
     """Whether the eval curve says to stop: divergence, a stall at the study's false-prune rate, or no chance to win."""
-    if study.pruning.rule == "none":
+    if study.pruning.rule == "none" or trial.probe:
         return None
     if study.maximise:
         return _too_slow(study, sweep, trial, run)
@@ -198,18 +268,22 @@ def references(sweep: Sweep, trial: Trial) -> list[Sequence[Eval]]:
 
 
 def conclude(
-    study: Study, attempts: Sequence[Attempt], status: JobStatus, run: Run, diagnosis: Diagnosis
+    study: Study, attempts: Sequence[Attempt], status: JobStatus, run: Run, diagnosis: Diagnosis, *, probe: bool = False
 ) -> Finish | Retry:
-    """For a job that is over: what its log and the driver's own stops make of the trial.
+    """For a job that is over: what its log and the driver's own stops make of the trial. probe: it was a short run.
 
     The log decides, not the exit code: a target in the log is success whatever the code, and a clean exit without
     evals is a failure.
     """
     attempt = attempts[-1]
     target = study.objective.target
+    if probe and probed(run):
+        timing = curve.timing(run)
+        speed = f"{timing.samples_per_second:.4g} samples/s, {timing.seconds_per_eval:.3g} s an eval"
+        return Finish(Verdict.CENSORED, f"a probe of the layout: {speed}")
     if study.maximise and attempt.stop is not StopKind.CAPPED:
-        if _measured_throughput(run):
-            return Finish(Verdict.REACHED, f"measured {_measured_throughput(run):.4g} samples/s")
+        if curve.measured_throughput(run):
+            return Finish(Verdict.REACHED, f"measured {curve.measured_throughput(run):.4g} samples/s")
     elif not study.maximise and (stop := run.reached(target)) is not None:
         return Finish(Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {stop.seconds:.1f} s")
     if attempt.stop is StopKind.PRUNED:
@@ -218,11 +292,24 @@ def conclude(
         return Finish(Verdict.CAPPED, attempt.stop_sentence)
     if attempt.stop is StopKind.USER:
         return Finish(Verdict.CANCELLED, "cancelled by the user")
-    if attempt.stop is StopKind.TIME_LIMIT and run.evals:
-        return Finish(Verdict.CENSORED, f"{attempt.stop_sentence}; {_last_eval(run, target)}")
+    if run.evals and diagnosis.kind in _LIMITED and (limit := _time_limit(attempt, status, diagnosis)):
+        return Finish(Verdict.CENSORED, f"{limit}; {_last_eval(run, target)}")
     if not diagnosis.kind and run.evals and status.state is JobState.ENDED and not status.exit_code:
         return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(run, target)}")
     return _after_failure(study, attempts, status, diagnosis)
+
+
+_LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
+"""What a diagnosis says of a run that only its time limit ended: any other class was there before the limit."""
+
+
+def _time_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> str:
+    """Which limit ended the job: the driver's own, the job's, or that of a step in it; "" for none."""
+    if attempt.stop is StopKind.TIME_LIMIT:
+        return attempt.stop_sentence
+    if status.state is JobState.TIME_LIMIT:
+        return "ran into the job's time limit"
+    return "ran into its step's time limit" if "DUE TO TIME LIMIT" in diagnosis.line else ""
 
 
 def _after_failure(
@@ -250,95 +337,42 @@ def _last_eval(run: Run, target: float) -> str:
     return f"eval loss {last.loss:.4f} at {last.samples:g} samples, target {target:g}"
 
 
-def _measured_throughput(run: Run) -> float | None:
-    """Samples/s: what the program says of the whole run, else the median over warm blocks, else what it said last."""
-    warm = curve.timing(run).samples_per_second
-    stated = run.stated_throughput[-1] if run.stated_throughput else math.nan
-    known = (run.overall_throughput or math.nan, warm, stated)
-    return next((speed for speed in known if math.isfinite(speed)), None)
+def found(attempt: Attempt, status: JobStatus, seen: Diagnosis) -> Diagnosis:
+    """Why an attempt failed: what its log and the cluster say (``seen``), or why it was given up.
 
-
-def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now: float) -> dict[str, float | str]:
-    """What a finished trial is remembered by, as flat name -> number or words.
-
-    ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
-    Unknown numbers are left out, never zero.
+    A job that was given up always shows that it was cancelled; only another cause in its log is more telling.
     """
-    timing = curve.timing(run)
-    known = envelope(study, trial)
-    crossing = curve.estimate(run, study.objective.target, family=known.family if known else None)
-    stop = None if study.maximise else run.reached(study.objective.target)
-    speed: float | None = timing.samples_per_second
-    if study.maximise:
-        speed = _measured_throughput(run) or curve.fastest_pace(run, 0.0)
-    numbers: dict[str, float | None] = {
-        "samples_per_second": speed,
-        "seconds_per_eval": timing.seconds_per_eval,
-        "crossing_samples": crossing.samples,
-        "crossing_low": crossing.low,
-        "crossing_high": crossing.high,
-        "eval_samples": curve.samples_between_evals(run),
-        "pace_spread": curve.pace_spread(run),
-        "init_seconds": run.init_seconds,
-        "evals": float(len(run.evals)),
-        "last_loss": run.evals[-1].loss if run.evals else None,
-        "last_samples": run.evals[-1].samples if run.evals else None,
-        "node_hours": sum(a.node_hours(now) for a in attempts),
+    given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy)
+    if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT):
+        return given_up
+    little = seen.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE)
+    if attempt.stop is StopKind.SILENT and little and status.state is not JobState.NODE_FAILED:
+        return given_up
+    return seen
+
+
+def suspect_nodes(sweep: Sweep, now: float) -> dict[str, str]:
+    """Nodes to leave out for a while, each with the reason in words: their last trials all failed by a fault.
+
+    A fault is an infrastructure or flaky failure; a job that was cancelled or lost says nothing about its node.
+    """
+    recent = [a for a in sweep.attempts.values() if a.ended_at is not None and now - a.ended_at < NODE_FAULT_SECONDS]
+    if not any(a.failure for a in recent):  # asked before every submission: the common case is quick
+        return {}
+    faults: dict[str, dict[int, Attempt]] = {}
+    for attempt in sorted(recent, key=lambda a: a.ended_at or 0.0):
+        own_end = attempt.state not in (JobState.CANCELLED, JobState.LOST, JobState.PREEMPTED)
+        if attempt.failure in ("infrastructure", "flaky") and (own_end or attempt.stop is StopKind.SILENT):
+            for node in attempt.nodes:
+                faults.setdefault(node, {})[attempt.trial] = attempt
+        elif not attempt.failure and attempt.stop is not StopKind.USER:
+            for node in attempt.nodes:
+                faults.pop(node, None)
+    return {
+        node: f"{len(by_trial)} trials in a row failed there, last: {list(by_trial.values())[-1].line}"
+        for node, by_trial in faults.items()
+        if len(by_trial) >= NODE_FAULTS
     }
-    if stop is not None:
-        numbers |= {"stop_samples": stop.samples, "stop_seconds": stop.seconds}
-        by_curve = _curve_seconds(crossing, timing, run) if study.objective.estimator == "curve" else None
-        seconds = by_curve if by_curve is not None and math.isfinite(by_curve) else stop.seconds
-        samples = stop.samples if by_curve is None else crossing.samples
-        numbers["mlperf_score"] = _mlperf_seconds(study, trial, seconds, samples)
-        wanted = numbers["mlperf_score"] if study.objective.score == "mlperf_score" else None
-        numbers["objective"] = seconds if wanted is None else wanted
-    elif study.maximise:
-        numbers["objective"] = speed
-    found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
-    if run.evals:
-        found["crossing_method"] = crossing.method
-    return found
-
-
-def several(study: Study, trial: Trial, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The facts of each run of a job that made several, oldest first, with its ``seed``, ``seconds`` and ``samples``.
-
-    ``seconds`` and ``samples`` are None for a run that came to its own end without reaching the target. A run that was
-    cut short says nothing and is left out.
-    """
-    found: list[dict[str, Any]] = []
-    begun = [run for run in runs if run.run_start_ms is not None]
-    for i, run in enumerate(begun):
-        stop = run.reached(study.objective.target)
-        if stop is None and (run.run_stop_ms is None or not run.evals):
-            continue
-        known = {k: v for k, v in facts(study, trial, (), run, 0.0).items() if k != "node_hours"}
-        ends = {"seconds": stop.seconds if stop else None, "samples": stop.samples if stop else None}
-        found.append({**known, **ends, "seed": trial.seed + i, "position": i})
-    return found
-
-
-def _curve_seconds(crossing: curve.Crossing, timing: curve.Timing, run: Run) -> float | None:
-    """The predicted time of the fitted crossing under the run's own eval schedule; None when it cannot be told."""
-    if len(run.evals) < 2:
-        return None
-    schedule = curve.Schedule(run.evals[0].samples, run.evals[1].samples - run.evals[0].samples)
-    return curve.predicted_seconds(crossing.samples, timing, schedule)
-
-
-def _mlperf_seconds(study: Study, trial: Trial, seconds: float, samples: float) -> float | None:
-    """``seconds`` after RCP normalisation: a run that converges faster than the reference is scaled back to it.
-
-    None where the study is not of llama2_70b_lora, or its batch size has no reference.
-    """
-    batch = trial.parameters.get("GBS")
-    if study.objective.curves != "llama2_70b_lora" or not isinstance(batch, int):
-        return None
-    from lora_tune import rules
-
-    reference = rules.reference(batch)
-    return None if reference is None else seconds * max(1.0, reference.mean / samples)
 
 
 def may_propose(study: Study, sweep: Sweep, now: float) -> str:

@@ -7,77 +7,34 @@ tick: jobs that run are adopted, none is lost, none is started twice. The driver
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lora_tune import decide, open_schedule
 from lora_tune.book import Book
-from lora_tune.diagnose import diagnose
-from lora_tune.errors import InputError, LauncherError, StoreError, SurroundingsError
-from lora_tune.facts import Eval
-from lora_tune.follow import FollowedLog
-from lora_tune.journal import Journal
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
+from lora_tune.errors import LauncherError, StoreError, SurroundingsError
+from lora_tune.jobs import Jobs, proposal, write_files
+from lora_tune.journal import Voice
+from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
-from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
-from lora_tune.store import Changes, Lease, Records
+from lora_tune.ports import Clock, Ports, RealClock, Search, View
+from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store import Changes, Lease
 from lora_tune.study import Study
-from lora_tune.workloads.base import Job, Proposal, Workload
+from lora_tune.watching import Watch
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
 
+__all__ = ["Clock", "Driver", "Outcome", "Ports", "RealClock", "Search", "View", "proposal"]
+
+SURVEY_SECONDS = 600.0
+"""Between two looks for jobs of this sweep that no trial wants."""
+
 FILL_SECONDS = 0.5
 """Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
-
-
-class Clock(Protocol):
-    """Time as the driver sees it; epoch seconds."""
-
-    def now(self) -> float: ...
-
-    def sleep(self, seconds: float) -> None: ...
-
-
-class RealClock:
-    """This machine's clock."""
-
-    def now(self) -> float:
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class View(Protocol):
-    """Somebody who watches. Neither call may fail the sweep."""
-
-    def update(self, study: Study, sweep: Sweep, now: float) -> None: ...
-
-    def line(self, text: str) -> None: ...
-
-
-class Search(Protocol):
-    """Who proposes and is told: the sampler of a sweep (``search.session``), or a race (``confirm.race``).
-
-    Raises StoreError where its side of the database does not answer.
-    """
-
-    def ask(self) -> Asked | str:
-        """A proposal, or why there is none now, in words; with nothing open that ends the loop."""
-        ...
-
-    def unknown(self, known: Collection[int]) -> list[Asked]:
-        """Proposals that were made and are not among ``known``: a driver died in between."""
-        ...
-
-    def report(self, number: int, evals: Sequence[Eval]) -> None: ...
-
-    def tell(self, record: Trial) -> None: ...
-
-    def flush(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +43,6 @@ class Outcome:
 
     reason: str
     interrupted: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """Everything outside that the driver speaks to."""
-
-    workload: Workload
-    launcher: Launcher
-    store: Records
-    session: Search
-    clock: Clock
-    view: View
 
 
 class Driver:
@@ -113,13 +58,14 @@ class Driver:
         self.interrupt = False
         self._study, self._paths, self._ports, self._lease = study, paths, ports, lease
         self._period, self._settle = period, settle
-        self._journal = Journal(paths.driver_log)
         found = ports.store.load(study.name)
         assert found is not None, "the sweep's row is made before its driver"
         self._book = Book(found)
-        self._logs: dict[tuple[int, int], FollowedLog] = {}
+        self._jobs = Jobs(ports.workload, paths)
+        self._voice = Voice(paths.driver_log, ports.view.line, ports.clock.now)
+        self._watch = Watch(study, ports, self._book, self._jobs, self._voice)
         self._unsaved = Changes()
-        self._trouble = ""
+        self._surveyed_at = -math.inf
 
     @property
     def sweep(self) -> Sweep:
@@ -140,14 +86,16 @@ class Driver:
     def _adopt(self) -> None:
         """Take in what an earlier driver left: proposals that Optuna knows and we do not."""
         for asked in self._ports.session.unknown(self.sweep.trials.keys()):
-            self._note(f"trial {asked.number} was proposed and not written down: adopted", "adopted", asked.number)
+            text = f"trial {asked.number} was proposed and not written down: adopted"
+            self._voice.note(text, "adopted", trial=asked.number)
             self._new_trial(asked)
         for trial in self._book.open_trials():
             if trial.state is TrialState.RUNNING:
-                self._journal.write(self._now(), "adopted", trial=trial.number)
+                self._voice.log("adopted", trial=trial.number)
 
     def tick(self) -> str:
         """One round. Returns why the sweep is over, "" while it is not."""
+        self._cancel_orphans()
         self._look_at_jobs()
         for trial in self._book.open_trials():
             if trial.state is TrialState.WAITING:
@@ -160,115 +108,34 @@ class Driver:
             return ""
         return reason
 
-    # -- jobs ------------------------------------------------------------------------------------------------
-
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._book.open_trials() if t.state is TrialState.RUNNING]
-        if not live:
-            return
-        try:
-            statuses = self._ports.launcher.poll([self._ticket(a) for a in live])
-        except LauncherError as error:
-            self._say_once(str(error))
-            return
-        self._trouble = ""
-        fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live}
-        # Optuna hears of evals when everything is decided: a tenth of a second each, and jobs wait to be stopped.
-        for number, evals in fresh.items():
+        seen = self._watch.look(live)
+        for attempt in seen.absent:
+            if self._now() - attempt.intended_at >= self._settle:
+                self._launch(attempt)
+        # The search hears of evals when everything is decided: jobs wait to be stopped.
+        for number, evals in seen.fresh.items():
             if evals:
                 self._guard(functools.partial(self._ports.session.report, number, evals))
-        if any(fresh.values()):
+        if any(seen.fresh.values()):
             self._guard(self._ports.session.flush)
 
-    def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
-        """Act on what one job did since the last look; returns its new evals."""
-        now = self._now()
-        if status.state is JobState.LOST and attempt.submitted_at is None:
-            if now - attempt.intended_at >= self._settle:
-                self._launch(attempt)
-            return ()
-        attempt = replace(
-            attempt,
-            state=status.state.value,
-            job_id=status.job_id or attempt.job_id,
-            submitted_at=attempt.submitted_at or attempt.intended_at,
-            started_at=status.started_at or attempt.started_at,
-            ended_at=status.ended_at if not status.state.alive else None,
-            nodes=status.nodes or attempt.nodes,
-            exit_code=status.exit_code,
-        )
-        log = self._log(attempt)
-        log.poll(now, drain=not status.state.alive)
-        trial = self.sweep.trials[attempt.trial]
-        evals = log.run().evals if trial.replicates == 1 else tuple(e for run in log.runs() for e in run.evals)
-        fresh = self._book.see_evals(attempt, evals)
-        self._book.put_attempt(attempt)
-        if status.state.alive:
-            self._watch(trial, attempt, status, log, judge=bool(fresh))
-        else:
-            self._conclude(trial, attempt, status, log)
-        return fresh
-
-    def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog, *, judge: bool) -> None:
-        run, now = log.run(), self._now()
-        look = decide.Look(
-            attempt=attempt,
-            status=status,
-            run=run,
-            grew_at=log.grew_at,
-            replicates=trial.replicates,
-            begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
-        )
-        action = decide.watch(self._study, look, now)
-        if action is None and attempt.stop is StopKind.NONE and (judge or log.train_is_new()):
-            action = decide.judge_curve(self._study, self.sweep, trial, run)
-        if isinstance(action, decide.Stop):
-            self._note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial.number)
-            self._book.put_attempt(replace(attempt, stop=action.kind, stop_sentence=action.sentence, stop_at=now))
-            self._cancel(attempt, force=False)
-        elif isinstance(action, decide.Kill):
-            self._note(f"trial {trial.number} does not end: kill", "kill", trial.number)
-            self._book.put_attempt(replace(attempt, killed_at=now))
-            self._cancel(attempt, force=True)
-
-    def _cancel(self, attempt: Attempt, *, force: bool) -> None:
-        try:
-            self._ports.launcher.cancel(self._ticket(attempt), force=force)
-        except LauncherError as error:
-            self._say_once(str(error))  # the kill that follows tries again
-
-    def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog) -> None:
-        now, target = self._now(), self._study.objective.target
-        runs = log.runs() if trial.replicates > 1 else ()
-        run = next((r for r in runs if r.reached(target)), log.run())
-        attempt = replace(attempt, ended_at=attempt.ended_at or now)
-        state, code = status.state.value, status.exit_code
-        found = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
-        attempts = [*self.sweep.attempts_of(trial.number)[:-1], attempt]
-        action = decide.conclude(self._study, attempts, status, run, found)
-        failed = isinstance(action, decide.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
-        if failed:
-            kind = found.kind or "unknown"
-            attempt = replace(attempt, failure=kind, line=found.line, remedy=found.remedy)
-        self._book.put_attempt(attempt)
-        self._logs.pop((attempt.trial, attempt.number), None)
-        attempts[-1] = attempt
-        if isinstance(action, decide.Retry):
-            self._note(f"trial {trial.number}: again: {action.sentence}", "retry", trial.number)
-            self._book.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
+    def _cancel_orphans(self) -> None:
+        """End jobs of this sweep that no open trial wants, such as those of records that were lost since."""
+        launcher = self._ports.launcher
+        if not isinstance(launcher, Surveys) or self._now() - self._surveyed_at < SURVEY_SECONDS:
             return
-        stop = run.reached(target) if not self._study.maximise else None
-        if stop is not None and stop.samples <= 0:
-            raise InputError(f"objective.target {target:g} is met at step 0; give a lower one")
-        done = replace(
-            trial,
-            seconds=stop.seconds if stop else None,
-            samples=stop.samples if stop else None,
-            facts=decide.facts(self._study, trial, attempts, run, now)
-            | ({"runs": decide.several(self._study, trial, runs)} if runs else {}),
-        ).finished(action.verdict, action.sentence, now)
-        self._book.put_trial(done)
-        self._note(f"trial {trial.number}: {action.verdict.value}: {action.sentence}", "finished", trial.number)
+        self._surveyed_at = self._now()
+        wanted = {self._newest(t).job_name for t in self._book.open_trials() if t.state is TrialState.RUNNING}
+        try:
+            for ticket in launcher.jobs_below(self._paths.trials.absolute()):
+                if ticket.name not in wanted:
+                    text = f"job {ticket.job_id} ({ticket.name}) belongs to no open trial of this sweep: cancelled"
+                    self._voice.note(text, "orphan", job=ticket.job_id)
+                    launcher.cancel(ticket)
+        except LauncherError as error:
+            self._voice.trouble("cluster", str(error))
 
     # -- proposals and submissions -----------------------------------------------------------------------------
 
@@ -288,7 +155,7 @@ class Driver:
             try:
                 asked = self._ports.session.ask()
             except StoreError as error:
-                self._say_once(str(error))
+                self._voice.trouble("search", str(error))
                 return ""
             if isinstance(asked, str):
                 return asked
@@ -307,14 +174,14 @@ class Driver:
             proposed_at=self._now(),
             replicate_of=asked.replicate_of,
             replicates=asked.replicates,
+            probe=asked.probe,
         )
         self._book.put_trial(trial)
         return trial
 
     def _submit(self, trial: Trial) -> None:
         """A new attempt: the intention is on record before the launcher hears of it."""
-        earlier = self.sweep.attempts_of(trial.number)
-        number = len(earlier)
+        number = len(self.sweep.attempts_of(trial.number))
         attempt = Attempt(
             trial=trial.number,
             number=number,
@@ -322,9 +189,7 @@ class Driver:
             folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
             intended_at=self._now(),
             node_count=self._study.search_space.node_count(trial.parameters),
-            exclude_nodes=tuple(
-                sorted({n for a in earlier for n in a.nodes if a.failure in ("infrastructure", "flaky", "infeasible")})
-            ),
+            exclude_nodes=self._nodes_to_leave_out(trial),
         )
         self._book.put_attempt(attempt)
         self._book.put_trial(replace(trial, state=TrialState.RUNNING, sentence=""))
@@ -332,18 +197,26 @@ class Driver:
         if not self._unsaved:
             self._launch(attempt)
 
+    def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
+        """Where this trial failed before, and nodes where others fail one after another."""
+        suspect = decide.suspect_nodes(self.sweep, self._now())
+        for node, why in suspect.items():
+            self._voice.trouble(f"node {node}", f"node {node} is left out for a day: {why}")
+        own = {n for a in self.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in decide.ELSEWHERE}
+        return tuple(sorted(own | suspect.keys()))
+
     def _launch(self, attempt: Attempt) -> None:
-        trial = self.sweep.trials[attempt.trial]
-        job = replace(self._job(trial, attempt), exclude_nodes=attempt.exclude_nodes)
-        write_files(job)
-        now = self._now()
+        trial, now = self.sweep.trials[attempt.trial], self._now()
+        job = self._jobs.job(trial, attempt)
         try:
+            write_files(job)
             job_id = self._ports.launcher.submit(job)
-        except LauncherError as error:
-            self._say_once(str(error))
+        except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is mended
+            self._voice.trouble("submission", str(error))
             return
+        self._voice.trouble("submission", "")
         self._book.put_attempt(replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value))
-        self._journal.write(now, "submitted", trial=trial.number, attempt=attempt.number, job=job_id)
+        self._voice.log("submitted", trial=trial.number, attempt=attempt.number, job=job_id)
 
     def cancel_all(self, limit: float) -> bool:
         """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True when all are gone."""
@@ -352,9 +225,7 @@ class Driver:
             if trial.state is TrialState.WAITING:
                 self._book.put_trial(trial.finished(Verdict.CANCELLED, "cancelled by the user", self._now()))
                 continue
-            attempt = replace(self._newest(trial), stop=StopKind.USER, stop_at=self._now())
-            self._book.put_attempt(attempt)
-            self._cancel(attempt, force=False)
+            self._watch.give_up(self._newest(trial))
         while self._book.open_trials() and self._now() < deadline:
             self._look_at_jobs()
             self._ports.clock.sleep(self._period)
@@ -369,8 +240,10 @@ class Driver:
         try:
             self._ports.store.save(self._lease, self._unsaved, self._now())
         except StoreError as error:
-            self._say_once(f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written")
+            words = f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written"
+            self._voice.trouble("database", words)
             return
+        self._voice.trouble("database", "")
         self._unsaved = Changes()
 
     def _tell(self) -> None:
@@ -389,60 +262,13 @@ class Driver:
         try:
             action()
         except StoreError as error:
-            self._say_once(str(error))
+            self._voice.trouble("search", str(error))
             return False
+        self._voice.trouble("search", "")
         return True
 
     def _newest(self, trial: Trial) -> Attempt:
         return self.sweep.attempts_of(trial.number)[-1]
 
-    def _ticket(self, attempt: Attempt) -> Ticket:
-        return Ticket(
-            name=attempt.job_name,
-            folder=self._paths.root / attempt.folder,
-            job_id=attempt.job_id,
-            submitted_at=attempt.submitted_at or attempt.intended_at,
-        )
-
-    def _job(self, trial: Trial, attempt: Attempt) -> Job:
-        return self._ports.workload.job(proposal(trial, attempt.number), self._paths.root / attempt.folder)
-
-    def _log(self, attempt: Attempt) -> FollowedLog:
-        key = (attempt.trial, attempt.number)
-        if key not in self._logs:
-            trial = self.sweep.trials[attempt.trial]
-            make_reader = functools.partial(self._ports.workload.reader, proposal(trial, attempt.number))
-            self._logs[key] = FollowedLog(self._job(trial, attempt).log, make_reader, self._now())
-        return self._logs[key]
-
     def _now(self) -> float:
         return self._ports.clock.now()
-
-    def _note(self, text: str, event: str, trial: int) -> None:
-        self._journal.write(self._now(), event, trial=trial, text=text)
-        self._ports.view.line(text)
-
-    def _say_once(self, trouble: str) -> None:
-        """Trouble that may last is said when it begins, not every tick."""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._journal.write(self._now(), "trouble", text=trouble)
-            self._ports.view.line(trouble)
-
-
-def proposal(trial: Trial, attempt: int) -> Proposal:
-    """What a workload is told of a trial."""
-    return Proposal(
-        number=trial.number,
-        attempt=attempt,
-        seed=trial.seed,
-        parameters=trial.parameters,
-        replicates=trial.replicates,
-    )
-
-
-def write_files(job: Job) -> None:
-    """Make the job's folder and write its files."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    for name, text in job.files.items():
-        (job.folder / name).write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lora_tune.diagnose import FailureScanner
+from lora_tune.errors import SurroundingsError
 from lora_tune.logtail import LogTail
 from lora_tune.mllog import LogReader, MllogReader, Run
 
@@ -26,19 +27,28 @@ class _ReaderAndScanner:
 
 
 class FollowedLog:
-    """Follows ``path`` with readers made by ``make_reader``. ``grew_at``: epoch seconds of the last growth seen."""
+    """Follows ``path`` with readers made by ``make_reader``.
+
+    grew_at: epoch seconds of the last growth seen. unreadable: why the file could not be read just now, "" when it
+    could: one trial's log must not end the sweep.
+    """
 
     def __init__(self, path: Path, make_reader: Callable[[], LogReader], now: float) -> None:
         self._tail = LogTail(path, lambda: _ReaderAndScanner(make_reader()))
         self._train_points = 0
         self.grew_at = now
+        self.unreadable = ""
 
     def poll(self, now: float, *, drain: bool = False) -> None:
         """Read what is new; with ``drain`` everything there is, for a job that has ended."""
-        while self._tail.poll():
-            self.grew_at = now
-            if not drain:
-                return
+        self.unreadable = ""
+        try:
+            while self._tail.poll():
+                self.grew_at = now
+                if not drain:
+                    return
+        except SurroundingsError as error:
+            self.unreadable = str(error)
 
     def run(self) -> Run:
         """What the log says so far."""

@@ -26,7 +26,7 @@ STUDY_TAG, TRIAL_TAG = "lora_tune.study", "lora_tune.trial"
 def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
     """One row a trial; seconds, samples and node-hours; None where unknown.
 
-    Parameters stand under ``param.NAME``, further facts under their own names (see ``decide.facts``).
+    Parameters stand under ``param.NAME``, further facts under their own names (see ``outcome.facts``).
     """
     facts = sorted({name for t in sweep.trials.values() for name in t.facts} - {"objective", "node_hours"})
     names = dict.fromkeys(name for t in sweep.trials.values() for name in t.parameters)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lora_tune import decide
+from lora_tune import outcome
 from lora_tune.facts import Eval, Run
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.search.recorded import recorded_trials
@@ -244,7 +244,7 @@ def _finish(
         trial,
         seconds=reached.seconds if reached and verdict is Verdict.REACHED else None,
         samples=reached.samples if reached and verdict is Verdict.REACHED else None,
-        facts=decide.facts(study, trial, attempts, run, now),
+        facts=outcome.facts(study, trial, attempts, run, now),
     )
     end = attempt.ended_at
     assert end is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune import decide
+from lora_tune import decide, outcome
 from lora_tune.diagnose import Diagnosis
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.mllog import Eval, Run, TrainPoint
@@ -153,7 +153,7 @@ def test_only_curves_of_the_same_batch_size_are_compared() -> None:
 
 
 def test_facts_leave_out_what_is_unknown() -> None:
-    found = decide.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
+    found = outcome.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
     assert "objective" not in found
     assert "init_seconds" not in found
     assert found["node_hours"] == pytest.approx(300 / 3600)
@@ -166,7 +166,7 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
     )
     closed = parse_study(text, Path("x.toml"))
     fast = Run(run_start_ms=1, evals=(Eval(1536.0, 0.94, 700.0), Eval(2688.0, 0.924, 1230.0)))
-    found = decide.facts(closed, trial(), [attempt()], fast, NOW)
+    found = outcome.facts(closed, trial(), [attempt()], fast, NOW)
     assert found["stop_seconds"] == 1230.0
     assert found["objective"] == pytest.approx(1230.0 * 3178.7 / 2688, rel=1e-4)
 

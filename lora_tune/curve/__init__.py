@@ -8,7 +8,7 @@ from lora_tune.curve.family import Family, log_linear
 from lora_tune.curve.forecast import Forecast, expected_stop, forecast
 from lora_tune.curve.interval import EvalPlan, choose_schedule
 from lora_tune.curve.learn import learn_family
-from lora_tune.curve.pace import fastest_pace
+from lora_tune.curve.pace import fastest_pace, measured_throughput
 from lora_tune.curve.published import published
 from lora_tune.curve.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
 from lora_tune.curve.timing import Schedule, Timing, pace_spread, predicted_seconds, samples_between_evals, timing
@@ -31,6 +31,7 @@ __all__ = [
     "forecast",
     "learn_family",
     "log_linear",
+    "measured_throughput",
     "pace_spread",
     "predicted_seconds",
     "published",

@@ -1,9 +1,11 @@
-"""A running trial's training speed, before it has measured a whole block."""
+"""A trial's training speed: what its whole log says, and what can be said before it has measured a whole block."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
+from lora_tune.curve.timing import timing
 from lora_tune.mllog import Run
 
 FEWEST_POINTS = 3
@@ -25,3 +27,11 @@ def fastest_pace(run: Run, stamp_seconds: float) -> float | None:
     if stamp_seconds:
         samples += min(b.samples - a.samples for a, b in pairwise(points))
     return samples / seconds if seconds > 0 and samples > 0 else None
+
+
+def measured_throughput(run: Run) -> float | None:
+    """Samples/s: what the program says of the whole run, else the median over warm blocks, else what it said last."""
+    warm = timing(run).samples_per_second
+    stated = run.stated_throughput[-1] if run.stated_throughput else math.nan
+    known = (run.overall_throughput or math.nan, warm, stated)
+    return next((speed for speed in known if math.isfinite(speed)), None)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lora_tune.workloads.base import Job
 
@@ -34,6 +34,18 @@ class JobState(enum.StrEnum):
         return self in (JobState.QUEUED, JobState.RUNNING)
 
 
+class Waits(enum.StrEnum):
+    """Why a queued job does not start, where it is not simply that others are before it."""
+
+    NORMAL = ""
+    HELD = "held"
+    """Somebody holds it back; it starts when released."""
+    DRAINED = "drained"
+    """The nodes that it could run on are draining, down or reserved."""
+    UNSATISFIABLE = "unsatisfiable"
+    """Nothing that the cluster has, or allows, can ever run it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """What is written down of a submitted job and suffices to find it again after a restart.
@@ -49,7 +61,10 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job as the cluster sees it now. Times are epoch seconds, None while unknown."""
+    """One job as the cluster sees it now. Times are epoch seconds, None while unknown.
+
+    reason: the cluster's own words. waits: what they mean for a queued job.
+    """
 
     state: JobState
     job_id: str = ""
@@ -58,6 +73,19 @@ class JobStatus:
     exit_code: int | None = None
     nodes: tuple[str, ...] = ()
     reason: str = ""
+    waits: Waits = Waits.NORMAL
+
+
+@runtime_checkable
+class Surveys(Protocol):
+    """A launcher that can say which of a sweep's jobs are on the cluster, whoever submitted them."""
+
+    def jobs_below(self, folder: Path) -> Sequence[Ticket]:
+        """The jobs of this user, queued or running, whose output lies below ``folder``.
+
+        One question to the cluster. Raises LauncherError when it does not answer.
+        """
+        ...
 
 
 class Launcher(Protocol):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.launchers.base import JobState, JobStatus, Waits
 
 STATES = {
     "PENDING": JobState.QUEUED,
@@ -41,6 +41,15 @@ STATES = {
     "REVOKED": JobState.LOST,
 }
 """Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> ours."""
+
+WAITS = {
+    Waits.HELD: r"JobHeld(?:User|Admin)|launch failed requeued held|job requeued in held state",
+    Waits.DRAINED: r"ReqNodeNotAvail|Nodes required for job are DOWN|PartitionDown|PartitionInactive|NodeDown",
+    Waits.UNSATISFIABLE: r"BadConstraints|Partition(?:Node|Time|Config)Limit|PartitionConfig|Invalid(?:Account|QOS)|"
+    r"AccountNotAllowed|QOSNotAllowed|ReservationDeleted|DependencyNeverSatisfied|DeadLine|"
+    r"(?:Assoc|QOS)Max\w*Per(?:Job|Node)Limit|QOSMin\w+",
+}
+"""What a pending job waits for -> patterns of Slurm's reasons (squeue(1), JOB REASON CODES) at their beginning."""
 
 _SQUEUE = {
     "JobID": 24,
@@ -147,7 +156,8 @@ def status(row: Row, submitted_at: float) -> JobStatus:
     state = STATES.get(word, JobState.RUNNING)
     if row.restarts:
         return _requeued(row, state, submitted_at)
-    ran = bool(row.nodes) and state is not JobState.QUEUED
+    queued = state is JobState.QUEUED
+    ran = bool(row.nodes) and not queued
     return JobStatus(
         state=state,
         job_id=row.job_id,
@@ -156,7 +166,14 @@ def status(row: Row, submitted_at: float) -> JobStatus:
         exit_code=None if state.alive else row.exit_code,
         nodes=row.nodes if ran else (),
         reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
+        waits=waits(row.reason) if queued else Waits.NORMAL,
     )
+
+
+def waits(reason: str) -> Waits:
+    """What Slurm's reason for a pending job amounts to; in some outputs its words are joined by underscores."""
+    words = reason.strip("() ").replace("_", " ")
+    return next((kind for kind, pattern in WAITS.items() if re.match(pattern, words)), Waits.NORMAL)
 
 
 def _requeued(row: Row, state: JobState, submitted_at: float) -> JobStatus:
