@@ -27,6 +27,7 @@ SERVERS = ("lora_tune.dashboard",)
 
 ELSEWHERE = {
     "python -m lora_tune.sweep --study h100": "tests/slurm runs whole sweeps on a Slurm cluster of its own",
+    "python -m lora_tune.confirm --study h100": "tests/slurm confirms one there",
 }
 """Commands that other tests run, since they need more than a folder."""
 
