@@ -165,4 +165,5 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
 def _said(study: Study, value: float, final: float) -> str:
     if study.maximise:
         return f"{value:.4g} samples/s"
-    return f"{view.duration(value)}, {value / final - 1:+.1%} against the best"
+    away = value / final - 1 if final else 0.0  # a log that came all at once has no times
+    return f"{view.duration(value)}, {away:+.1%} against the best"
