@@ -42,11 +42,17 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         low, high = time_interval(trial)
         result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
         result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
+    more = ()
+    if "confirmed_seconds" in facts:
+        mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
+        words = f"{facts['confirmed_runs']} further runs: mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"
+        more = (f"{facts['confirmed']} with {words}",)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
         f"study {study.name}, hash {study.digest}, trial {trial.number}",
         result,
+        *more,
         f"{versions}, Python {platform.python_version()}",
     )
 

@@ -14,21 +14,24 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lora_tune import decide, outcome
 from lora_tune.confirm import main
 from lora_tune.confirm.command import replicate_study
 from lora_tune.confirm.outcome import confirmation, confirmed, summary
 from lora_tune.confirm.race import Race, contenders, replicates
 from lora_tune.confirm.submission import short_complaints, split_runs
 from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.mllog import MllogReader
 from lora_tune.paths import SweepPaths
-from lora_tune.records import CHOSEN, PASSED_OVER, Sweep, Trial, TrialState, Verdict
+from lora_tune.records import CHOSEN, PASSED_OVER, Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.report import report_html
 from lora_tune.search.replicates import RaceSettings
 from lora_tune.store import Store, sqlite_url
 from lora_tune.study import Study
 from lora_tune.sweep import main as sweep_main
 from tests.builders import study_of, sweep_of, with_trial
+from tests.fakes import record
 from tests.tiny import STUDY as TINY_STUDY
 from tests.waiting import wait_for
 
@@ -151,6 +154,7 @@ def test_the_sweep_keeps_its_trials_and_takes_the_chosen_one_as_its_best(house: 
     assert best.facts["confirmed_low"] < best.facts["confirmed_seconds"] < best.facts["confirmed_high"]
     (config,) = house.paths.best.glob("config_*.sh")
     assert "SPEED=2.5" in config.read_text()
+    assert "# chosen with 10 further runs: mean " in config.read_text()
     report = house.paths.report.read_text()
     assert "Trial 1 is better than trial 0" in report
     assert "Olympic mean of 10 runs" in report
@@ -352,6 +356,45 @@ def test_where_no_run_reaches_the_target_nothing_is_chosen() -> None:
     (passed_over,) = confirmed(sweep, found, replicates(records))
     page = report_html(study, with_trial(sweep, passed_over), 0.0)
     assert "No run of any configuration reached the target; nothing to choose." in page
+
+
+def log_of(*runs: str) -> MllogReader:
+    """A log of several runs; "reached", "missed" or "cut" says how each ends."""
+    lines, at = [], 0.0
+    for end in runs:
+        lines += [record(at, "init_start", None), record(at + 1, "init_stop", None), record(at + 2, "run_start", None)]
+        lines += [record(at + 10, "eval_accuracy", 0.95, samples_count=1536)]
+        if end == "reached":
+            lines += [record(at + 20, "eval_accuracy", 0.92, samples_count=1920)]
+        if end != "cut":
+            lines += [record(at + 21, "run_stop", None, status="success")]
+        at += 100
+    reader = MllogReader()
+    reader.feed("".join(line + "\n" for line in lines).encode())
+    return reader
+
+
+def test_of_a_job_of_several_runs_the_finished_ones_are_remembered() -> None:
+    study, sweep = study_of(), sweep_of(study_of())
+    found = outcome.several(study, replace(sweep.trials[0], seed=7), log_of("reached", "missed", "cut").runs())
+    assert [(run["seed"], run["seconds"], run["samples"]) for run in found] == [(7, 18.0, 1920.0), (8, None, None)]
+    assert "objective" not in found[1]
+
+
+@pytest.mark.parametrize(("begun", "stopped"), [(2, None), (3, "reached")])
+def test_a_job_of_several_runs_is_left_alone_until_its_last_one_has_reached_the_target(
+    begun: int, stopped: str | None
+) -> None:
+    study, attempt = study_of(), Attempt(trial=0, number=0, job_name="x-0000-0", folder="", started_at=100.0)
+    run = log_of("reached").run()
+    look = decide.Look(
+        attempt=attempt, status=JobStatus(state=JobState.RUNNING), run=run, grew_at=100.0, replicates=3, begun=begun
+    )
+    action = decide.watch(study, look, 200.0)
+    assert (action.kind.value if isinstance(action, decide.Stop) else None) == stopped
+    late = decide.watch(study, look, 100.0 + 3 * 3600 + 1)
+    assert isinstance(late, decide.Stop)
+    assert "180 min" in late.sentence
 
 
 def test_a_job_of_several_runs_is_cut_between_its_runs() -> None:

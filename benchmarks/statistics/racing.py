@@ -8,12 +8,16 @@ import numpy as np
 
 from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
 from lora_tune import curve
-from lora_tune.search.replicates import CannotSeparate, Decided, RaceSettings, RunSummary, next_action
+from lora_tune.search.replicates import CannotSeparate, Decided, RaceSettings, RunSummary, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 2000
 SD = 0.047
-SETTINGS = (RaceSettings(confidence=0.9), RaceSettings(confidence=0.9, most=40))
+SETTINGS = (
+    RaceSettings(confidence=0.9),
+    RaceSettings(confidence=0.9, most=40),
+    RaceSettings(confidence=0.9, batch=3),
+)
 Draw = Callable[[np.random.Generator], float]
 
 
@@ -25,10 +29,12 @@ def main() -> None:
     print(
         f"{PAIRS} pairs each; confidence 90%: at most 10% of equal pairs separated, at most 5% of others the wrong way."
     )
-    print("'ten each' is a t-test at the same level after ten runs of both.")
-    header = (
-        f"{'noise of ln(seconds)':32} {'most':>4} {'true':>5} | {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}"
+    print(
+        "'ten each' is a t-test at the same level after ten runs of both. With 3 seeds a job both configurations run at"
     )
+    print("one time, as lora_tune.confirm does on a cluster, and are looked at when both jobs have ended.")
+    header = f"{'noise of ln(seconds)':32} {'most':>4} {'job':>3} {'true':>5} |"
+    header += f" {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}"
     print(header + f" | ten each: {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}")
     for name, draw in draws.items():
         for settings in SETTINGS:
@@ -49,11 +55,13 @@ def public_residuals() -> np.ndarray:
 
 def _row(name: str, draw: Draw, settings: RaceSettings, difference: float) -> str:
     rng = np.random.default_rng(7)
-    race = np.array([_race(draw, settings, difference, rng) for _ in range(PAIRS)])
+    run = _race if settings.batch == 1 else _race_of_jobs
+    race = np.array([run(draw, settings, difference, rng) for _ in range(PAIRS)])
     ten = np.array([_ten_each(draw, difference, rng) for _ in range(PAIRS)])
     cells = [f"{share:6.1%}" for table in (race, ten) for share in (np.mean(table[:, 0] == o) for o in (1, -1, 0))]
     return (
-        f"{name:32} {settings.most:>4} {difference:5.0%} | {cells[0]} {cells[1]} {cells[2]} {race[:, 1].mean():5.1f}"
+        f"{name:32} {settings.most:>4} {settings.batch:>3} {difference:5.0%} |"
+        f" {cells[0]} {cells[1]} {cells[2]} {race[:, 1].mean():5.1f}"
         f" |           {cells[3]} {cells[4]} {cells[5]} {20:5.1f}"
     )
 
@@ -70,6 +78,21 @@ def _race(draw: Draw, settings: RaceSettings, difference: float, rng: np.random.
         if isinstance(action, CannotSeparate):
             return 0, used
         results[action.config].append(RunSummary(float(np.exp(7.4 + offsets[action.config] + draw(rng)))))
+
+
+def _race_of_jobs(draw: Draw, settings: RaceSettings, difference: float, rng: np.random.Generator) -> tuple[int, int]:
+    """The same with several seeds a job and a job of each configuration at one time."""
+    offsets = {"a": 0.0, "b": float(np.log1p(difference))}
+    results: dict[str, list[RunSummary]] = {"a": [], "b": []}
+    while True:
+        stands = plan(results, settings, together=True)
+        if stands.verdict is not None:
+            right = isinstance(stands.verdict, Decided) and stands.verdict.winner == "a" and difference > 0
+            undecided = isinstance(stands.verdict, CannotSeparate)
+            return (0 if undecided else 1 if right else -1), sum(map(len, results.values()))
+        for name, wanted in stands.wanted.items():
+            while len(results[name]) < wanted:
+                results[name].append(RunSummary(float(np.exp(7.4 + offsets[name] + draw(rng)))))
 
 
 def _ten_each(draw: Draw, difference: float, rng: np.random.Generator) -> tuple[int, int]:

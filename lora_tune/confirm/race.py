@@ -10,15 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.mllog import Eval
 from lora_tune.overview import ranked
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.search.replicates import Plan, RaceSettings, RunSummary, means, plan
-from lora_tune.search.session import Asked
 from lora_tune.study import Study
 from lora_tune.view import duration, parameters_text
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked
 
 SEEDS_OFFSET = 1000
 """Added to the study's ``search.seed``: no replicate has a seed of the sweep's first million trials."""
@@ -145,6 +148,8 @@ class Race:
         return stands.verdict.sentence if stands.verdict else f"{len(going)} runs go on"
 
     def _again(self, trial: Trial, known: int, count: int, records: Sweep) -> Asked:
+        from lora_tune.search.session import Asked  # with Optuna, which takes a second to import
+
         number = max((t.number + t.replicates for t in records.trials.values()), default=0)
         which = f"run {known + 1}" if count == 1 else f"runs {known + 1} to {known + count}"
         return Asked(
