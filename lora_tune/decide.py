@@ -107,14 +107,21 @@ def watch(study: Study, look: Look, now: float) -> Stop | Kill | None:
         return Stop(StopKind.PROBED, "a warm block and an eval are measured")
     silence = now - max(look.grew_at, started)
     last = look.begun >= look.replicates
-    reached = last and not study.maximise and look.run.reached(study.objective.target) is not None
-    if reached and silence > GRACE_SECONDS:
+    stop = look.run.reached(study.objective.target) if last and not study.maximise else None
+    if stop is not None and max(silence, _went_on(look.run, stop)) > GRACE_SECONDS:
         return Stop(StopKind.REACHED, "reached the target and did not end by itself")
     if silence > site.stall_minutes * 60:
         sentence = look.unreadable or f"its log has been silent for {silence / 60:.0f} min"
         remedy = "it hung, or its output goes elsewhere: it is run again on another node"
         return Stop(StopKind.SILENT, sentence, Diagnosis(FailureKind.INFRASTRUCTURE, sentence, remedy))
     return None
+
+
+def _went_on(run: Run, stop: Eval) -> float:
+    """Seconds for which a run trained on after ``stop``: a program that knows no target only ends at its last step."""
+    if run.run_stop_ms is not None or run.run_start_ms is None or run.last_ms is None or math.isnan(stop.seconds):
+        return 0.0
+    return (run.last_ms - run.run_start_ms) / 1000 - stop.seconds
 
 
 _WAITS = {

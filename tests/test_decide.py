@@ -183,3 +183,100 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
 def test_the_budget_is_checked_before_a_proposal(budget: dict[str, Any], trials: int, reason: str) -> None:
     limited = study().with_options({"budget": budget})
     assert decide.may_propose(limited, sweep(*(trial(i) for i in range(trials))), NOW) == reason
+
+
+class TestThroughputAlone:
+    """No target: what a trial measures is its result, and one that cannot become the fastest is stopped."""
+
+    @staticmethod
+    def study() -> Study:
+        text = command_study(trials=5, parallel=2, trial_minutes=10)
+        found = parse_study(text.replace("[objective]", '[objective]\nscore = "throughput"'), Path("x.toml"))
+        assert found.maximise
+        return found
+
+    @staticmethod
+    def paced(speed: float, seconds: float, **facts: Any) -> Run:
+        """A run that reports a train loss every half a second, at ``speed`` samples/s; nothing else in its log."""
+        points = [TrainPoint(speed * t / 2, 1.0, t / 2) for t in range(1, int(2 * seconds) + 1)]
+        return Run(run_start_ms=1, train=tuple(points), **facts)
+
+    @staticmethod
+    def sweep(**nodes: float) -> Sweep:
+        """Finished trials: ``n4=80.0`` measured 80 samples/s on 4 nodes."""
+        done = {
+            i: Trial(
+                number=i,
+                seed=1,
+                tuned={},
+                parameters={"NODES": int(name[1:])},
+                verdict=Verdict.REACHED,
+                facts={"objective": speed},
+            )
+            for i, (name, speed) in enumerate(nodes.items())
+        }
+        return Sweep(name="x", digest="", study_toml="", began_at=0.0, trials=done)
+
+    @pytest.mark.parametrize(
+        ("speed", "seconds", "stopped"),
+        [
+            (100.0, 60, False),  # as fast as the best
+            (98.0, 600, False),  # speeds differ by less than this between runs of the same configuration
+            (90.0, 60, True),
+            (
+                90.0,
+                8,
+                False,
+            ),  # a second's doubt about arrival, and a reading's about samples, may still make it the best
+            (50.0, 1, False),  # too few readings
+        ],
+    )
+    def test_a_slow_trial_is_stopped_once_its_pace_cannot_win(
+        self, speed: float, seconds: float, stopped: bool
+    ) -> None:
+        trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 4})
+        found = decide.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(speed, seconds))
+        assert (found is not None) == stopped
+        if found is not None:
+            assert found.kind is StopKind.CAPPED
+            assert "the best on 4 nodes is 100" in found.sentence
+
+    def test_fewer_nodes_are_not_stopped_for_being_fewer(self) -> None:
+        trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 1})
+        assert decide.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
+
+    def test_nothing_is_stopped_without_a_finished_trial_or_with_the_rule_off(self) -> None:
+        trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 4})
+        assert decide.judge_curve(self.study(), self.sweep(), trial, self.paced(20.0, 60)) is None
+        off = self.study().with_options({"pruning": {"rule": "none"}})
+        assert decide.judge_curve(off, self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
+
+    def test_what_the_program_says_of_the_whole_run_is_its_throughput(self) -> None:
+        run = self.paced(90.0, 60, stated_throughput=(95.3,), overall_throughput=95.339, run_stop_ms=60_001)
+        found = decide.conclude(
+            self.study(), [attempt()], JobStatus(state=JobState.ENDED, exit_code=0), run, Diagnosis()
+        )
+        assert isinstance(found, decide.Finish)
+        assert (found.verdict, found.sentence) == (Verdict.REACHED, "measured 95.34 samples/s")
+
+    def test_a_stopped_one_is_capped(self) -> None:
+        stopped = attempt(stop=StopKind.CAPPED, stop_sentence="too slow", stop_at=NOW)
+        found = decide.conclude(
+            self.study(), [stopped], JobStatus(state=JobState.CANCELLED), self.paced(90.0, 60), Diagnosis()
+        )
+        assert isinstance(found, decide.Finish)
+        assert found.verdict is Verdict.CAPPED
+
+
+def test_a_program_that_trains_on_after_the_target_is_ended() -> None:
+    """Hugging Face's Trainer knows no target: what it does beyond costs node-hours and says nothing."""
+    evals = (Eval(100, 1.0, 10.0), Eval(200, -0.1, 20.0))
+    for last, ended in ((45.0, False), (55.0, True)):
+        going = Run(run_start_ms=0, last_ms=int(last * 1000), evals=evals)
+        found = decide.watch(study(), replace(look(), run=going), NOW)
+        assert (found is not None) == ended
+        if found is not None:
+            assert isinstance(found, decide.Stop)
+            assert found.kind is StopKind.REACHED
+        done = replace(going, run_stop_ms=21_000)
+        assert decide.watch(study(), replace(look(), run=done), NOW) is None

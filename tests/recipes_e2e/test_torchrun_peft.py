@@ -28,7 +28,7 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
         slurm,
         "torchrun_peft",
         site={"system": "TEST", "gpus_per_node": 8, "container": "standin.sqsh", "data": str(tmp_path / "data")},
-        environment={"FAIL_MODE": "rendezvous!@SEED=1001", "STANDIN_STEP_SECONDS": "0.04"},
+        environment={"FAIL_MODE": "rendezvous!@SEED=1001", "STANDIN_STEP_SECONDS": "0.025"},
         points=[
             GOOD,
             GOOD.replace("4e-4", "2e-4"),
@@ -57,7 +57,7 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
 
     evals = rig.sweep().last_evals(other.number)
     assert other.samples == next(e.samples for e in evals if e.loss <= 2.75)
-    assert other.samples == pytest.approx(1024 * len(evals), rel=1e-6), "evals every 1,024 samples, at any batch"
+    assert [e.samples for e in evals] == pytest.approx([1024 * (i + 1) for i in range(len(evals))]), "at any batch"
     assert "to start at" in rig.accepted_by_sbatch()
     accepted_by_train_py(rig)
 

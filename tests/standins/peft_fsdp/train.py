@@ -18,7 +18,7 @@ from tests.standins.hf_dicts import train
 from tests.standins.small_lora import Settings
 
 PUBLISHED = {1: 1.247, 2: 3.664, 4: 9.432, 8: 21.905, 16: 47.342, 32: 95.339, 64: 154.931}
-SPEED_UP = 200.0
+SPEED_UP = 300.0
 BUSY = {1: 0.35, 2: 0.8, 4: 1.0}
 
 
