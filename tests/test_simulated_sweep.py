@@ -8,6 +8,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from lora_tune.explain import main as explain
+from lora_tune.ingest import main as ingest
+from lora_tune.surfaces.h100 import function as h100
 from lora_tune.sweep import main
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
@@ -49,3 +52,20 @@ def test_the_same_command_again_goes_on_and_adds_nothing_to_a_spent_budget(tmp_p
     again = sweep(tmp_path, "--trials", "24")
     assert again.exit_code == 0, again.output
     assert "all 24 trials are proposed" in again.output
+
+
+def test_old_logs_are_taken_in_before_a_sweep_and_after_and_the_review_says_so(tmp_path) -> None:
+    for seed in (1, 2, 3):
+        run = h100({"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "MINIBS": 4}, seed)
+        (tmp_path / f"{seed}.log").write_text("".join(f"{line}\n" for _, line in run), encoding="utf-8")
+    study, folder = str(STUDIES / "simulated_h100.toml"), str(tmp_path / "sweep")
+    where = ["--study", study, "--output", folder]
+    before = CliRunner().invoke(ingest, [*where, str(tmp_path / "1.log")])
+    assert before.exit_code == 0, before.output
+    assert sweep(tmp_path, "--trials", "4", "--quiet").exit_code in (0, 4)  # four may all miss the target
+    assert "and 1 old run of 1 source" in (tmp_path / "sweep" / "report.html").read_text(encoding="utf-8")
+    after = CliRunner().invoke(ingest, [*where, str(tmp_path)])
+    assert after.exit_code == 0, after.output
+    told = CliRunner().invoke(explain, where)
+    assert told.exit_code == 0, told.output
+    assert "the search starts from 102 published MLPerf submissions and 3 old runs of 1 source" in told.output
