@@ -18,18 +18,18 @@ STUCK_SECONDS = 300.0
 """A driver whose loop did not turn for this long lets its lease go, although its process lives."""
 
 
-def take_lease(store: Store, name: str, now: float, unchanged: Held | None = None) -> Lease:
+def take_lease(store: Store, name: str, now: float, unchanged: Held | None = None, gone: str = "") -> Lease:
     """The lease of this sweep, also from an owner on this host whose process is gone.
 
-    unchanged: as in :meth:`Store.take_lease`. Raises SweepBusyError while somebody else drives it.
+    unchanged: as in :meth:`Store.take_lease`. gone: an owner that is known to have ended. Raises SweepBusyError while
+    somebody else drives it.
     """
     host, pid = socket.gethostname(), os.getpid()
-    held = store.held(name).owner.split()
-    dead = False
+    owner = store.held(name).owner
+    held, dead = owner.split(), bool(gone) and owner == gone
     if len(held) == 5 and held[0] == host:
-        dead = start_ticks(int(held[2])) != int(held[4])
-    owner = f"{host} pid {pid} start {start_ticks(pid)}"
-    return store.take_lease(name, owner, now, dead=dead, unchanged=unchanged)
+        dead = dead or start_ticks(int(held[2])) != int(held[4])
+    return store.take_lease(name, f"{host} pid {pid} start {start_ticks(pid)}", now, dead=dead, unchanged=unchanged)
 
 
 class Patience:
@@ -50,27 +50,32 @@ class Patience:
         return steady - since >= LEASE_SECONDS
 
 
-def try_lease(store: Store, name: str, patience: Patience, now: float) -> Lease | None:
-    """The lease, or None while somebody else keeps it. Raises StoreError."""
+def try_lease(store: Store, name: str, patience: Patience, now: float, gone: str = "") -> Lease | None:
+    """The lease, or None while somebody else keeps it; ``gone`` as in :func:`take_lease`. Raises StoreError."""
     held = store.held(name)
     dead = patience.dead(name, held, time.monotonic())
     try:
-        return take_lease(store, name, now, unchanged=held if dead else None)
+        return take_lease(store, name, now, held if dead else None, gone)
     except SweepBusyError:
         return None
 
 
-def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Callable[[str], None]) -> Lease:
-    """Wait until the sweep has no driver, and take its lease. A database that is away is waited for as well."""
-    patience, said = Patience(), ""
+def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Callable[[str], None]) -> tuple[Lease, str]:
+    """Wait until ``name`` has no owner, and take its lease; returns it and the owner before, "" when there was none.
+
+    A database that is away is waited for as well.
+    """
+    patience, said, before = Patience(), "", ""
     while True:
         try:
+            before = store.held(name).owner
             lease = try_lease(store, name, patience, now())
-            words = f"standby: {name} is driven by {store.held(name).owner}" if lease is None else ""
+            words = f"standby: {name} is driven by {before}" if lease is None else ""
         except StoreError as error:
-            lease, words = None, f"standby: {error}"
+            # What was not seen meanwhile may well have been renewed.
+            lease, words, patience = None, f"standby: {error}", Patience()
         if lease is not None:
-            return lease
+            return lease, before
         if words != said:
             say(words)
         said = words

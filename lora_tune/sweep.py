@@ -128,7 +128,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
             around = Metrics().serve(how.metrics, click.echo if how.say else None).measured(around)
         store = _open_patiently(plan, storage, around) if how.standby else open_sweep(plan, storage, clock.now())
         if how.standby:
-            lease = wait_for_lease(store, study.name, clock.now, watcher.line)
+            lease, _ = wait_for_lease(store, study.name, clock.now, watcher.line)
         else:
             lease = take_lease(store, study.name, clock.now())
         with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:

@@ -44,13 +44,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """From where a sweep is driven. options: sections of the study with what the command line laid over them.
+    """From where a sweep is driven. cwd: the working folder, where relative paths start.
 
-    ended: why it is over, "" while it is not.
+    options: sections of the study with what the command line laid over them. ended: why it is over, "" while it is not.
     """
 
     name: str
     study_toml: str
+    cwd: Path
     file: Path
     folder: Path
     options: Mapping[str, Mapping[str, Any]]
@@ -111,7 +112,8 @@ class Store:
 
     def place(self, lease: Lease, file: Path, folder: Path, options: Mapping[str, Mapping[str, Any]]) -> None:
         """Note from where the sweep is driven, and that it goes on. Raises SweepBusyError when the lease is lost."""
-        self._change(lease, file=str(file), folder=str(folder), options=json.dumps(options), ended="")
+        where = {"cwd": str(Path.cwd()), "file": str(file), "folder": str(folder)}
+        self._change(lease, **where, options=json.dumps(options), ended="")
 
     def finish(self, lease: Lease, reason: str) -> None:
         """Note that the sweep is over, and why. Raises SweepBusyError when the lease is lost."""
@@ -135,6 +137,7 @@ class Store:
             Registered(
                 name=row.name,
                 study_toml=row.study_toml,
+                cwd=Path(row.cwd),
                 file=Path(row.file),
                 folder=Path(row.folder),
                 options=json.loads(row.options),

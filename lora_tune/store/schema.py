@@ -21,7 +21,8 @@ sweeps = sa.Table(
     sa.Column("digest", sa.String(12), nullable=False),
     sa.Column("study_toml", sa.Text, nullable=False),
     sa.Column("began_at", sa.Float, nullable=False),
-    # Where it is driven from: the study file, the sweep's folder, and the command line's overrides as JSON.
+    # Where it is driven from: working folder, study file, sweep's folder, and the command line's overrides as JSON.
+    sa.Column("cwd", sa.Text, nullable=False, server_default=""),
     sa.Column("file", sa.Text, nullable=False, server_default=""),
     sa.Column("folder", sa.Text, nullable=False, server_default=""),
     sa.Column("options", sa.Text, nullable=False, server_default="{}"),
@@ -99,7 +100,7 @@ def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
             f"sweep {busy.name} is driven by {busy.owner}, a lora_tune of an earlier release; stop that one first, "
             "so that the database can be brought up to date"
         )
-    for column in ("file", "folder", "options", "ended"):
+    for column in ("cwd", "file", "folder", "options", "ended"):
         default = "{}" if column == "options" else ""
         statement = f"ALTER TABLE lora_tune_sweep ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'"
         connection.exec_driver_sql(statement)
