@@ -18,7 +18,7 @@ from lora_tune.leasing import keeping
 from lora_tune.paths import SweepPaths
 from lora_tune.store import BufferedStore, Changes, Lease, Store, tune_sqlite
 from lora_tune.study import Study, parse_study, study_changes
-from lora_tune.workloads.base import Prepares, Workload
+from lora_tune.workloads.base import Checks, Prepares, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,10 @@ def make_clock(study: Study, launcher: Launcher) -> Clock:
 
 
 def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
-    """The sweep's folder, and its database with its row in it."""
+    """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all."""
     root, study = plan.paths.root, plan.study
+    if isinstance(plan.workload, Checks):
+        plan.workload.check()
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not os.access(root, os.W_OK):
@@ -119,6 +121,8 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Around, *, accept_cha
                 clock=clock,
                 view=around.view,
             )
+            for doubt in plan.workload.check() if isinstance(plan.workload, Checks) else ():
+                around.view.line(doubt)
             _prepare_once(plan, ports, lease, around.pause)
             patience = 0.0 if plan.local else 10.0
             yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience)

@@ -93,6 +93,7 @@ def _trial(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
         "eval_loss": _finite(evals[-1].loss) if evals else None,
         "eval_samples": evals[-1].samples if evals else None,
         "node_hours": sum(a.node_hours(now) for a in attempts),
+        "remark": trial.sentence or None,
         "attempts": len(attempts),
         "parameters": dict(trial.parameters),
     }
@@ -112,6 +113,7 @@ def picture(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         running = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
         if running:
             parts += [_table("open", study, sweep, running, now), ""]
+            parts += [Text(f"trial {t.number}: {view.visible(t.sentence)}", style="red") for t in running if t.sentence]
         if best := ranked(study, sweep)[:BEST_SHOWN]:
             parts += [_table(f"best {len(best)}", study, sweep, best, now)]
     if seen.failures:

@@ -56,6 +56,9 @@ class Search(_Frozen):
     sampler: Literal["tpe", "random", "gp", "cmaes", "grey_box"] = Field("tpe", description="who proposes")
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
     startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
+    probes: bool = Field(
+        False, description="grey_box may propose short runs that end once their layout's speed is measured"
+    )
     enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
 
 
@@ -213,9 +216,17 @@ def _check_whole(study: Study, path: Path) -> None:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
     if study.objective.score == "mlperf_score" and study.objective.curves != "llama2_70b_lora":
         raise StudyError(path, "objective.score", 'mlperf_score needs curves = "llama2_70b_lora" beside it')
+    _check_search(study, path)
+
+
+def _check_search(study: Study, path: Path) -> None:
+    """What the search needs of the other sections."""
+    space, budget = study.search_space, study.budget
     if budget.stop_below is not None and (study.search.sampler != "grey_box" or study.maximise):
         problem = 'needs search.sampler = "grey_box" and a time to minimise: no other sampler knows its expected gain'
         raise StudyError(path, "budget.stop_below", problem)
+    if study.search.probes and study.search.sampler != "grey_box":
+        raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": no other sampler proposes them')
     if space.varies_nodes and study.search.sampler == "grey_box":
         problem = "grey_box models trials of one size, and NODES varies here; use tpe"
         raise StudyError(path, "search.sampler", problem)

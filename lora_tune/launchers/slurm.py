@@ -99,6 +99,15 @@ class SlurmLauncher:
         statuses = {t.name: self._of_row(row, t) for t in tickets if (row := found[t.name]) is not None}
         return statuses | _from_accounting(vanished, user)
 
+    def jobs_below(self, folder: Path) -> Sequence[Ticket]:
+        """Queued and running jobs of this user whose standard output is a file below ``folder``."""
+        shown = ask("squeue", "--noheader", f"--user={os.getuid()}", f"--Format={slurm_text.OUTPUT_FORMAT}")
+        return [
+            Ticket(name=name, folder=output.parent, job_id=job_id)
+            for job_id, name, output in slurm_text.output_rows(shown)
+            if output.is_relative_to(folder)
+        ]
+
     def _of_row(self, row: slurm_text.Row, ticket: Ticket) -> JobStatus:
         status = slurm_text.status(row, ticket.submitted_at)
         if row.restarts and status.state.alive:

@@ -6,8 +6,9 @@ All times are asked for as epoch seconds (``SLURM_TIME_FORMAT=%s``), so neither 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 
@@ -67,6 +68,10 @@ _SQUEUE = {
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
 """``squeue --Format``: columns of fixed width, since names and reasons may hold any separator."""
 
+_OUTPUT = {"JobID": 24, "Name": 160, "STDOUT": 4096}
+OUTPUT_FORMAT = ",".join(f"{field}:{width}" for field, width in _OUTPUT.items())
+"""``squeue --Format`` for where jobs write to."""
+
 SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,NodeList,Comment,JobName"
 """``sacct --format`` with ``--parsable2``; the job's name comes last, as it alone may hold a ``|``."""
 
@@ -92,10 +97,7 @@ def squeue_rows(text: str) -> list[Row]:
     """The rows of ``squeue --noheader --Format=SQUEUE_FORMAT``."""
     rows = []
     for line in text.splitlines():
-        values, start = {}, 0
-        for field, width in _SQUEUE.items():
-            values[field] = line[start : start + width].strip()
-            start += width
+        values = _columns(line, _SQUEUE)
         if not values["JobID"].isdigit():
             continue  # a banner of a site's wrapper; arrays are never ours
         rows.append(
@@ -114,6 +116,21 @@ def squeue_rows(text: str) -> list[Row]:
             )
         )
     return rows
+
+
+def output_rows(text: str) -> list[tuple[str, str, Path]]:
+    """Job id, name and output file of the rows of ``squeue --noheader --Format=OUTPUT_FORMAT``."""
+    rows = [_columns(line, _OUTPUT) for line in text.splitlines()]
+    return [(row["JobID"], row["Name"], Path(row["STDOUT"])) for row in rows if row["JobID"].isdigit()]
+
+
+def _columns(line: str, widths: Mapping[str, int]) -> dict[str, str]:
+    """The values of one line by field."""
+    values, start = {}, 0
+    for field, width in widths.items():
+        values[field] = line[start : start + width].strip()
+        start += width
+    return values
 
 
 def sacct_rows(text: str) -> list[Row]:

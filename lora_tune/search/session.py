@@ -96,6 +96,7 @@ def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> Base
         gpus=space.gpus,
         fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
         prior=lambda: (*(llama2_70b_lora() if public else ()), *priors()),
+        probes=study.search.probes,
         capped=study.pruning.cap,
         seed=study.search.seed,
     )

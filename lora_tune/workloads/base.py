@@ -6,7 +6,7 @@ It is pure; it never starts anything. A trial knows nothing of Optuna or the dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -82,6 +82,18 @@ class Prepares(Protocol):
 
     def preparation(self, folder: Path) -> Job | None:
         """The job that makes it, to run in ``folder``; None where there is nothing to make. Pure."""
+        ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A workload that can tell beforehand that no trial of it would run."""
+
+    def check(self) -> Sequence[str]:
+        """Look for what every trial needs. Returns what may yet be wrong, one sentence each.
+
+        Raises SurroundingsError for what is certainly missing.
+        """
         ...
 
 

@@ -23,6 +23,7 @@ LIBRARY_PREFIXES = ("NCCL_", "NVTE_", "CUDA_", "CUDNN_", "CUBLAS_", "TORCH_", "P
 """Variables that libraries inside the container read: no file of the implementation needs to name them."""
 
 _SHELL = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
+_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?[-=]")
 _PYTHON = re.compile(r"""(?i:env)\w*\s*[\[(.][^\n"']*["']([A-Z][A-Z0-9_]*)["']""")
 _YAML = re.compile(r"\benv:\s*([A-Za-z_][A-Za-z0-9_]*)")
 _PATTERNS = {
@@ -44,13 +45,15 @@ class Implementation:
     """What was read of an implementation's folder.
 
     common: the shared config files, relative to ``folder``, in the order in which a config sources them.
-    reads: names of the variables that some file reads. values: what the common files export, by name.
+    reads: names of the variables that some file reads. defaults: those of them that some script has a value for where
+    nobody sets them. values: what the common files export, by name.
     """
 
     folder: Path
     common: tuple[str, ...]
     reads: frozenset[str]
     values: Mapping[str, str]
+    defaults: frozenset[str] = frozenset()
 
     def knows(self, name: str) -> bool:
         """Whether setting ``name`` can have an effect."""
@@ -82,7 +85,11 @@ def read_implementation(
             raise SurroundingsError(f"{folder} holds no {name}; is it the implementation's folder?")
     lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in (*before, *common))
     return Implementation(
-        folder=folder, common=common, reads=frozenset(variables_read(folder)), values=sourced(lines, "config_x.sh")
+        folder=folder,
+        common=common,
+        reads=frozenset(variables_read(folder)),
+        values=sourced(lines, "config_x.sh"),
+        defaults=frozenset(_defaults(folder)),
     )
 
 
@@ -96,6 +103,13 @@ def variables_read(folder: Path) -> Iterator[str]:
     for path in _sources(folder):
         pattern = _PATTERNS[path.suffix]
         yield from pattern.findall(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _defaults(folder: Path) -> Iterator[str]:
+    """Names of the variables that a shell file gives a value where they have none: ``${NAME:=value}``, ``${NAME-}``."""
+    for path in _sources(folder):
+        if _PATTERNS[path.suffix] is _SHELL:
+            yield from _DEFAULT.findall(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _sources(folder: Path) -> Iterator[Path]:

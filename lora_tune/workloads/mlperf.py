@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_tune.errors import InputError, StudyError
+from lora_tune.errors import InputError, StudyError, SurroundingsError
 from lora_tune.layout import Layout, config_file_name
 from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
@@ -26,7 +26,7 @@ from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
-from lora_tune.workloads.places import ALSO, places
+from lora_tune.workloads.places import ALSO, places, required, unseen
 from lora_tune.workloads.recipe import layout_of
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -137,6 +137,22 @@ class MlperfWorkload:
             ),
             script=True,
         )
+
+    def check(self) -> list[str]:
+        """The implementation's folder, and container, data and model where it has no value for them.
+
+        Raises SurroundingsError when one is missing; returns a sentence for each that this machine does not see.
+        """
+        found = self.implementation
+        known = {**found.values, **places(self._study.site, found.reads), **self._study.site.environment}
+        for names in required(found.reads - found.defaults):
+            if not any(known.get(name) for name in names):
+                ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
+                key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(ours, f"environment.{ours}")
+                raise SurroundingsError(
+                    f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
+                )
+        return unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)})
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """run.sub's output holds MLLOG lines behind rank prefixes."""

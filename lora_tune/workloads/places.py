@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from lora_tune.site import Site
 
@@ -14,6 +15,24 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "TOKENIZER": (),
 }
 """Our name -> what other recipes call it: Inventec's env.sh, and Llama 3.1 405B."""
+
+
+def required(reads: Collection[str]) -> list[tuple[str, ...]]:
+    """Which places a recipe that reads ``reads`` needs, each under the names that it goes by there."""
+    return [known for name, others in ALSO.items() if (known := tuple(n for n in (name, *others) if n in reads))]
+
+
+def unseen(found: Mapping[str, str]) -> list[str]:
+    """Places that are absolute paths with nothing at them as this machine sees it, one sentence each.
+
+    A node may see more: its own disk, for one.
+    """
+    return [
+        f"{name}={value} is not there as this machine sees it; a trial fails unless its node has it "
+        "(python -m lora_tune.doctor --probe asks a node)"
+        for name, value in found.items()
+        if value.startswith("/") and not Path(value).exists()
+    ]
 
 
 def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
