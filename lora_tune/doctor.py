@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -14,11 +14,12 @@ from lora_tune.errors import EXIT_SURROUNDINGS, LoraTuneError
 from lora_tune.launchers.slurm import SlurmLauncher, ask
 from lora_tune.launchers.slurm_submission import submission_command
 from lora_tune.paths import SweepPaths
+from lora_tune.rules import llama31_405b
 from lora_tune.study import Study, find_study, load_study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.places import places
+from lora_tune.workloads.places import ALSO, places
 
 SWEEP_GB = 1.0
 """Room for a sweep's logs and database; a trial's log has a few megabytes."""
@@ -70,14 +71,32 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
     yield files.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
     if isinstance(workload, MlperfWorkload):
         yield from files.implementation(workload, study)
-        known = places(study.site)
+        known = _known_places(study, workload)
         yield files.container(known.get("CONT"))
-        yield from files.data(known.get("DATADIR"))
-        yield from files.model(known.get("MODEL"))
-        model = Path(known.get("MODEL") or paths.root)
-        if not (model / "weights").is_dir():
-            yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
+        if (study.workload.model_extra or {}).get("benchmark") == llama31_405b.BENCHMARK:
+            yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
+        else:
+            yield from _data_and_model(known, paths)
         yield files.bandwidth([folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()])
+
+
+def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
+    """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
+    try:
+        found = workload.implementation
+    except LoraTuneError:
+        return places(study.site)  # said among the files
+    known = {**found.values, **places(study.site, found.reads)}
+    return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
+
+
+def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
+    """What Llama-2-70B LoRA is trained from."""
+    yield from files.data(known.get("DATADIR"))
+    yield from files.model(known.get("MODEL"))
+    model = Path(known.get("MODEL") or paths.root)
+    if not (model / "weights").is_dir():
+        yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
 
 
 def _file(paths: SweepPaths, storage: str | None) -> Finding:

@@ -15,6 +15,7 @@ from lora_tune.errors import LauncherError
 from lora_tune.site import Site
 from lora_tune.workloads.implementation import read_implementation
 from tests.cluster import Cluster
+from tests.conftest import REPOSITORY
 
 STANDIN = Path(__file__).resolve().parent / "standin"
 
@@ -293,3 +294,37 @@ def test_without_slurm_it_says_what_is_missing(tmp_path: Path, monkeypatch: pyte
     assert code == 3
     assert "sbatch, squeue, scancel" in said
     assert "--study tiny runs without Slurm" in said
+
+
+class TestOtherRecipes:
+    """The doctor with the studies of other MLPerf folders."""
+
+    @staticmethod
+    def told(study: str, folder: Path) -> str:
+        text = (REPOSITORY / "studies" / f"{study}.toml").read_text(encoding="utf-8")
+        (folder / "studies").mkdir()
+        (folder / "studies" / f"{study}.toml").write_text(text)
+        shutil.copytree(REPOSITORY / "studies" / "sites", folder / "studies" / "sites")
+        file = folder / "studies" / f"{study}.toml"
+        return CliRunner().invoke(main, ["--study", str(file), "--output", str(folder / "sweep")]).output
+
+    def test_405b_names_the_mounts_that_are_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LORA_TUNE_IMPLEMENTATION", str(STANDIN.parent / "standins" / "llama31_405b"))
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "tokens").touch()
+        monkeypatch.setenv("PREPROC_DATA", str(tmp_path / "data"))
+        monkeypatch.setenv("LOAD_CHECKPOINTS_PATH", str(tmp_path / "nowhere"))
+        monkeypatch.delenv("TOKENIZER", raising=False)
+        told = self.told("llama31_405b", tmp_path)
+        assert f"PREPROC_DATA: {tmp_path / 'data'}\n" in told
+        assert f"LOAD_CHECKPOINTS_PATH: {tmp_path / 'nowhere'} is not there or empty" in told
+        assert "TOKENIZER is not set" in told
+        assert "Llama-2-70B" not in told
+
+    def test_p8000_takes_what_env_sh_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("CONT", "CONT_FILE", "DATADIR", "MODEL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("LORA_TUNE_IMPLEMENTATION", str(STANDIN.parent / "standins" / "p8000"))
+        told = self.told("p8000", tmp_path)
+        assert "container /images/lora.sqsh is not there" in told
+        assert "/data/gov_report/train.npy is not there" in told

@@ -91,6 +91,20 @@ def model(folder: str | None) -> Iterator[Finding]:
             yield good(f"{root / name}, {size / GB:.1f} GB in {len(files)} files")
 
 
+PRETRAINING = ("PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER")
+"""What a Llama 3.1 405B job mounts."""
+
+
+def mounted(name: str, folder: str | None) -> Finding:
+    """A folder that every node of a job mounts."""
+    why = "the job's mount check ends it with a RuntimeError, on all of its nodes"
+    if not folder:
+        return problem(f"{name} is not set", why, f"export {name}=FOLDER, or set it in [site.environment]")
+    if not Path(folder).is_dir() or not any(Path(folder).iterdir()):
+        return problem(f"{name}: {folder} is not there or empty", why, "correct it, or prepare the folder")
+    return good(f"{name}: {folder}")
+
+
 def free_space(folder: Path, wanted_gb: float, why: str) -> Finding:
     """Free space where ``folder`` is, or will be."""
     place = next(p for p in (folder, *folder.parents) if p.exists())
