@@ -223,14 +223,15 @@ def test_replicates_are_neither_pruned_nor_capped_and_have_seeds_of_their_own() 
 
 def test_the_real_tiny_study_says_which_checks_do_not_apply(tiny_sweep: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_sweep, tmp_path / "sweep"))
-    options = ["--study", str(TINY_STUDY), "--output", str(folder), "--top", "1", "--seeds", "3"]
+    options = ["--study", str(TINY_STUDY), "--output", str(folder), "--top", "1", "--seeds", "2"]
     command = [sys.executable, "-m", "lora_tune.confirm", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the logs name the benchmark peft_lora, not llama2_70b_lora" in done.stdout
-    assert "olympic mean of 3 runs" in done.stdout
     (results,) = folder.glob("confirm/0*")
-    for log in results.glob("result_*.txt"):
+    logs = sorted(results.glob("result_*.txt"))
+    assert len(logs) == 2
+    for log in logs:
         reader = MllogReader()
         reader.feed(log.read_bytes())
         assert reader.run().reached(1.68)
