@@ -1,10 +1,10 @@
 """Faults by the hundred: ``python -m benchmarks.chaos --faults 200 --seed 1``, on real Slurm and real PostgreSQL.
 
 Sweeps of a deterministic workload run one after another on the test cluster, every other one with its records in
-PostgreSQL; faults strike at random moments (``tests/chaos/faults.py``). After each sweep: no trial lost, none run
-twice, no job left behind or unknown, node-hours as Slurm accounts them, and the ranking of an undisturbed sweep. Each
-fault is drawn from the seed and its own number, and written down as it happens; ``--only`` takes some kinds out of
-all. Exits 1 with what is wrong and where the sweep's folder is.
+PostgreSQL and every third one on a small file system that can be full; faults strike at random moments
+(``tests/chaos/faults.py``). After each sweep: no trial lost, none run twice, no job left behind or unknown, node-hours
+as Slurm accounts them, and the ranking of an undisturbed sweep. Each fault is drawn from the seed and its own number,
+and written down as it happens; ``--only`` takes some kinds out of all. Exits 1 when something is wrong, and says what.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of one sweep")
     arguments.add_argument("--only", nargs="*", choices=sorted(FAULTS), help="these kinds of fault")
-    arguments.add_argument("--small", action="store_true", help="sweeps on a small file system that can be full")
     options = arguments.parse_args()
     if reason := missing(accounting=False):
         print(reason)
@@ -103,7 +102,9 @@ def main() -> int:
         try:
             while sum(total.values()) < options.faults:
                 postgres = database if sweeps % 2 else None
-                room = Room(folder / f"sweep{sweeps}", cluster, options.trials, postgres=postgres, small=options.small)
+                room = Room(
+                    folder / f"sweep{sweeps}", cluster, options.trials, postgres=postgres, small=sweeps % 3 == 2
+                )
                 try:
                     first = 1000 * sweeps
                     left = options.faults - sum(total.values())
@@ -116,7 +117,7 @@ def main() -> int:
                 total += struck
                 sweeps += 1
                 failed += bool(wrong)
-                where = "PostgreSQL" if postgres else "SQLite"
+                where = ("PostgreSQL" if postgres else "SQLite") + (", small disk" if room.small else "")
                 print(
                     f"{room.name} ({where}): {sum(struck.values())} faults: {'; '.join(wrong) or 'right'}", flush=True
                 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import ipaddress
 import json
+import os
 import re
+import secrets
 import socket
 from collections.abc import Callable, Iterable
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote
 
 import click
 
@@ -94,9 +100,40 @@ def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
     return answer
 
 
-def _refusal(start_response: Callable[..., Any], reason: str) -> list[bytes]:
+def with_token(inside: Application, token: str) -> Application:
+    """``inside`` for those who know ``token``: once as ``?token=`` in the address, from then on as a cookie.
+
+    The answer to the address is a redirect without it, so that it stays out of the history and of Referer headers.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        cookie = SimpleCookie()
+        with contextlib.suppress(CookieError):
+            cookie.load(environ.get("HTTP_COOKIE", ""))
+        if _COOKIE in cookie and _same(cookie[_COOKIE].value, token):
+            return inside(environ, start_response)
+        given = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
+        if environ["REQUEST_METHOD"] == "GET" and _same(given, token):
+            keep = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+            start_response("303 See Other", [("Location", "/dashboard"), ("Set-Cookie", keep), ("Content-Length", "0")])
+            return [b""]
+        reason = "open the whole address, with its ?token=, that the dashboard command printed"
+        return _refusal(start_response, reason, "401 Unauthorized")
+
+    return answer
+
+
+_COOKIE = "lora_tune_token"
+
+
+def _same(given: str, token: str) -> bool:
+    """Whether two texts are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403 Forbidden") -> list[bytes]:
     body = json.dumps({"reason": reason}).encode()
-    start_response("403 Forbidden", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
     return [body]
 
 
@@ -120,20 +157,26 @@ def is_loopback(host: str) -> bool:
 def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int) -> None:
     """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends."""
     review = load_review(study_name, output, storage)
-    hosts: frozenset[str] = frozenset()
     if is_loopback(host):
         hosts = frozenset({"127.0.0.1", "localhost", "::1", host})
-    else:
-        click.echo(
-            f"warning: {host} can be reached from other machines, and nobody is asked for a password; whoever reaches "
-            "the port reads all parameters and logs. Safer: leave --host out and use ssh -L",
-            err=True,
-        )
-    serve(only_shown(application(review, storage), hosts), host, port, review.study.name)
+        serve(only_shown(application(review, storage), hosts), host, port, review.study.name)
+        return
+    token = os.environ.get("LORA_TUNE_TOKEN") or secrets.token_urlsafe(24)
+    click.echo(
+        f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Whoever has the "
+        "address below with its token reads all parameters and logs. Safer: leave --host out and use ssh -L, or put a "
+        "reverse proxy with TLS in front (docs/review.md)",
+        err=True,
+    )
+    shown = with_token(only_shown(application(review, storage), frozenset()), token)
+    serve(shown, host, port, review.study.name, f"?token={quote(token)}")
 
 
-def serve(shown: Application, host: str, port: int, name: str) -> None:
-    """Serve until Ctrl-C, a thread a request. Raises SurroundingsError when the port is taken."""
+def serve(shown: Application, host: str, port: int, name: str, query: str = "") -> None:
+    """Serve until Ctrl-C, a thread a request; ``query`` ends the address that is printed.
+
+    Raises SurroundingsError when the port is taken.
+    """
     from socketserver import ThreadingMixIn
     from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -159,7 +202,7 @@ def serve(shown: Application, host: str, port: int, name: str) -> None:
         raise SurroundingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     shown_host = f"[{host}]" if ":" in host else host
     try:
-        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard  (Ctrl-C ends)")
+        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
         server.serve_forever()
     except KeyboardInterrupt:
         click.echo("")

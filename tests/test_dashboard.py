@@ -221,17 +221,36 @@ def test_the_command_serves_on_loopback_and_ends_on_ctrl_c(address: str) -> None
         urllib.request.urlopen(urllib.request.Request(address + "/api/studies/1", method="DELETE"), timeout=20)
 
 
-def test_a_host_that_others_reach_is_warned_of(built: Review) -> None:
+def test_beyond_this_machine_there_is_a_warning_and_a_token(built: Review) -> None:
     command = (sys.executable, "-m", "lora_tune.dashboard", "--study", "built", "--port", "0", "--host", "0.0.0.0")
     process = subprocess.Popen(
         (*command, "--output", str(built.paths.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stderr is not None
+        assert process.stdout is not None
         assert "can be reached from other machines" in process.stderr.readline()
+        address = process.stdout.readline().split()[1].replace("0.0.0.0", "127.0.0.1")
+        bare = address.split("/dashboard")[0] + "/api/studies"
+        for wrong in (bare, bare + "?token=", bare + "?token=guess"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(wrong, timeout=20)
+        client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with client.open(address, timeout=20) as answer:
+            assert "token" not in answer.url, "the address that stays in the browser does not tell it"
+        with client.open(bare, timeout=20) as answer:
+            assert json.load(answer)["study_summaries"][0]["study_name"] == "built"
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(20)
+
+
+@pytest.mark.parametrize(
+    "cookie", ["", "lora_tune_token", "lora_tune_token=", "lora_tune_token=x", "\x00;=;é=,", "a=" * 999]
+)
+def test_a_wrong_cookie_opens_nothing(cookie: str) -> None:
+    guarded = dashboard.with_token(lambda *_: pytest.fail("it answered"), "the token")
+    assert ask(guarded, "/api/studies", HTTP_COOKIE=cookie)[0] == "401 Unauthorized"
 
 
 def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:

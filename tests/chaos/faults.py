@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.chaos.room import Room
+from tests.cluster import wait_until
 
 Fault = Callable[[Room, random.Random], str]
 
@@ -58,7 +59,13 @@ def lose_node(room: Room, chance: random.Random) -> str:
     room.cluster.kill_node(node)
     time.sleep(chance.uniform(0.1, 2))
     room.cluster.start_slurmd(node)
-    room.cluster.resume(node)
+
+    def back() -> bool:
+        # Refused while the node's daemon has not reported yet, and when it is up by itself.
+        room.cluster.succeeds("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return not room.cluster.run("sinfo", "-h", "-n", node, "-o", "%t").startswith(("down", "drain"))
+
+    wait_until(back, 30, f"{node} is back")
     return node
 
 

@@ -22,7 +22,6 @@ from lora_tune.errors import StoreError
 from lora_tune.records import Sweep, TrialState
 from lora_tune.store import Store, sqlite_url
 from tests.cluster import Cluster
-from tests.cluster.cluster import processes_of
 from tests.slurm.house import House
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class Room(House):
             if code in (0, 4):
                 return
             assert time.monotonic() < end, f"drivers do not end the sweep: exit {code}\n{self.said[-3000:]}"
-            time.sleep(0.5)
+            time.sleep(1)
             self.start()
 
     def _load(self) -> Sweep | None:
@@ -147,13 +146,13 @@ class Room(House):
         return chance.choice(lines) if lines else b""
 
     def job_processes(self) -> Iterator[int]:
-        """Processes of this study's jobs, but for Slurm's own."""
-        mark = f"SLURM_JOB_NAME={self.name}-".encode()
-        for pid in processes_of(self.cluster.folder):
-            with contextlib.suppress(OSError):
-                variables = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
-                if any(v.startswith(mark) for v in variables):
-                    yield pid
+        """Processes of this study's jobs, on whatever node, but for Slurm's own."""
+        folder = str(self.paths.root).encode()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                variables = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+                if folder in variables and b"\0SLURM_JOB_ID=" in b"\0" + variables:
+                    yield int(entry.name)
 
     # -- what must hold after it
 
