@@ -186,9 +186,9 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: Run) -> Stop | No
         no_verdict_before=study.pruning.no_verdict_before,
         healing_samples=_product(trial, "HEALING_ITER", "GBS") or 0.0,
         max_samples=max_samples(trial),
-        reference=envelope(study, trial),
+        reference=envelope(study, trial) or _learned_envelope(study, sweep, trial),
     )
-    verdict = curve.verdict(run.evals, study.objective.target, references(sweep, trial), settings)
+    verdict = curve.verdict(run.evals, study.objective.target, settings=settings)
     if verdict.stop:
         return Stop(StopKind.PRUNED, verdict.sentence)
     return _capped(study, sweep, trial, run)
@@ -264,14 +264,17 @@ def _product(trial: Trial, *names: str) -> float | None:
     return math.prod(numbers) if len(numbers) == len(names) else None
 
 
+def _learned_envelope(study: Study, sweep: Sweep, trial: Trial) -> curve.Envelope | None:
+    """What the sweep's own good curves at this trial's global batch size say; None while they are too few."""
+    batch, target = trial.parameters.get("GBS"), study.objective.target
+    key = ("envelope", batch, target)
+    return sweep.once(key, lambda: curve.envelope_from(references(sweep, trial), target))
+
+
 def references(sweep: Sweep, trial: Trial) -> list[Sequence[Eval]]:
     """The eval curves of trials that reached the target with this trial's global batch size."""
     batch = trial.parameters.get("GBS")
-    return [
-        sweep.last_evals(other.number)
-        for other in sweep.trials.values()
-        if other.verdict is Verdict.REACHED and other.parameters.get("GBS") == batch
-    ]
+    return [sweep.last_evals(other.number) for other in sweep.reached() if other.parameters.get("GBS") == batch]
 
 
 def conclude(
@@ -391,12 +394,20 @@ def may_propose(study: Study, sweep: Sweep, now: float) -> str:
     open_trials = sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
     if budget.trials is not None and len(sweep.trials) >= budget.trials:
         return f"all {budget.trials} trials are proposed"
+    if reason := spent(study, sweep, now):
+        return reason
+    if open_trials >= budget.parallel:
+        return f"{open_trials} of {budget.parallel} slots are taken"
+    return ""
+
+
+def spent(study: Study, sweep: Sweep, now: float) -> str:
+    """ "" while anything may be submitted, another attempt too; otherwise which budget is used up."""
+    budget = study.budget
     if budget.node_hours is not None and sweep.node_hours(now) >= budget.node_hours:
         return f"the budget of {budget.node_hours:g} node-hours is spent"
     if budget.wall_hours is not None and now - sweep.began_at >= budget.wall_hours * 3600:
         return f"the {budget.wall_hours:g} hours of the sweep are over"
-    if open_trials >= budget.parallel:
-        return f"{open_trials} of {budget.parallel} slots are taken"
     return ""
 
 

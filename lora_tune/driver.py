@@ -98,8 +98,13 @@ class Driver:
         self._cancel_orphans()
         self._look_at_jobs()
         for trial in self._book.open_trials():
-            if trial.state is TrialState.WAITING:
-                self._submit(trial)
+            if trial.state is not TrialState.WAITING:
+                continue
+            if reason := decide.spent(self._study, self.sweep, self._now()):
+                sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
+                self._book.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
+                continue
+            self._submit(trial)
         reason = self._refill()
         self._save()
         self._tell()

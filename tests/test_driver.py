@@ -284,6 +284,30 @@ def test_the_node_hour_budget_is_exceeded_by_no_more_than_what_runs(tmp_path: Pa
     assert spent_then < 0.01
 
 
+def test_no_further_attempt_is_submitted_once_a_budget_is_spent(tmp_path: Path) -> None:
+    broken = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024 DUE TO NODE FAILURE ***"
+    cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(40.0, broken)]))
+    there = house(tmp_path, cluster, trials=2, parallel=1, node_hours=0.01, attempts=5)
+    there.driver().run()
+    (trial,) = there.sweep().trials.values()
+    assert trial.verdict is Verdict.CANCELLED
+    assert "the budget of 0.01 node-hours is spent" in trial.sentence
+    assert len(there.sweep().attempts) == 1
+
+
+def test_a_clock_that_steps_back_loses_nothing(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=4)
+    driver = there.driver()
+    for step in (0.0, -3600.0, 30.0, -7200.0, 0.0):
+        assert driver.tick() == ""
+        there.clock.time += step + 1
+        for job in cluster.jobs.values():  # the scripts of the fake jobs know no clock but this one
+            job.submitted += step
+    driver.run()
+    assert_all_accounted_for(there, 4)
+    assert all(a.node_hours(there.clock.now()) >= 0 for a in there.sweep().attempts.values())
+
+
 def test_cancel_all_leaves_nothing_running(tmp_path: Path, cluster: FakeCluster) -> None:
     there = house(tmp_path, cluster)
     driver = there.driver()
