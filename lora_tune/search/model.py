@@ -27,6 +27,8 @@ INIT_SECONDS = 90.0
 """Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
 DOUBT = 3.0
 """ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
+FEWEST = 3
+"""This study's own readings before other sources may be set aside: one unlucky run is no evidence against a hundred."""
 LARGEST = 400
 """Readings that a model keeps; beyond, the ones nearest to the best are kept."""
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
@@ -244,7 +246,7 @@ def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
     more than ``DOUBT``.
     """
     own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
-    if not len(own) or not len(others):
+    if len(own) < FEWEST or not len(others):
         return together, True
     alone = fit(_pick(data, own), start, _belief(start))
     believed = _belief(start)

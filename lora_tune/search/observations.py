@@ -37,6 +37,8 @@ SEED_SD = 0.045
 """Spread of ln(samples to target) between seeds of one configuration (public runs: 4.6%, fixed-shape estimate)."""
 BLOWN_UP = 1.0
 """ln(samples) by which a diverged run counts as worse than the best one known, at least."""
+NEAREST = 0.02
+"""The nearest that a target which was not reached is taken to lie beyond the last eval, in ln(samples)."""
 FARTHEST = 1.5
 """A forecast further than this beyond the last eval, in ln(samples), counts as a lower bound instead."""
 
@@ -157,13 +159,14 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
         return None
     if family is not None and usable:
         crossing = curve.estimate(o.evals, target, family=family)
-        ahead = math.log(max(crossing.samples, 1.0) / seen)
-        if 0 < ahead < FARTHEST:
+        # A run that should have crossed by now and did not is about to: that is a reading too, not just a bound.
+        ahead = max(math.log(max(crossing.samples, 1.0) / seen), NEAREST)
+        if ahead < FARTHEST:
             sd = math.hypot(_curve_sd(family, len(usable), target), 0.25 * ahead, SEED_SD)
             return Reading(math.log(crossing.samples), sd)
         return Reading(math.log(seen) + (FARTHEST if ahead >= FARTHEST else 0.0), 0.3, below=True)
-    ahead = _ahead(usable, target)
-    if 0 < ahead < FARTHEST:
+    ahead = max(_ahead(usable, target), NEAREST)
+    if ahead < FARTHEST:
         return Reading(math.log(seen) + ahead, math.hypot(0.5 * ahead, 2 * SEED_SD))
     return Reading(math.log(seen), SEED_SD, below=True)
 

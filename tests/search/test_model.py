@@ -276,3 +276,11 @@ def test_what_runs_already_is_counted_as_known_but_changes_no_mean() -> None:
     before, after = free.predict_ln_samples([running.values]), busy.predict_ln_samples([running.values])
     assert after[0][0] == pytest.approx(before[0][0], abs=1e-3)
     assert after[1][0, 0] < 0.2 * before[1][0, 0]
+
+
+def test_a_run_stopped_just_before_the_target_is_a_reading_and_no_proof_that_it_would_never_arrive() -> None:
+    evals = tuple(Eval(s, x, math.nan) for s, x in ((3096.0, 0.9312), (3483.0, 0.9295), (3870.0, 0.9268)))
+    stopped = Observation(number=0, values=VALUES, evals=evals, bound=3870.0, attributes={"verdict": "pruned"})
+    found = readings([stopped], 0.925, [10_062.0])[0]
+    assert not found.below
+    assert 3870 < math.exp(found.ln_samples) < 5500
