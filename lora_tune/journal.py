@@ -1,45 +1,56 @@
-"""What the driver says: to ``driver.log``, one JSON object a line, and to whoever watches."""
+"""``driver.log``: what the driver did and why, one JSON object a line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lora_tune.diagnose import redact
 
+KEPT_LINES = 1000
+"""Lines that wait in memory while the disk takes none; the oldest go first, and their number is written down."""
+
 
 class Journal:
-    """Appends to a file; secrets in texts are hidden."""
+    """Appends to a file; secrets in texts are hidden. A full disk does not stop who writes: lines wait for room."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        self._waiting: deque[str] = deque()
+        self._dropped = 0
+        path.open("a", encoding="utf-8").close()  # a folder that cannot be written is said at once
 
     def write(self, now: float, event: str, **facts: Any) -> None:
         """One line: the time in epoch seconds, the event's name, and its facts."""
         clean = {key: redact(value) if isinstance(value, str) else value for key, value in facts.items()}
-        self._file.write(json.dumps({"at": round(now, 3), "event": event, **clean}, ensure_ascii=False) + "\n")
+        self._waiting.append(_line({"at": round(now, 3), "event": event, **clean}))
+        if len(self._waiting) > KEPT_LINES:
+            self._waiting.popleft()
+            self._dropped += 1
+        lost = [_line({"at": round(now, 3), "event": "lines lost", "count": self._dropped})] if self._dropped else []
+        if _append(self._path, "".join([*lost, *self._waiting])):
+            self._waiting.clear()
+            self._dropped = 0
 
 
-class Voice:
-    """Both at one time. show: told each text. now: epoch seconds."""
+def _append(path: Path, text: str) -> bool:
+    """Append all of ``text``, or nothing: False where the disk takes none, which the driver says by itself."""
+    before = -1
+    try:
+        with path.open("ab") as file:
+            before = file.tell()
+            file.write(text.encode("utf-8", errors="backslashreplace"))
+    except OSError:
+        with suppress(OSError):
+            if before >= 0:
+                os.truncate(path, before)
+        return False
+    return True
 
-    def __init__(self, path: Path, show: Callable[[str], None], now: Callable[[], float]) -> None:
-        self._journal, self._show, self._now = Journal(path), show, now
-        self._troubles: dict[str, str] = {}
 
-    def log(self, event: str, **facts: Any) -> None:
-        """To the log only."""
-        self._journal.write(self._now(), event, **facts)
-
-    def note(self, text: str, event: str, **facts: Any) -> None:
-        """An event, in words."""
-        self.log(event, **facts, text=text)
-        self._show(text)
-
-    def trouble(self, about: str, text: str) -> None:
-        """Trouble that may last is said when it begins or changes, not every tick. "": it is over."""
-        if text and text != self._troubles.get(about):
-            self.note(text, "trouble")
-        self._troubles[about] = text
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False) + "\n"
