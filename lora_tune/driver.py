@@ -16,13 +16,13 @@ from lora_tune import decide, open_schedule
 from lora_tune.book import Book
 from lora_tune.errors import LauncherError, StoreError, SurroundingsError
 from lora_tune.jobs import Jobs, proposal, write_files
-from lora_tune.journal import Voice
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
 from lora_tune.ports import Clock, Ports, RealClock, Search, View
 from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.store import Changes, Lease
 from lora_tune.study import Study
+from lora_tune.voice import Voice
 from lora_tune.watching import Watch
 
 if TYPE_CHECKING:

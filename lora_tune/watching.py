@@ -12,11 +12,11 @@ from lora_tune.errors import InputError, LauncherError
 from lora_tune.facts import Eval, Run
 from lora_tune.follow import FollowedLog
 from lora_tune.jobs import Jobs
-from lora_tune.journal import Voice
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.ports import Ports
 from lora_tune.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.study import Study
+from lora_tune.voice import Voice
 
 
 @dataclass(frozen=True, slots=True)
