@@ -28,6 +28,8 @@ class Book:
     def put_trial(self, trial: Trial) -> None:
         """Remember a trial in its new form."""
         self._trials[trial.number] = self._changed_trials[trial.number] = trial
+        if trial.state is TrialState.FINISHED:
+            self.sweep.forget()
 
     def put_attempt(self, attempt: Attempt) -> None:
         """Remember an attempt in its new form; one that did not change costs nothing."""

@@ -36,6 +36,8 @@ class FollowedLog:
     def __init__(self, path: Path, make_reader: Callable[[], LogReader], now: float) -> None:
         self._tail = LogTail(path, lambda: _ReaderAndScanner(make_reader()))
         self._train_points = 0
+        self._run: Run | None = None
+        self._restarts = 0
         self.grew_at = now
         self.unreadable = ""
 
@@ -45,6 +47,7 @@ class FollowedLog:
         try:
             while self._tail.poll():
                 self.grew_at = now
+                self._run = None
                 if not drain:
                     return
         except SurroundingsError as error:
@@ -52,7 +55,10 @@ class FollowedLog:
 
     def run(self) -> Run:
         """What the log says so far."""
-        return self._tail.reader.run()
+        # Made anew only when there is more, or the file started over: a thousand logs are asked each second.
+        if self._run is None or self._restarts != self._tail.restarts:
+            self._run, self._restarts = self._tail.reader.run(), self._tail.restarts
+        return self._run
 
     def runs(self) -> tuple[Run, ...]:
         """Every run in the log, oldest first, where its format can hold several (``NEXP``)."""

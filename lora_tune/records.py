@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_tune.mllog import Eval
 
 Value = str | int | float | bool
+T = TypeVar("T")
 
 CHOSEN, PASSED_OVER = "chosen", "passed over"
 """``facts['confirmed']`` of trials whose configurations were run again (``lora_tune.confirm``)."""
@@ -163,6 +164,7 @@ class Sweep:
     attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
     priors: tuple[PriorRun, ...] = ()
+    _made: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def attempts_of(self, trial: int) -> list[Attempt]:
         """The attempts of a trial, oldest first."""
@@ -183,14 +185,31 @@ class Sweep:
 
         Those that more seeds have shown to be no better than the one that was chosen are passed over.
         """
-        done = [
-            t
-            for t in self.trials.values()
-            if t.verdict is Verdict.REACHED and "objective" in t.facts and t.facts.get("confirmed") != PASSED_OVER
-        ]
+        return self.once(("best", maximise), lambda: self._best(maximise))
+
+    def _best(self, maximise: bool) -> Trial | None:
+        done = [t for t in self.reached() if "objective" in t.facts and t.facts.get("confirmed") != PASSED_OVER]
         if not done:
             return None
         return (max if maximise else min)(done, key=lambda t: t.facts["objective"])
+
+    def reached(self) -> list[Trial]:
+        """The trials that reached the target."""
+        return self.once("reached", lambda: [t for t in self.trials.values() if t.verdict is Verdict.REACHED])
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, which may depend on finished trials only; computed once until another one finishes.
+
+        With thousands of trials the same is asked for at each eval of each that runs.
+        """
+        if what not in self._made:
+            self._made[what] = make()
+        found: T = self._made[what]
+        return found
+
+    def forget(self) -> None:
+        """What :meth:`once` has kept is out of date."""
+        self._made.clear()
 
     def node_hours(self, now: float) -> float:
         """Node-hours of all attempts up to ``now``."""
