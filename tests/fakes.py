@@ -61,6 +61,7 @@ class FakeJob:
     lines: list[tuple[float, str]] = field(default_factory=list)
     ended: float | None = None
     stubborn: bool = False
+    immortal: bool = False
 
 
 class FakeCluster:
@@ -123,7 +124,7 @@ class FakeCluster:
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         self._check()
         found = self.jobs.get(ticket.name)
-        if found is not None and found.ended is None and (force or not found.stubborn):
+        if found is not None and found.ended is None and (force or not found.stubborn) and not found.immortal:
             self._write(found)
             if found.ended is None:
                 found.ended, found.exit_code = self.clock.now(), -15
@@ -131,6 +132,18 @@ class FakeCluster:
     def _check(self) -> None:
         if self.down:
             raise LauncherError("the cluster does not answer")
+
+
+class SurveyedCluster(FakeCluster):
+    """One that also says which jobs write below a folder."""
+
+    def jobs_below(self, folder: Path) -> list[Ticket]:
+        alive = (found for found in self.jobs.values() if found.ended is None)
+        return [
+            Ticket(name=found.job.name, folder=found.job.folder, job_id=f"id-{found.job.name}")
+            for found in alive
+            if found.job.log.absolute().is_relative_to(folder)
+        ]
 
 
 class Crash(BaseException):

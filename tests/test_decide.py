@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lora_tune import decide, outcome
-from lora_tune.diagnose import Diagnosis
-from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.diagnose import Diagnosis, FailureKind
+from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.mllog import Eval, Run, TrainPoint
 from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study, parse_study
@@ -64,6 +64,102 @@ def test_a_job_that_was_asked_and_stays_is_killed_again_and_again() -> None:
     assert decide.watch(study(), killed, NOW) is None
 
 
+def test_a_job_that_survives_a_kill_is_a_matter_for_the_administrator() -> None:
+    undying = look(stop=StopKind.PRUNED, stop_at=NOW - 99, killed_at=NOW - 31, job_id="7", nodes=("n3",))
+    found = decide.watch(study(), undying, NOW)
+    assert found == decide.Kill("job 7 refuses to die on n3: tell the administrator")
+
+
+def queued(waits: Waits, minutes: float) -> decide.Look:
+    status = JobStatus(state=JobState.QUEUED, reason="its reason", waits=waits, job_id="7")
+    return replace(look(submitted_at=NOW - 60 * minutes), status=status)
+
+
+@pytest.mark.parametrize(
+    ("waits", "minutes", "kind"),
+    [
+        (Waits.NORMAL, 59, None),
+        (Waits.NORMAL, 61, "infrastructure"),
+        (Waits.HELD, 59, None),
+        (Waits.HELD, 61, "held"),
+        (Waits.DRAINED, 61, "drained"),
+        (Waits.UNSATISFIABLE, 9, None),
+        (Waits.UNSATISFIABLE, 11, "unsatisfiable"),
+    ],
+)
+def test_a_queued_job_is_given_up_with_the_class_of_what_it_waits_for(
+    waits: Waits, minutes: float, kind: str | None
+) -> None:
+    found = decide.watch(study(), queued(waits, minutes), NOW)
+    if kind is None:
+        assert found is None
+        return
+    assert isinstance(found, decide.Stop)
+    assert found.kind is StopKind.QUEUE
+    assert found.diagnosis.kind == kind
+    assert found.diagnosis.line == "its reason"
+
+
+def test_what_a_person_can_do_for_a_waiting_job_is_said_while_it_waits() -> None:
+    assert decide.waiting(queued(Waits.NORMAL, 1).status) == ""
+    assert decide.waiting(queued(Waits.HELD, 1).status).startswith("job 7 waits, held: its reason; scontrol release 7")
+
+
+def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_cancelled() -> None:
+    seen = Diagnosis(FailureKind.INFRASTRUCTURE, "slurmstepd: *** JOB 7 CANCELLED AT ***", "run it again")
+    cancelled = JobStatus(state=JobState.CANCELLED)
+    over = attempt(stop=StopKind.TIME_LIMIT, failure="configuration", line="ran into the limit", remedy="raise it")
+    assert decide.found(over, cancelled, seen).line == "ran into the limit"
+    silent = attempt(stop=StopKind.SILENT, failure="infrastructure", line="silent for 20 min", remedy="again")
+    assert decide.found(silent, cancelled, seen).line == "silent for 20 min"
+    memory = Diagnosis(FailureKind.INFEASIBLE, "CUDA out of memory", "more TP")
+    assert decide.found(silent, cancelled, memory) == memory
+    assert decide.found(attempt(), cancelled, seen) == seen
+
+
+def fault(trial: int, node: str, ended: float, **change: Any) -> Attempt:
+    values = {"trial": trial, "failure": "infrastructure", "line": "a fault", "state": "node failed", **change}
+    return attempt(nodes=(node,), ended_at=NOW - ended, **values)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "suspects"),
+    [
+        ([fault(0, "n1", 50), fault(1, "n1", 40)], {"n1"}),
+        ([fault(0, "n1", 50), fault(1, "n2", 40)], set()),
+        ([fault(0, "n1", 50), fault(0, "n1", 40, number=1)], set()),
+        ([fault(0, "n1", 50), fault(1, "n1", 40), fault(2, "n1", 30, failure="", state="ended")], set()),
+        ([fault(0, "n1", 50), fault(1, "n1", 40, state="cancelled")], set()),
+        ([fault(0, "n1", 50), fault(1, "n1", 40, state="cancelled", stop=StopKind.SILENT)], {"n1"}),
+        ([fault(0, "n1", 50), fault(1, "n1", 40, failure="infeasible")], set()),
+        ([fault(0, "n1", 90000), fault(1, "n1", 40)], set()),
+    ],
+)
+def test_a_node_where_trials_fail_one_after_another_is_left_out(attempts: list[Attempt], suspects: set[str]) -> None:
+    records = replace(sweep(), attempts={(a.trial, a.number): a for a in attempts})
+    found = decide.suspect_nodes(records, NOW)
+    assert set(found) == suspects
+    assert all("2 trials in a row failed there, last: a fault" in why for why in found.values())
+
+
+def measured(*speeds: float) -> Run:
+    return replace(run(0.95), throughput=speeds, eval_seconds=(34.5,))
+
+
+def test_a_probe_ends_with_its_first_warm_block_and_is_judged_by_nothing_else() -> None:
+    cold, warm = (replace(look(), probe=True, run=measured(*speeds)) for speeds in ((2.1,), (2.1, 2.2)))
+    assert decide.watch(study(), cold, NOW) is None
+    found = decide.watch(study(), warm, NOW)
+    assert isinstance(found, decide.Stop)
+    assert found.kind is StopKind.PROBED
+    assert decide.watch(study(), replace(warm, probe=False), NOW) is None
+    bad = replace(run(0.95), train=(TrainPoint(80.0, math.nan, 8.0),))
+    assert decide.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
+    ended = JobStatus(state=JobState.CANCELLED)
+    ending = decide.conclude(study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, probe=True)
+    assert ending == decide.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
+
+
 def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: str = "slurm", **given: Any) -> Any:
     last = attempt(**{k: given.pop(k) for k in ("stop", "stop_sentence") if k in given})
     before = [attempt(failure=diagnosis.kind)] * (attempts - 1)
@@ -78,6 +174,11 @@ def failure(kind: Any) -> Diagnosis:
     return Diagnosis(kind=kind, line="the line", remedy="the remedy")
 
 
+STEP_LIMIT = Diagnosis(
+    FailureKind.CONFIGURATION, "slurmstepd: error: *** STEP 7.9 ON n1 CANCELLED AT 2024 DUE TO TIME LIMIT ***", "raise"
+)
+
+
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
@@ -87,6 +188,11 @@ def failure(kind: Any) -> Diagnosis:
         (conclude(WELL, 1.0, stop=StopKind.PRUNED, stop_sentence="flat"), Verdict.PRUNED),
         (conclude(WELL, 1.0, stop=StopKind.CAPPED, stop_sentence="late"), Verdict.CAPPED),
         (conclude(WELL, 1.0, stop=StopKind.TIME_LIMIT), Verdict.CENSORED),
+        (conclude(WELL, 1.0, state=JobState.TIME_LIMIT), Verdict.CENSORED),
+        (conclude(failure("configuration"), 1.0, state=JobState.TIME_LIMIT), Verdict.CENSORED),
+        (conclude(STEP_LIMIT, 1.0, exit_code=1), Verdict.CENSORED),
+        (conclude(failure("configuration"), state=JobState.TIME_LIMIT), Verdict.FAILED),
+        (conclude(failure("unsatisfiable"), stop=StopKind.QUEUE), Verdict.FAILED),
         (conclude(WELL, stop=StopKind.USER), Verdict.CANCELLED),
         (conclude(failure("configuration"), exit_code=1), Verdict.FAILED),
         (conclude(failure("diverged"), 1.0), Verdict.PRUNED),
@@ -100,7 +206,7 @@ def test_the_end_of_a_trial(found: Any, verdict: Verdict) -> None:
     assert found.verdict is verdict
 
 
-@pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible"])
+@pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible", "held", "drained"])
 def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
     found = conclude(failure(kind), exit_code=1)
     assert isinstance(found, decide.Retry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from lora_tune.driver import Driver, Ports
 from lora_tune.errors import StoreError, SurroundingsError, SweepBusyError
+from lora_tune.jobs import write_files
 from lora_tune.paths import SweepPaths
 from lora_tune.records import StopKind, Sweep, TrialState, Verdict
 from lora_tune.search.session import Session
@@ -18,7 +20,18 @@ from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
 from lora_tune.study import Study, load_study
 from lora_tune.view import Quiet
 from lora_tune.workloads import load as load_workload
-from tests.fakes import Crash, Crashing, FakeClock, FakeCluster, Turn, command_study, record, write_study
+from lora_tune.workloads.base import Proposal
+from tests.fakes import (
+    Crash,
+    Crashing,
+    FakeClock,
+    FakeCluster,
+    SurveyedCluster,
+    Turn,
+    command_study,
+    record,
+    write_study,
+)
 
 
 class House:
@@ -218,6 +231,68 @@ def test_a_job_that_does_not_end_is_killed(tmp_path: Path) -> None:
     assert attempt.stop is StopKind.TIME_LIMIT
     assert attempt.killed_at is not None
     assert attempt.killed_at - (attempt.stop_at or 0) > there.study.site.kill_seconds
+
+
+def test_a_job_that_refuses_to_die_is_shown_with_its_trial(tmp_path: Path) -> None:
+    cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(1e6, "never")]))
+    there = house(tmp_path, cluster, trials=1, trial_minutes=0.1)
+    driver = there.driver()
+    driver.tick()
+    (job,) = cluster.jobs.values()
+    job.stubborn = job.immortal = True
+    for _ in range(200):
+        driver.tick()
+        there.clock.sleep(1)
+    assert "refuses to die on n1: tell the administrator" in there.sweep().trials[0].sentence
+    job.immortal = False
+    driver.run()
+    attempt = there.sweep().attempts[0, 0]
+    assert attempt.failure == "configuration"
+    assert "refuses" not in there.sweep().trials[0].sentence
+
+
+def test_a_log_that_cannot_be_read_fails_its_own_trial_only(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=3, parallel=3, attempts=2)
+    driver = there.driver()
+    driver.tick()
+    spoilt = there.paths.attempt(1, 0).log
+    readable = cluster.jobs["fake-0001-0"].job.log
+    assert spoilt == readable
+    readable.unlink(missing_ok=True)
+    cluster.jobs["fake-0001-0"].job = replace(cluster.jobs["fake-0001-0"].job, log=there.paths.root / "elsewhere.log")
+    spoilt.mkdir()
+    driver.run()
+    sweep = there.sweep()
+    failed = sweep.attempts[1, 0]
+    assert failed.failure == "infrastructure"
+    assert "no regular file" in failed.line
+    assert len(sweep.attempts_of(1)) == 2
+    assert [len(sweep.attempts_of(n)) for n in (0, 2)] == [1, 1]
+    assert not {t.verdict for t in sweep.trials.values()} & {Verdict.FAILED, Verdict.CANCELLED}
+
+
+def test_jobs_that_no_record_wants_are_cancelled(tmp_path: Path) -> None:
+    """The database was put back from yesterday's copy, say: its jobs of today are nobody's."""
+    cluster = SurveyedCluster(FakeClock())
+    there = house(tmp_path, cluster, trials=4)
+    orphan = replace(
+        load_workload(there.study, there.file).job(
+            Proposal(number=77, attempt=0, seed=1, parameters={"LR": 1e-3, "STEPS": 100, "GBS": 8}),
+            there.paths.attempt(77, 0).folder,
+        )
+    )
+    write_files(orphan)
+    other = replace(orphan, name="other-0001-0", log=tmp_path / "other" / "job.log")
+    other.log.parent.mkdir()
+    for job in (orphan, other):
+        cluster.submit(job)
+    driver = there.driver()
+    driver.tick()
+    assert cluster.jobs[orphan.name].ended is not None
+    assert cluster.jobs[other.name].ended is None, "another sweep's job is left alone"
+    assert all(job.ended is None for name, job in cluster.jobs.items() if name.startswith("fake-000"))
+    events = [json.loads(line) for line in there.paths.driver_log.read_text().splitlines()]
+    assert [e["event"] for e in events].count("orphan") == 1
 
 
 def failing(line: str, code: int = 1) -> Any:

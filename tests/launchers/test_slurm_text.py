@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.launchers import slurm_text
-from lora_tune.launchers.base import JobState
+from lora_tune.launchers.base import JobState, Waits
 
 WIDTHS = [int(field.split(":")[1]) for field in slurm_text.SQUEUE_FORMAT.split(",")]
 
@@ -48,6 +50,42 @@ def test_a_waiting_job_has_no_start_although_slurm_shows_an_estimate() -> None:
     assert status.state is JobState.QUEUED
     assert (status.started_at, status.ended_at, status.nodes) == (None, None, ())
     assert "UnavailableNodes:n[1-4]" in status.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits"),
+    [
+        ("Priority", Waits.NORMAL),
+        ("Resources", Waits.NORMAL),
+        ("QOSMaxJobsPerUserLimit", Waits.NORMAL),
+        ("AssocGrpCpuLimit", Waits.NORMAL),
+        ("JobHeldUser", Waits.HELD),
+        ("JobHeldAdmin", Waits.HELD),
+        ("launch_failed_requeued_held", Waits.HELD),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-4]", Waits.DRAINED),
+        (
+            "(Nodes required for job are DOWN, DRAINED or reserved for other jobs)",
+            Waits.DRAINED,
+        ),
+        ("PartitionDown", Waits.DRAINED),
+        ("PartitionNodeLimit", Waits.UNSATISFIABLE),
+        ("PartitionTimeLimit", Waits.UNSATISFIABLE),
+        ("BadConstraints", Waits.UNSATISFIABLE),
+        ("AssocMaxNodePerJobLimit", Waits.UNSATISFIABLE),
+        ("QOSMaxWallDurationPerJobLimit", Waits.UNSATISFIABLE),
+        ("DependencyNeverSatisfied", Waits.UNSATISFIABLE),
+    ],
+)
+def test_why_a_pending_job_waits(reason: str, waits: Waits) -> None:
+    assert status_of(State="PENDING", NodeList="", Reason=reason).waits is waits
+    assert status_of(State="RUNNING", Reason=reason).waits is Waits.NORMAL
+
+
+def test_where_jobs_write_to() -> None:
+    widths = [int(field.split(":")[1]) for field in slurm_text.OUTPUT_FORMAT.split(",")]
+    fields = ("17", "study-0001-0", "/sweeps/a b/trials/0001/attempt-0/job.log")
+    line = "".join(field.ljust(width) for field, width in zip(fields, widths, strict=True))
+    assert slurm_text.output_rows(f"a banner\n{line}\n") == [(fields[0], fields[1], Path(fields[2]))]
 
 
 def test_a_completing_job_still_holds_its_nodes() -> None:

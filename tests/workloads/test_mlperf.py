@@ -340,3 +340,30 @@ def test_public_configurations_export_what_the_table_says(public_data: Path, tmp
         assert {n: exported[n] for n in names if n != "SP"} == {n: v for n, v in values.items() if n != "SP"}
         assert f"x{row['MINIBS']}xtp{row['TP']}pp{row['PP']}cp{row['CP']}" in name
     assert os.sep not in "".join(name for name in job.files)
+
+
+class TestCheck:
+    """What every trial needs is looked for before the first is proposed."""
+
+    def test_container_data_and_model_have_to_be_set(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for name in ("CONT", "DATADIR", "MODEL"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(SurroundingsError, match=r"CONT is not set, and .* needs it; set site\.container"):
+            workload().check()
+        with pytest.raises(SurroundingsError, match=r"set site\.data"):
+            workload(container="image.sqsh").check()
+        monkeypatch.setenv("MODEL", str(tmp_path))
+        assert workload(container="image.sqsh", data=tmp_path).check() == []
+
+    def test_a_path_that_only_a_node_may_see_is_a_doubt(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (doubt,) = workload(container="image.sqsh", data="/raid/nowhere", model=tmp_path).check()
+        assert "DATADIR=/raid/nowhere is not there as this machine sees it" in doubt
+
+    def test_a_script_that_has_a_value_of_its_own_needs_none(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delenv("CONT", raising=False)
+        folder = Path(shutil.copytree(STANDIN, tmp_path / "implementation"))
+        script = (folder / "run.sub").read_text().replace("${CONT:?CONT not set}", "${CONT:=registry/image}")
+        (folder / "run.sub").write_text(script)
+        assert workload(folder, data=tmp_path, model=tmp_path).check() == []
