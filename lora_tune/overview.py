@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from lora_tune import decide, export
+from lora_tune import decide, export, view
 from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
 
@@ -150,6 +150,15 @@ def prior_words(study: Study, sweep: Sweep) -> str:
     if study.objective.curves == "llama2_70b_lora":
         words.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
     return " and ".join(w for w in words if w)
+
+
+def other_score(study: Study, trial: Trial) -> str:
+    """The other one of time to target and its RCP-normalised score, for people; "" where no reference applies."""
+    if study.maximise or "mlperf_score" not in trial.facts:
+        return ""
+    if study.objective.score == "mlperf_score":
+        return f"{view.duration(trial.seconds)} before RCP normalisation"
+    return f"{view.duration(trial.facts['mlperf_score'])} RCP-normalised"
 
 
 def passing(study: Study, best: Trial | None) -> Prediction | None:

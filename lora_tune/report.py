@@ -20,7 +20,7 @@ from lora_tune import __version__, view
 from lora_tune.advice import advise
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import SurroundingsError
-from lora_tune.overview import Overview, objective_words, overview, passing, prior_words
+from lora_tune.overview import Overview, objective_words, other_score, overview, passing, prior_words
 from lora_tune.plots import charts, svg
 from lora_tune.records import CHOSEN, Sweep, Trial
 from lora_tune.redact import redact
@@ -131,8 +131,8 @@ def _result_card(study: Study, seen: Overview) -> Card:
     if study.maximise:
         return (label, f"{value:.4g} samples/s", f"trial {number}")
     low, high = (view.duration(v) for v in seen.best_interval or (value, value))
-    raw = f"before that {view.duration(seen.best.seconds)}, " if study.objective.score == "mlperf_score" else ""
-    return (label, view.duration(value), f"trial {number}; {raw}90% interval {low} to {high}, from one run")
+    other = f"{words}; " if (words := other_score(study, seen.best)) else ""
+    return (label, view.duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
 
 
 def _best(study: Study, seen: Overview) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lora_tune import errors, view
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option, watch_store
-from lora_tune.overview import Overview, overview, ranked
+from lora_tune.overview import Overview, other_score, overview, ranked
 from lora_tune.records import Sweep, Trial, TrialState
 from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.study import Study
@@ -163,6 +163,8 @@ def _best(study: Study, seen: Overview) -> Text:
         if seen.best_interval:
             low, high = seen.best_interval
             text.append(f" (90% interval {view.duration(low)} to {view.duration(high)})", style="green")
+    if words := other_score(study, seen.best):
+        text.append(f", {words}", style="green")
     text.append(f"  trial {seen.best.number}  {view.parameters_text(seen.best)}", style="default")
     return text
 

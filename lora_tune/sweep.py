@@ -23,12 +23,13 @@ from lora_tune.driver import Outcome, proposal
 from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.leasing import take_lease, wait_for_lease
+from lora_tune.overview import other_score
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
 from lora_tune.running import Around, Plan, driver, make_clock, open_sweep, settle
 from lora_tune.scaling import scaling, table
 from lora_tune.store import Store, tune_sqlite
-from lora_tune.study import Study, find_study, load_study
+from lora_tune.study import Study, closed_violations, find_study, load_study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Prepares, Workload
 
@@ -69,6 +70,8 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     from_file = load_study(file)
     options = _options(given)
     study = from_file.with_options(options)
+    for violation in closed_violations(study):  # what is fatal was refused above
+        click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
     workload = load_workload(study, file)
     plan = Plan(
         file=file,
@@ -190,8 +193,9 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
         )
     else:
         unit = "samples/s" if study.maximise else "s to the target"
+        other = f" ({words})" if (words := other_score(study, best)) else ""
         lines.append(
-            f"best     {best.facts['objective']:.4g} {unit}, trial {best.number}: {view.parameters_text(best)}"
+            f"best     {best.facts['objective']:.4g} {unit}{other}, trial {best.number}: {view.parameters_text(best)}"
         )
     if rows := scaling(study, sweep):
         lines.append(table(rows))

@@ -8,11 +8,17 @@ import math
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune import rules
+from lora_tune.driver import Outcome
 from lora_tune.errors import InputError
+from lora_tune.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.report import report_html
+from lora_tune.study import parse_study
+from lora_tune.sweep import main, summary
 
 EOS_N8_MINUTES = [5.03, 5.04, 5.05, 5.06, 5.07, 5.3, 5.31, 5.32, 5.9, 4.4]
 EOS_N8_SAMPLES = [3072.0, 3072, 3072, 3072, 3072, 3456, 3456, 3456, 3840, 2688]
@@ -197,3 +203,33 @@ def test_logs_of_something_else_are_refused_in_words(tmp_path: Path) -> None:
     found = rules.run_compliance(tmp_path)
     assert not found.passes
     assert "None, not llama2_70b_lora" in found.rcp_words
+
+
+SIMULATED = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"
+
+
+def test_a_sweep_says_at_its_start_that_a_batch_size_has_no_reference(tmp_path: Path) -> None:
+    study = tmp_path / "large.toml"
+    study.write_text(SIMULATED.read_text().replace("gbs = [8, 16, 32]", "gbs = [8, 256]"))
+    shown = CliRunner().invoke(main, ["--study", str(study), "--output", str(tmp_path / "sweep"), "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    assert "warning: space.GBS: GBS 256 is above 128, the largest batch size with a reference" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("score", "objective", "says"),
+    [
+        ("time_to_target", 1500.0, "26:40 min RCP-normalised"),
+        ("mlperf_score", 1600.0, "25:00 min before RCP normalisation"),
+    ],
+)
+def test_both_objectives_are_shown_whichever_is_minimised(score: str, objective: float, says: str) -> None:
+    text = SIMULATED.read_text().replace('score = "mlperf_score"', f'score = "{score}"')
+    study = parse_study(text, SIMULATED)
+    trial = Trial(
+        number=0, seed=1, tuned={}, parameters={"GBS": 8}, state=TrialState.FINISHED, verdict=Verdict.REACHED,
+        seconds=1500.0, samples=3072.0, facts={"objective": objective, "mlperf_score": 1600.0},
+    )  # fmt: skip
+    sweep = Sweep(name=study.name, digest="", study_toml=text, began_at=0.0, trials={0: trial})
+    assert says in summary(study, sweep, Outcome("done"))
+    assert says in report_html(study, sweep, 0.0)
