@@ -19,7 +19,7 @@ from tests.builders import stored, sweep_of
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-PAGES = [DOCS / name for name in ("tutorial.md", "review.md", "study-file.md", "mlperf.md", "command.md")]
+PAGES = [DOCS / name for name in ("tutorial.md", "review.md", "study-file.md", "mlperf.md", "command.md", "service.md")]
 STANDIN = REPOSITORY / "tests" / "standin"
 
 SERVERS = ("lora_tune.dashboard",)
