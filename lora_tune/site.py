@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from lora_tune.hostlist import hostnames
 
 
 class Site(BaseModel):
@@ -47,14 +50,18 @@ class Site(BaseModel):
         found = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
         return {name: value for name, value in found.items() if value}
 
-    def sbatch_words(self) -> tuple[str, ...]:
-        """What ``sbatch`` needs on this cluster, as options for somebody who types the line."""
+    def sbatch_words(self, nodes: int) -> tuple[str, ...]:
+        """What ``sbatch`` needs on this cluster, as options for somebody who types the line for ``nodes`` nodes.
+
+        Of a longer node list the first ones are named: sbatch would demand all of them.
+        """
+        named = ",".join(itertools.islice(hostnames(self.nodelist or ""), nodes)) or None
         given = {
             "-p": self.partition,
             "-A": self.account,
             "-q": self.qos,
             "--reservation": self.reservation,
-            "-w": self.nodelist,
+            "-w": named,
             "--exclude": self.exclude,
         }
         pairs = [word for option, value in given.items() if value for word in (option, value)]

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lora_tune.errors import LauncherError, SurroundingsError
+from lora_tune.hostlist import hostnames
 from lora_tune.launchers import slurm_text
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.command import read_json, run_job, write_json
@@ -143,7 +144,7 @@ def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
 
     sbatch's own --nodelist demands all nodes of the list for each job.
     """
-    wanted = set(slurm_text.hostnames(site.nodelist or ""))
+    wanted = set(hostnames(site.nodelist or ""))
     if len(wanted) <= site.nodes:
         return site
     others = sorted(every - wanted)

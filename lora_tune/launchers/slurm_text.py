@@ -6,10 +6,11 @@ All times are asked for as epoch seconds (``SLURM_TIME_FORMAT=%s``), so neither 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_tune.hostlist import NOTHING, hostnames
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 
 STATES = {
@@ -224,29 +225,9 @@ def find(rows: Iterable[Row], name: str, token: str, submitted_at: float) -> Row
     return max(ours, key=lambda row: row.submitted or 0.0, default=None)
 
 
-def hostnames(text: str) -> Iterator[str]:
-    """``n[1-3,07],m2`` -> n1, n2, n3, n07, m2. Several brackets multiply, as in Slurm."""
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", _plain(text)):
-        yield from _expand(re.split(r"\[([^\]]*)\]", part))
-
-
-def _expand(pieces: Sequence[str]) -> Iterator[str]:
-    """``pieces`` alternate between literal text and the inside of a bracket."""
-    if len(pieces) == 1:
-        yield pieces[0]
-        return
-    head, inside, *rest = pieces
-    for choice in inside.split(","):
-        low, dash, high = choice.partition("-")
-        numbers = [f"{i:0{len(low)}}" for i in range(int(low), int(high) + 1)] if dash else [choice]
-        for number in numbers:
-            for tail in _expand(rest):
-                yield head + number + tail
-
-
 def _plain(text: str) -> str:
     """Slurm's words for nothing, as nothing."""
-    return "" if text in ("(null)", "None", "N/A", "Unknown", "NONE") else text
+    return "" if text in NOTHING else text
 
 
 def _time(text: str) -> float | None:

@@ -141,7 +141,7 @@ class CommandWorkload:
         name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
         command = [fill(word, values) for word in self._settings.argv]
         if self._settings.script:
-            command = ["sbatch", "-N", str(nodes), *site.sbatch_words(), *command]
+            command = ["sbatch", "-N", str(nodes), *site.sbatch_words(nodes), *command]
         place = f"cd {shlex.quote(str(self._cwd))} && " if self._cwd else ""
         usage = f"source {name} && {place}{shlex.join(command)}"
         exports = {**site.step_variables(), **self._environment(values, self._settings.environment)}

@@ -164,7 +164,9 @@ class MlperfWorkload:
         place = Path(*self.implementation.common[:1]).parent
         before = "".join(f"source {shlex.quote(file)} && " for file in self._settings.before)
         site = self._study.site
-        submit = shlex.join(["sbatch", *site.sbatch_words()]).replace("sbatch", "sbatch -N $DGXNNODES -t $WALLTIME", 1)
+        submit = shlex.join(["sbatch", *site.sbatch_words(self._nodes(proposal))]).replace(
+            "sbatch", "sbatch -N $DGXNNODES -t $WALLTIME", 1
+        )
         steps = "".join(f"{name}={shlex.quote(value)} " for name, value in site.step_variables().items())
         sources = [
             f'source "$(dirname "${{BASH_SOURCE[0]}}")"/{shlex.quote(Path(common).name)}'

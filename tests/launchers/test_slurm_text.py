@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune.hostlist import hostnames
 from lora_tune.launchers import slurm_text
 from lora_tune.launchers.base import JobState, Waits
 
@@ -189,13 +190,13 @@ def test_sacct_rows_take_the_worst_exit_code() -> None:
     ],
 )
 def test_host_lists(text: str, names: list[str]) -> None:
-    assert list(slurm_text.hostnames(text)) == names
+    assert list(hostnames(text)) == names
 
 
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=20, unique=True), st.integers(1, 4))
 def test_a_compressed_host_list_expands_to_the_same_nodes(numbers: list[int], width: int) -> None:
     inside = ",".join(f"{n:0{width}}" for n in numbers)
-    assert list(slurm_text.hostnames(f"dgx-[{inside}]")) == [f"dgx-{n:0{width}}" for n in numbers]
+    assert list(hostnames(f"dgx-[{inside}]")) == [f"dgx-{n:0{width}}" for n in numbers]
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), max_size=60))
