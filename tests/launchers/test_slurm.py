@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.errors import LauncherError, SurroundingsError
-from lora_tune.launchers.base import JobState, Launcher
+from lora_tune.launchers.base import JobState, Launcher, Waits
 from lora_tune.launchers.slurm import SlurmLauncher
 from lora_tune.launchers.slurm_submission import submission_command
 from lora_tune.paths import AttemptPaths
@@ -360,3 +360,20 @@ def test_polling_costs_no_time_while_jobs_wait(slurm: Cluster, tmp_path: Path) -
     assert status.state is JobState.QUEUED
     assert (status.started_at, status.ended_at, status.nodes) == (None, None, ())
     assert time.time() - ticket.submitted_at < 30
+
+
+def test_what_a_waiting_job_waits_for_and_where_jobs_write(slurm: Cluster, tmp_path: Path) -> None:
+    """A job that its user holds, and one that wants more nodes than there are, which sbatch takes all the same."""
+    launcher = SlurmLauncher(site())
+    held, too_large = (
+        script_job(tmp_path / "trials" / name, "sleep 60", name=f"waits-{name}-0", nodes=nodes)
+        for name, nodes in (("held", 4), ("large", 5))
+    )
+    blocker = script_job(tmp_path / "elsewhere", "sleep 60", name="waits-blocker-0", nodes=4)
+    launcher.submit(blocker)
+    tickets = [ticket_of(job, launcher.submit(job)) for job in (held, too_large)]
+    slurm.run("scontrol", "uhold", tickets[0].job_id)
+    waits = lambda: [launcher.poll(tickets)[t.name].waits for t in tickets]  # noqa: E731
+    wait_until(lambda: waits() == [Waits.HELD, Waits.UNSATISFIABLE], 20, "Slurm says why", slurm.state_lines)
+    found = launcher.jobs_below(tmp_path / "trials")
+    assert {(t.name, t.job_id) for t in found} == {(t.name, t.job_id) for t in tickets}

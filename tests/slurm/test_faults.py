@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 
@@ -99,3 +100,70 @@ def test_out_of_memory_is_tried_on_another_node_before_it_counts(house: Callable
         assert not set(one.nodes) & set(two.nodes)
     for trial in sweep.trials.values():
         assert trial in tight or trial.verdict in (Verdict.REACHED, Verdict.CENSORED)
+
+
+def test_a_minute_without_controller_and_a_time_limit(house: Callable[..., House]) -> None:
+    """Trainings go on while slurmctld is away, and are read; one then runs into Slurm's own limit with evals made."""
+    environment = {"STANDIN_SECONDS": "75", "NCCL_TEST": "0", "FAIL_MODE": "slow@SEED=5002"}
+    home = house(trials=3, parallel=3, environment=environment, trial_minutes=10)
+    cluster = home.cluster
+    driver = home.start()
+    first = [home.wait_for_attempt(trial, 0, "running") for trial in range(3)]
+    logs = [home.paths.attempt(trial, 0).log for trial in range(3)]
+    training = lambda: all(log.exists() and "run_start" in log.read_text() for log in logs)  # noqa: E731
+    wait_until(training, 60, "all three train")
+    cluster.stop_controller()
+    away = time.monotonic()
+    wait_until(lambda: "squeue" in home.said, 60, "the driver says that the cluster does not answer")
+    wait_until(lambda: time.monotonic() > away + 60, 61, "the minute is over")
+    assert driver.poll() is None
+    cluster.start_controller()
+    wait_until(lambda: "eval_accuracy" in logs[1].read_text(), 60, "the slow one has an eval")
+    wait_until(lambda: home.sweep().last_evals(1) != (), 30, "which the driver has seen")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    cluster.run("scontrol", "update", f"JobId={first[1].job_id}", f"EndTime={now}")
+    assert driver.wait(240) in (0, 4), home.said
+
+    sweep = home.sweep()
+    assert all(len(sweep.attempts_of(trial)) == 1 for trial in range(3)), "a controller that is away is no failure"
+    assert home.said.count("squeue failed") <= 2, "trouble that lasts is said once"
+    assert sweep.attempts[(1, 0)].state == "time limit"
+    assert sweep.trials[1].verdict is Verdict.CENSORED
+    assert sweep.trials[1].sentence.startswith("ran into the job's time limit; eval loss")
+    assert {sweep.trials[n].verdict for n in (0, 2)} <= {Verdict.REACHED, Verdict.CENSORED}
+    assert sum(a.node_hours(0) for a in home.attempts()) == pytest.approx(home.node_hours_by_slurm(), abs=1e-6)
+
+
+def test_a_controller_that_crashes_forgets_jobs_and_gives_their_ids_out_again(house: Callable[..., House]) -> None:
+    """What was submitted and not yet saved is lost with slurmctld: each such trial is run again, none is mixed up."""
+    home = house(trials=3, parallel=3, environment={"STANDIN_SECONDS": "3", "NCCL_TEST": "0"})
+    cluster = home.cluster
+    cluster.restart_controller()  # its state is saved now: what is submitted next is not
+    driver = home.start()
+    first = [home.wait_for_attempt(trial, 0, "queued", "running") for trial in range(3)]
+    cluster.stop_controller(kill=True)
+    cluster.start_controller()
+    known = home.slurm_jobs()
+    assert driver.wait(240) in (0, 4), home.said
+
+    sweep, lost = home.sweep(), [a for a in first if not known[a.job_name]]
+    assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}
+    for attempt in first:
+        ended = sweep.attempts[(attempt.trial, 0)]
+        tries = sweep.attempts_of(attempt.trial)
+        assert len(tries) == (2 if attempt in lost else 1)
+        if attempt in lost:
+            assert ended.state == "lost"
+            assert ended.failure == "infrastructure"
+    last = [sweep.attempts_of(trial)[-1] for trial in range(3)]
+    assert all(home.slurm_jobs()[attempt.job_name] == 1 for attempt in last)
+    assert len({attempt.job_id for attempt in last}) == 3, "no two trials took one job for theirs"
+    assert sum(a.node_hours(0) for a in last) == pytest.approx(home.node_hours_by_slurm(), abs=1e-6)
+
+
+def test_a_missing_implementation_ends_the_command_before_anything_is_recorded(house: Callable[..., House]) -> None:
+    home = house()
+    shutil.rmtree(home.implementation)
+    assert home.finish(60) == 3
+    assert "does not exist; give workload.implementation" in home.said
+    assert not home.paths.database.exists()
