@@ -244,7 +244,7 @@ def test_the_command_speaks_to_people_and_to_programs(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "What sets the better trials apart" in said.output
     told = json.loads(CliRunner().invoke(explain.main, [*options, "--json"]).stdout)
-    assert told.keys() == {"importance", "advice", "next"}
+    assert told.keys() == {"importance", "advice", "next", "priors"}
     one = json.loads(CliRunner().invoke(explain.main, [*options, "--trial", "3", "--json"]).stdout)
     assert one["trial"] == 3
     wrong = CliRunner().invoke(explain.main, [*options, "--trial", "99"])
