@@ -57,7 +57,8 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
 
     evals = rig.sweep().last_evals(other.number)
     assert other.samples == next(e.samples for e in evals if e.loss <= 2.75)
-    assert [e.samples for e in evals] == pytest.approx([1024 * (i + 1) for i in range(len(evals))]), "at any batch"
+    regular = [e.samples for e in evals[:-1]]  # the last step evaluates too
+    assert regular == pytest.approx([1024 * (i + 1) for i in range(len(regular))]), "at any batch"
     assert "to start at" in rig.accepted_by_sbatch()
     accepted_by_train_py(rig)
 
