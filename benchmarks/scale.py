@@ -346,11 +346,10 @@ def latencies(cluster: Path, seen: dict[tuple[str, int], float], since: float) -
     for line in (cluster / "cancelled").read_text().splitlines() if (cluster / "cancelled").exists() else ():
         job, at = line.split()
         cancelled.setdefault(job, float(at))
+    written = [w for w in written if w["at"] > since]
     waits = [seen[w["job"], w["samples"]] - w["at"] for w in written if (w["job"], w["samples"]) in seen]
-    stops = [
-        cancelled[w["id"]] - w["at"] for w in written if w["diverged"] and w["at"] > since and w["id"] in cancelled
-    ]
-    late = sum(w["at"] > since and (w["job"], w["samples"]) not in seen and w["at"] < time.time() - 5 for w in written)
+    stops = [cancelled[w["id"]] - w["at"] for w in written if w["diverged"] and w["id"] in cancelled]
+    late = sum((w["job"], w["samples"]) not in seen and w["at"] < time.time() - 5 for w in written)
     for what, found in (("an eval's line to its record", waits), ("a diverged eval's line to scancel", stops)):
         if found:
             print(f"from {what}: median {np.median(found):.2f} s, 99% {np.quantile(found, 0.99):.2f} s of {len(found)}")

@@ -12,6 +12,7 @@ from typing import Any
 from lora_tune.errors import LauncherError
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.command import alive, read_json, run_job, start_ticks, write_json
+from lora_tune.launchers.folders import pickle_folder
 from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job
 
@@ -37,7 +38,7 @@ class LocalLauncher:
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
         write_json(attempt.job, command_record(job, environment))
-        executor = LocalExecutor(folder=attempt.submitit)
+        executor = LocalExecutor(folder=pickle_folder(attempt))
         limit = job.resources.minutes or 60 * 24 * 365
         executor.update_parameters(timeout_min=limit, signal_delay_s=0)
         try:

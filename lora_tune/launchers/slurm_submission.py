@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.errors import LauncherError
+from lora_tune.launchers.folders import pickle_folder
 from lora_tune.paths import AttemptPaths
 from lora_tune.site import Site
 from lora_tune.workloads.base import Job
@@ -119,7 +120,7 @@ def executor(job: Job, site: Site, token: str) -> Any:
     folder = AttemptPaths(job.folder).submitit
     if "%" in str(folder):
         raise LauncherError(f"{folder} holds a %, which submitit and Slurm expand; use another sweeps folder")
-    found = Executor(folder=folder, python=shlex.quote(site.python or sys.executable))
+    found = Executor(folder=pickle_folder(AttemptPaths(job.folder)), python=shlex.quote(site.python or sys.executable))
     found.update_parameters(**_parameters(job, site, token), **({} if job.script else _own_steps(job, site)))
     return found
 

@@ -38,8 +38,8 @@ def points(count: int) -> list[dict[str, Any]]:
     chance = random.Random(11)
     return [
         {
-            "LR": round(10 ** chance.uniform(-5, -3), 9),
-            "MAX_STEPS": chance.randrange(60, 121, 20),
+            "LR": round(10 ** chance.uniform(-4, -3.05), 9),
+            "MAX_STEPS": chance.choice((100, 120)),
             "layout": LAYOUTS[n % len(LAYOUTS)],
         }
         for n in range(count)
@@ -58,7 +58,8 @@ class Room(House):
         seconds: how long an undisturbed trial trains.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(folder, cluster, trials=trials, environment={"STANDIN_SECONDS": seconds})
+        settings = {"trials": trials, "target": 0.963, "environment": {"STANDIN_SECONDS": seconds}}
+        super().__init__(folder, cluster, **settings)
         text = self.study.read_text()
         search = "sampler = 'random'\n" + "".join(f"[[search.enqueue]]\n{_toml(p)}" for p in points(trials))
         text = text.replace("startup_trials = 8\n", search).replace("[budget]\n", "[budget]\nattempts = 40\n")
@@ -132,7 +133,7 @@ class Room(House):
         with contextlib.suppress(StoreError):
             sweep = self._load()
             trials = sweep.trials.values() if sweep else ()
-            return bool(trials) and all(t.state is TrialState.FINISHED for t in trials) and self.driver.poll() == 0
+            return bool(trials) and all(t.state is TrialState.FINISHED for t in trials) and self.driver.poll() in (0, 4)
         return False
 
     def live_log(self, chance: random.Random) -> Path | None:

@@ -1,0 +1,44 @@
+"""Where jobs find what they execute: folders into which nobody else can put a file.
+
+submitit's task is a pickle in the folder of the attempt: whoever can replace it runs code as the job's user.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from lora_tune.errors import LauncherError
+from lora_tune.paths import AttemptPaths
+
+_OTHERS, _GROUP = stat.S_IWOTH, stat.S_IWGRP
+
+
+def pickle_folder(attempt: AttemptPaths) -> Path:
+    """submitit's folder of an attempt, made for this user alone. Raises LauncherError where others could write.
+
+    Refused are: a folder of another user; pickles that group or others can replace; an attempt's folder, or one above
+    it, that everybody can write to without the sticky bit. A team that shares its sweeps folder trusts its group.
+    """
+    folder = attempt.submitit
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check(folder, _GROUP | _OTHERS, "go-w")
+    _check(attempt.folder, _OTHERS, "o-w")
+    for above in attempt.folder.absolute().parents:
+        mode = above.stat().st_mode
+        if mode & _OTHERS and not mode & stat.S_ISVTX:
+            raise LauncherError(
+                f"{above} is writable for everybody: others could put their code into your jobs; "
+                f"chmod o-w {above}, or use another --output"
+            )
+    return folder
+
+
+def _check(folder: Path, unwanted: int, remedy: str) -> None:
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise LauncherError(f"{folder} belongs to user id {found.st_uid}, not to you; use another --output")
+    if found.st_mode & unwanted:
+        raise LauncherError(f"{folder} is writable for others, who could put their code into your jobs; "
+                            f"chmod {remedy} {folder}")  # fmt: skip
