@@ -103,15 +103,14 @@ def test_a_first_eval_that_is_a_multiple_of_the_interval_can_be_asked_for() -> N
 
 
 def test_a_simulated_open_sweep_chooses_its_schedule_and_says_so(tmp_path: Path) -> None:
+    text = OPEN.replace('sampler = "grey_box"', 'sampler = "random"').replace("gbs = [8, 16, 32]", "gbs = [8]")
+    text = text.replace("low = 1e-5, high = 1e-2", "low = 3e-4, high = 6e-4").replace(
+        "low = 100, high = 2500", "low = 600, high = 1000"
+    )
     file = tmp_path / "opened.toml"
-    file.write_text(
-        OPEN.replace('sampler = "grey_box"', 'sampler = "tpe"').replace(
-            "low = 1e-5, high = 1e-2", "low = 3e-4, high = 6e-4"
-        )
-    )
-    done = CliRunner().invoke(
-        main, ["--study", str(file), "--output", str(tmp_path / "sweep"), "--trials", "40", "--quiet"]
-    )
+    file.write_text(text)
+    options = ["--study", str(file), "--output", str(tmp_path / "sweep"), "--trials", "40", "--quiet"]
+    done = CliRunner().invoke(main, options)
     assert done.exit_code == 0, done.output
     sweep = Store(sqlite_url(tmp_path / "sweep" / "sweep.db"), read_only=True).load("opened")
     assert sweep is not None
