@@ -130,6 +130,7 @@ class Server:
                     continue
                 for row in active:
                     self._take_up(row)
+                self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
                 if until_done and not active and not self._threads:
                     return
                 self._stop.wait(1.0)
@@ -140,11 +141,7 @@ class Server:
 
     def _take_up(self, row: Registered) -> None:
         """Start a thread for the study, unless it has one, failed a moment ago, or is driven elsewhere."""
-        thread = self._threads.get(row.name)
-        if thread is not None and thread.is_alive():
-            return
-        self._threads.pop(row.name, None)
-        if time.monotonic() < self._not_before.get(row.name, 0.0):
+        if row.name in self._threads or time.monotonic() < self._not_before.get(row.name, 0.0):
             return
         self._not_before.pop(row.name, None)
         try:
