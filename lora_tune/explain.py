@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lora_tune import curve, decide, view
+from lora_tune import curve, decide, judge, view
 from lora_tune.advice import Advice, advise
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, LoraTuneError
@@ -21,6 +21,9 @@ from lora_tune.importance import FEWEST, knobs
 from lora_tune.overview import objective_words, prior_words, ranked
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
+
+if TYPE_CHECKING:
+    import optuna
 
 LOGS_READ = 20
 """Logs that are read for their training losses."""
@@ -36,6 +39,8 @@ class Next:
     why: str
     stop: str
     """Why the driver would propose nothing, "" when it would."""
+    recommended: str = ""
+    """What a search with a model would hand over now, with expected score and regret; "" before the target is met."""
 
 
 def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
@@ -52,7 +57,18 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
         stop = decide.not_worth(study, sampler.expected_gain(known))
     asked = known.ask(study.search_space.distributions())
     why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
-    return Next(tuned=dict(asked.params), why=why, stop=stop)
+    return Next(tuned=dict(asked.params), why=why, stop=stop, recommended=_recommended(sweep, known))
+
+
+def _recommended(sweep: Sweep, known: optuna.Study) -> str:
+    from lora_tune.search.sampler import GreyBoxSampler
+
+    if not isinstance(known.sampler, GreyBoxSampler) or not any(
+        t.verdict is Verdict.REACHED for t in sweep.trials.values()
+    ):
+        return ""
+    tuned, _, sentence = known.sampler.recommend(known)
+    return f"{view.parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
 
 
 def why_proposed(study: Study, sweep: Sweep, trial: Trial) -> str:
@@ -98,8 +114,8 @@ def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
     last, target = evals[-1], study.objective.target
     words = f"eval loss {last.loss:.4f} at {last.samples:g} samples, {last.loss - target:+.4f} against the target"
-    others = [o for o in decide.references(sweep, trial) if o is not evals]
-    envelope = decide.envelope(study, trial) or curve.envelope_from(others, target)
+    others = [o for o in judge.references(sweep, trial) if o is not evals]
+    envelope = judge.envelope(study, trial) or curve.envelope_from(others, target)
     if envelope is None or not last.samples > 0:
         return words
     import numpy as np
@@ -207,6 +223,8 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(view.visible(f"    evidence: {a.evidence}"))
     if not advice:
         click.echo("  none of the rules applies to what was observed so far")
+    if ahead.recommended:
+        click.echo(f"\nRecommended now, whether or not it was run as a whole\n  {view.visible(ahead.recommended)}")
     click.echo("\nNext")
     if starts := prior_words(study, sweep):
         click.echo(f"  the search starts from {starts}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lora_tune import curve, decide
+from lora_tune import curve, judge
 from lora_tune.mllog import Run
 from lora_tune.records import Attempt, Trial
 from lora_tune.study import Study
@@ -19,7 +19,7 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: Run, now
     Unknown numbers are left out, never zero.
     """
     timing = curve.timing(run)
-    known = decide.envelope(study, trial)
+    known = judge.envelope(study, trial)
     crossing = curve.estimate(run, study.objective.target, family=known.family if known else None)
     stop = None if study.maximise else run.reached(study.objective.target)
     speed: float | None = timing.samples_per_second

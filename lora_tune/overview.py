@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from lora_tune import decide, export, view
+from lora_tune import export, judge, view
 from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
 
@@ -95,7 +95,7 @@ def saved_node_hours(study: Study, sweep: Sweep) -> float:
 
 def _saved(study: Study, sweep: Sweep, trial: Trial, usual: float | None) -> float:
     evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
-    end = decide.max_samples(trial) or usual
+    end = judge.max_samples(trial) or usual
     if not evals or not attempts or end is None or not evals[-1].samples > 0 or not evals[-1].seconds > 0:
         return 0.0
     last, attempt = evals[-1], attempts[-1]

@@ -69,12 +69,12 @@ class Watch:
         fresh = self._book.see_evals(attempt, evals)
         self._book.put_attempt(attempt)
         if status.state.alive:
-            self._watch(trial, attempt, status, log, judge=bool(fresh))
+            self._watch(trial, attempt, status, log, fresh=bool(fresh))
         else:
             self._conclude(trial, attempt, status, log)
         return fresh
 
-    def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog, *, judge: bool) -> None:
+    def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog, *, fresh: bool) -> None:
         run, now = log.run(), self._ports.clock.now()
         look = decide.Look(
             attempt=attempt,
@@ -87,8 +87,8 @@ class Watch:
             probe=trial.probe,
         )
         action = decide.watch(self._study, look, now)
-        if action is None and attempt.stop is StopKind.NONE and (judge or log.train_is_new()):
-            action = decide.judge_curve(self._study, self._book.sweep, trial, run)
+        if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
+            action = judge.judge_curve(self._study, self._book.sweep, trial, run)
         if isinstance(action, decide.Stop):
             self._voice.note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial=trial.number)
             self._stop(attempt, action, now)

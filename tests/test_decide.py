@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune import decide, outcome
+from lora_tune import decide, judge, outcome
 from lora_tune.diagnose import Diagnosis, FailureKind
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.mllog import Eval, Run, TrainPoint
@@ -154,7 +154,7 @@ def test_a_probe_ends_with_its_first_warm_block_and_is_judged_by_nothing_else() 
     assert found.kind is StopKind.PROBED
     assert decide.watch(study(), replace(warm, probe=False), NOW) is None
     bad = replace(run(0.95), train=(TrainPoint(80.0, math.nan, 8.0),))
-    assert decide.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
+    assert judge.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
     ended = JobStatus(state=JobState.CANCELLED)
     ending = decide.conclude(study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, probe=True)
     assert ending == decide.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
@@ -234,7 +234,7 @@ def sweep(*trials: Trial) -> Sweep:
 
 def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
     bad = replace(run(1.0), train=(TrainPoint(80.0, 1.2, 8.0), TrainPoint(160.0, math.nan, 16.0)))
-    found = decide.judge_curve(study(), sweep(trial()), trial(), bad)
+    found = judge.judge_curve(study(), sweep(trial()), trial(), bad)
     assert found is not None
     assert found.sentence == "diverged: train loss is nan at 160 samples"
 
@@ -242,9 +242,9 @@ def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
 def test_a_run_that_still_has_to_heal_is_not_judged_by_its_curve() -> None:
     flat = run(*[1.0] * 9)
     record = replace(trial(), parameters={**trial().parameters, "MAX_STEPS": 125})
-    assert decide.judge_curve(study(), sweep(record), record, flat) is not None
+    assert judge.judge_curve(study(), sweep(record), record, flat) is not None
     heals = replace(record, parameters={**record.parameters, "HEALING_ITER": 110})
-    assert decide.judge_curve(study(), sweep(heals), heals, flat) is None
+    assert judge.judge_curve(study(), sweep(heals), heals, flat) is None
 
 
 def test_only_curves_of_the_same_batch_size_are_compared() -> None:
@@ -255,7 +255,7 @@ def test_only_curves_of_the_same_batch_size_are_compared() -> None:
         attempts={(n, 0): replace(attempt(), trial=n) for n in (1, 2)},
         evals={(1, 0): run(1.0, 0.0).evals, (2, 0): run(2.0, 0.0).evals},
     )
-    assert decide.references(records, trial()) == [run(1.0, 0.0).evals]
+    assert judge.references(records, trial()) == [run(1.0, 0.0).evals]
 
 
 def test_facts_leave_out_what_is_unknown() -> None:
@@ -341,7 +341,7 @@ class TestThroughputAlone:
         self, speed: float, seconds: float, stopped: bool
     ) -> None:
         trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 4})
-        found = decide.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(speed, seconds))
+        found = judge.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(speed, seconds))
         assert (found is not None) == stopped
         if found is not None:
             assert found.kind is StopKind.CAPPED
@@ -349,13 +349,13 @@ class TestThroughputAlone:
 
     def test_fewer_nodes_are_not_stopped_for_being_fewer(self) -> None:
         trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 1})
-        assert decide.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
+        assert judge.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
 
     def test_nothing_is_stopped_without_a_finished_trial_or_with_the_rule_off(self) -> None:
         trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 4})
-        assert decide.judge_curve(self.study(), self.sweep(), trial, self.paced(20.0, 60)) is None
+        assert judge.judge_curve(self.study(), self.sweep(), trial, self.paced(20.0, 60)) is None
         off = self.study().with_options({"pruning": {"rule": "none"}})
-        assert decide.judge_curve(off, self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
+        assert judge.judge_curve(off, self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
 
     def test_what_the_program_says_of_the_whole_run_is_its_throughput(self) -> None:
         run = self.paced(90.0, 60, stated_throughput=(95.3,), overall_throughput=95.339, run_stop_ms=60_001)

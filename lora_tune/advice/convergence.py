@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
-from lora_tune import decide
+from lora_tune import judge
 from lora_tune.advice.base import Advice, finite_evals, learning_rate, listed, reached
 from lora_tune.facts import TrainPoint
 from lora_tune.mllog import Eval
@@ -145,7 +145,7 @@ def too_short(study: Study, sweep: Sweep) -> Advice | None:
     for trial in _ended_short(sweep):
         crossing, end = (
             trial.facts.get("crossing_samples"),
-            decide.max_samples(trial) or trial.facts.get("last_samples"),
+            judge.max_samples(trial) or trial.facts.get("last_samples"),
         )
         falling = _last_third(finite_evals(sweep, trial)) >= FLAT
         if crossing is not None and end and falling and end < crossing < 2 * end:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune import curve, decide, view
+from lora_tune import curve, judge, view
 from lora_tune.overview import STOPPED_EARLY, ranked
 from lora_tune.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Points, Rule
 from lora_tune.records import Sweep, Trial, Verdict
@@ -54,8 +54,8 @@ def _line(sweep: Sweep, trial: Trial) -> Line:
 
 def _envelope(study: Study, sweep: Sweep, best: Trial) -> list[tuple[float, float, float]]:
     """Median and limit of the envelope that runs of this batch size are judged by, where such runs have evals."""
-    references = decide.references(sweep, best)
-    envelope = decide.envelope(study, best) or curve.envelope_from(references, study.objective.target)
+    references = judge.references(sweep, best)
+    envelope = judge.envelope(study, best) or curve.envelope_from(references, study.objective.target)
     samples = [e.samples for r in references for e in r if e.samples > 0]
     if envelope is None or not samples:
         return []
