@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_the_same_command_again_goes_on_and_adds_nothing_to_a_spent_budget(tmp_p
     again = sweep(tmp_path, "--trials", "24")
     assert again.exit_code == 0, again.output
     assert "all 24 trials are proposed" in again.output
+
+
+def test_explain_recommends_with_the_expected_score_and_the_expected_regret(tmp_path) -> None:
+    assert sweep(tmp_path, "--trials", "20", "--quiet").exit_code == 0
+    where = ["--study", str(STUDIES / "simulated_h100.toml"), "--output", str(tmp_path / "sweep")]
+    told = CliRunner().invoke(explain, where)
+    assert told.exit_code == 0, told.output
+    assert re.search(r"LR.*: expected \d+\.\d+ min to the target, \d+ runs of these hyperparameters; "
+                     r"expected to be \d+\.\d% above the best there is", told.output)  # fmt: skip
 
 
 def test_old_logs_are_taken_in_before_a_sweep_and_after_and_the_review_says_so(tmp_path) -> None:
