@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lora_tune import decide, outcome
+from lora_tune import decide, judge, outcome
 from lora_tune.book import Book
 from lora_tune.diagnose import Diagnosis, FailureKind, diagnose
 from lora_tune.errors import InputError, LauncherError
