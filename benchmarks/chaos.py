@@ -3,8 +3,9 @@
 Sweeps of a deterministic workload run one after another on the test cluster, every other one with its records in
 PostgreSQL and every third one on a small file system that can be full; faults strike at random moments
 (``tests/chaos/faults.py``). After each sweep: no trial lost, none run twice, no job left behind or unknown, node-hours
-as Slurm accounts them, and the ranking of an undisturbed sweep. Each fault is drawn from the seed and its own number,
-and written down as it happens; ``--only`` takes some kinds out of all. Exits 1 when something is wrong, and says what.
+as Slurm accounts them, and the results, hence the ranking, of an undisturbed sweep. Each fault is drawn from the seed
+and its own number, and written down as it happens; ``--only`` takes some kinds out of all. Exits 1 when something is
+wrong, and says what.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ def disturbed(room: Room, seed: int, first: int, most: int, kinds: list[str], jo
     return struck
 
 
-def undisturbed(folder: Path, cluster: Cluster, trials: int) -> list[tuple[Any, ...]]:
-    """The ranking of a sweep that nothing happens to."""
+def undisturbed(folder: Path, cluster: Cluster, trials: int) -> dict[int, Any]:
+    """The results of a sweep that nothing happens to."""
     room = Room(folder, cluster, trials, seconds=1.0)
     try:
         room.start()
         room.finish_all(QUIET_SECONDS)
         assert set(room.slurm_jobs().values()) == {1}, room.said
-        return room.ranking()
+        return room.results()
     finally:
         room.close()
 

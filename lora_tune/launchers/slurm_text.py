@@ -97,16 +97,16 @@ class Row:
 def squeue_rows(text: str) -> list[Row]:
     """The rows of ``squeue --noheader --Format=SQUEUE_FORMAT``."""
     rows = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         values = _columns(line, _SQUEUE)
-        if not values["JobID"].isdigit():
+        if _count(values["JobID"]) is None:
             continue  # a banner of a site's wrapper; arrays are never ours
         rows.append(
             Row(
                 job_id=values["JobID"],
                 name=values["Name"],
                 state=values["State"],
-                restarts=int(values["RestartCnt"] or 0),
+                restarts=_count(values["RestartCnt"]) or 0,
                 exit_code=_wait_status(values["exit_code"]),
                 submitted=_time(values["SubmitTime"]),
                 started=_time(values["StartTime"]),
@@ -121,8 +121,8 @@ def squeue_rows(text: str) -> list[Row]:
 
 def output_rows(text: str) -> list[tuple[str, str, Path]]:
     """Job id, name and output file of the rows of ``squeue --noheader --Format=OUTPUT_FORMAT``."""
-    rows = [_columns(line, _OUTPUT) for line in text.splitlines()]
-    return [(row["JobID"], row["Name"], Path(row["STDOUT"])) for row in rows if row["JobID"].isdigit()]
+    rows = [_columns(line, _OUTPUT) for line in text.split("\n")]
+    return [(row["JobID"], row["Name"], Path(row["STDOUT"])) for row in rows if _count(row["JobID"]) is not None]
 
 
 def _columns(line: str, widths: Mapping[str, int]) -> dict[str, str]:
@@ -137,7 +137,7 @@ def _columns(line: str, widths: Mapping[str, int]) -> dict[str, str]:
 def sacct_rows(text: str) -> list[Row]:
     """The rows of ``sacct --noheader --parsable2 --format=SACCT_FORMAT``."""
     rows = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         values = line.split("|", SACCT_FORMAT.count(","))
         if len(values) <= SACCT_FORMAT.count(","):
             continue
@@ -230,21 +230,26 @@ def _plain(text: str) -> str:
     return "" if text in NOTHING else text
 
 
+def _count(text: str) -> int | None:
+    """A whole number as Slurm prints one; None for anything else, such as other scripts' digits."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def _time(text: str) -> float | None:
-    return float(text) if text.isdigit() and text != "0" else None
+    return float(_count(text) or 0) or None
 
 
 def _wait_status(text: str) -> int | None:
     """squeue shows the raw status of wait(2): a code in the high byte, a signal in the low one (as 128 + signal)."""
-    if not text.isdigit():
+    raw = _count(text)
+    if raw is None:
         return None
-    raw = int(text)
     return 128 + (raw & 0x7F) if raw & 0x7F else raw >> 8
 
 
 def _worse(*codes: str) -> int | None:
     """The first ``code:signal`` pair that is not 0:0, a signal as 128 + signal; None where none is given."""
-    known = [tuple(int(x) for x in c.split(":")) for c in codes if re.fullmatch(r"\d+:\d+", c)]
+    known = [tuple(int(x) for x in c.split(":")) for c in codes if re.fullmatch(r"[0-9]{1,18}:[0-9]{1,18}", c)]
     for code, signal in known:
         if code or signal:
             return 128 + signal if signal else code

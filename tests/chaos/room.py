@@ -157,20 +157,16 @@ class Room(House):
 
     # -- what must hold after it
 
-    def ranking(self) -> list[tuple[Any, ...]]:
-        """Trials from best to worst as (seconds, number, verdict, samples): what the user is told in the end."""
-        rows = [
-            (round(t.seconds, 2) if t.seconds is not None else 1e9, t.number, str(t.verdict), t.samples)
-            for t in self.sweep().trials.values()
-        ]
-        return sorted(rows)
+    def results(self) -> dict[int, tuple[str, float | None, float | None]]:
+        """What the user is told of each trial in the end: verdict, samples and seconds to the target."""
+        return {n: (str(t.verdict), t.samples, t.seconds) for n, t in sorted(self.sweep().trials.items())}
 
-    def losses(self, undisturbed: list[tuple[Any, ...]]) -> list[str]:
+    def losses(self, undisturbed: dict[int, tuple[str, float | None, float | None]]) -> list[str]:
         """What is wrong with the ended sweep, in words; nothing when all is right."""
         wrong = []
         sweep = self.sweep()
         lost = [t.number for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
-        lost += sorted(set(range(len(undisturbed))) - set(sweep.trials))
+        lost += sorted(set(undisturbed) - set(sweep.trials))
         if lost:
             wrong.append(f"trials {lost} are lost")
         jobs, attempts = self.slurm_jobs(), self.attempts()
@@ -183,10 +179,22 @@ class Room(House):
         ours, slurms = sum(a.node_hours(0) for a in attempts), self.node_hours_by_slurm()
         if abs(ours - slurms) > 1e-6:
             wrong.append(f"node-hours: {3600 * ours:.0f} node-seconds recorded, {3600 * slurms:.0f} by Slurm")
-        if (found := self.ranking()) != undisturbed:
-            changed = [(a, b) for a, b in zip(found, undisturbed, strict=False) if a != b]
-            wrong.append(f"the ranking differs (ours, undisturbed): {changed[:6]}")
+        found = self.results()
+        if changed := {
+            n: (found.get(n), undisturbed[n]) for n in undisturbed if not _same(found.get(n), undisturbed[n])
+        }:
+            wrong.append(f"results that differ (ours, undisturbed): {changed}")
         return wrong
+
+
+STAMP_SECONDS = 0.02
+"""Time stamps are whole milliseconds: seconds to the target that differ by less are the same, and so is the rank."""
+
+
+def _same(one: tuple[str, float | None, float | None] | None, other: tuple[str, float | None, float | None]) -> bool:
+    if one is None or one[:2] != other[:2] or one[2] is None or other[2] is None:
+        return one == other
+    return abs(one[2] - other[2]) < STAMP_SECONDS
 
 
 def _toml(point: dict[str, Any]) -> str:

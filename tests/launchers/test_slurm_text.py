@@ -211,3 +211,28 @@ def test_no_text_makes_the_parsers_fail(text: str) -> None:
     for row in [*slurm_text.sacct_rows(text), *slurm_text.squeue_rows(text)]:
         slurm_text.status(row, 0.0)
     slurm_text.detail_exit_code(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n[1-2,x-y,07-08]", ["n1", "n2", "nx-y", "n07", "n08"]),
+        ("n[1-", ["n", "1-"]),
+        ("n[²-³]", ["n²-³"]),
+        ("n[5-1]", []),
+    ],
+)
+def test_node_lists_that_are_none_stay_text(text: str, names: list[str]) -> None:
+    assert list(hostnames(text)) == names
+
+
+def test_a_node_list_of_billions_is_cut() -> None:
+    assert len(list(hostnames("n[1-999999999999]m[1-999999999999]"))) == 65_536
+
+
+def test_damaged_rows_are_read_as_far_as_they_make_sense() -> None:
+    """A counter that is no number, digits of other scripts, a line separator within a reason."""
+    rows = slurm_text.squeue_rows(squeue_line(RestartCnt="x", StartTime="²", Reason="a\u2028b"))
+    assert [(r.restarts, r.started, r.reason) for r in rows] == [(0, None, "a\u2028b")]
+    assert slurm_text.squeue_rows(squeue_line(JobID="٣")) == []
+    assert slurm_text.detail_exit_code(f"ExitCode={'9' * 5000}:0") is None
