@@ -13,13 +13,14 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_tune.errors import StudyError
+from lora_tune.errors import StudyError, SurroundingsError
 from lora_tune.layout import Layout, config_file_name
 from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.study import Study
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render
+from lora_tune.workloads.places import unseen
 
 TINY_UNTRAINED = 1.8634
 """Eval loss of the shipped tiny base on the shipped text before any training (a test holds it to the files)."""
@@ -45,6 +46,21 @@ class RecipeWorkload:
         self._study = study
         self._settings = settings
         self._site = study.site
+
+    def check(self) -> list[str]:
+        """Data, model, container and mounts that the site names and this machine does not see, one sentence each.
+
+        Raises SurroundingsError where trials run on this machine.
+        """
+        site = self._site
+        named = {"site.data": site.data, "site.model": site.model, "site.container": site.container}
+        named |= {f"site.container_mounts.{i}": m.split(":")[0] for i, m in enumerate(site.container_mounts)}
+        # A relative path is relative to here, a container may be a registry's image.
+        places = {key: str(value) for key, value in named.items() if value}
+        doubts = unseen(places)
+        if doubts and site.launcher == "local":
+            raise SurroundingsError(doubts[0])
+        return doubts
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """``bash`` sources the attempt's config file and becomes the recipe."""
