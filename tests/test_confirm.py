@@ -107,8 +107,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     assert "the same command adopts them" in said
     second = there.start("--seeds", "10")
     begun = len(there.logs)
-    wait_for(lambda: len(there.logs) >= begun + 2, 60, "further replicates")
+    wait_for(lambda: len(there.logs) >= begun + 2 or second.poll() is not None, 60, "further replicates")
+    ended = second.poll()
     second.kill()
+    assert ended is None, second.communicate()[0]
     second.communicate()
     there.said = there.confirm("--seeds", "10")
     return there
