@@ -29,7 +29,7 @@ from lora_tune.commandline import (
 )
 from lora_tune.errors import StoreError, SurroundingsError
 from lora_tune.records import Sweep
-from lora_tune.store import sqlite_url
+from lora_tune.store import full_url, sqlite_url
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -42,7 +42,7 @@ def application(review: Review, storage: str | None) -> Application:
     from lora_tune.overlay import ReviewStorage, Snapshot, SweepFiles
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    url = storage or sqlite_url(review.paths.database)
+    url = full_url(storage or sqlite_url(review.paths.database))
 
     def load(known: Sweep | None) -> Sweep:
         return load_sweep(review.study.name, review.paths, storage, known)

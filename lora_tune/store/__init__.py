@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_tune.store.buffer import BufferedStore
 from lora_tune.store.database import Held, Lease, Records, Registered, Store
-from lora_tune.store.engine import has_password, safe_url, server_version, sqlite_url, tune_sqlite
+from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
 from lora_tune.store.rows import Changes
 from lora_tune.store.schema import LEASE_SECONDS, SCHEMA_VERSION
 
@@ -18,6 +18,7 @@ __all__ = [
     "Records",
     "Registered",
     "Store",
+    "full_url",
     "has_password",
     "safe_url",
     "server_version",

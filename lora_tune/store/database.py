@@ -74,7 +74,7 @@ class Store:
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         parsed = engine.parse_url(url)
-        self.url = parsed.render_as_string(hide_password=False)
+        self.url = engine.full_url(url)
         with engine.translated(url):
             if read_only:
                 self._engine = engine.reading_engine(parsed)

@@ -50,6 +50,11 @@ def parse_url(url: str) -> sa.URL:
     raise StoreError(f"{parsed.drivername} is no database that is supported; use sqlite:/// or postgresql+psycopg://")
 
 
+def full_url(url: str) -> str:
+    """The URL as every part of a program opens it: driver and time limits named, the password in it."""
+    return parse_url(url).render_as_string(hide_password=False)
+
+
 def safe_url(url: str) -> str:
     """The URL without its password."""
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.errors import StoreError
-from lora_tune.store import Store, safe_url, sqlite_url
+from lora_tune.store import Store, full_url, safe_url, sqlite_url
 from tests.contracts.store import StoreContract
 
 
@@ -22,6 +22,17 @@ class TestPostgres(StoreContract):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
         return postgres_url
+
+
+@pytest.mark.postgres
+def test_a_bare_postgresql_url_gets_its_driver_and_time_limits_but_keeps_what_it_says(postgres_url: str) -> None:
+    bare = postgres_url.replace("postgresql+psycopg", "postgresql") + "?connect_timeout=3"
+    store = Store(bare)
+    assert store.url == full_url(store.url)
+    assert store.url.startswith("postgresql+psycopg://")
+    assert "connect_timeout=3" in store.url
+    assert "tcp_user_timeout" in store.url
+    store.close()
 
 
 @pytest.mark.parametrize("url", ["mysql://me:secret@db/x", "no url at all", "oracle://me:secret@db/x"])
