@@ -324,6 +324,19 @@ def test_a_machine_that_fails_a_trial_gets_another_chance_without_a_word_to_the_
     assert_all_accounted_for(there, 2)
 
 
+def test_a_node_where_two_trials_failed_in_a_row_is_left_out(tmp_path: Path) -> None:
+    fault = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024 DUE TO NODE FAILURE ***"
+    cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(1.0, fault)]))
+    there = house(tmp_path, cluster, trials=5, parallel=1, attempts=1)
+    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+        there.driver().run()
+    left_out = [there.sweep().attempts[number, 0].exclude_nodes for number in range(3)]
+    assert left_out == [(), (), ("n1",)]
+    assert cluster.jobs["fake-0002-0"].job.exclude_nodes == ("n1",)
+    said = [json.loads(line).get("text", "") for line in there.paths.driver_log.read_text().splitlines()]
+    assert [text for text in said if "node n1 is left out for a day: 2 trials in a row" in text]
+
+
 def test_trials_that_print_nothing_end_the_sweep_with_the_reason(tmp_path: Path) -> None:
     cluster = FakeCluster(FakeClock(), lambda environment, start: iter(()))
     there = house(tmp_path, cluster, trials=50, parallel=1)

@@ -79,6 +79,7 @@ def test_a_drained_cluster_lets_trials_wait_and_go_on(house: Callable[..., House
         home.cluster.drain(node)
     driver = home.start()
     home.wait_for_attempt(0, 0, "queued")
+    wait_until(lambda: "waits, drained" in home.said, 60, "the driver says what the trials wait for")
     for node in home.cluster.nodes:
         home.cluster.resume(node)
     assert driver.wait(90) in (0, 4), home.said
