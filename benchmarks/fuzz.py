@@ -1,15 +1,22 @@
-"""Damaged logs through everything that turns log text into facts: no crash, no hang, bounded memory.
+"""Damaged input through everything that reads text: no crash, no hang, bounded memory.
 
-``python -m benchmarks.fuzz --inputs 1000000`` mutates golden logs of every format (lines swapped, cut, glued,
-repeated; bytes flipped, inserted, deleted; hostile pieces spliced in) and gives each input to all readers, the
-failure scanner, the diagnosis and the redaction. Each input is fed whole and, in a second reader, in random pieces:
-both must give the same facts. It prints what was done, the slowest input, and the growth of memory; it exits 1 with
-the input in hexadecimal when something is wrong.
+``python -m benchmarks.fuzz --inputs 1000000`` mutates what the targets read in good times (lines swapped, cut, glued,
+repeated; bytes flipped, inserted, deleted; hostile pieces spliced in), in these shares:
+
+- 78% MLLOG logs, through the parser whole and in random pieces: both must give the same facts
+- 2% logs of every format through all readers, the failure scanner, the diagnosis and the redaction, likewise
+- 18% answers of squeue, sacct and scontrol, through their parsers and the table of states
+- 1.8% study files: a study, or an error in words
+- 0.2% config files: of those without damage to their quoting, what was exported is what bash reads back
+
+It prints what was done, the slowest input, and the growth of memory; it exits 1 with the input in hexadecimal when
+something is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -18,12 +25,22 @@ import random
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from lora_tune.diagnose import FailureScanner, diagnose, redact
-from lora_tune.mllog import LogReader
+from lora_tune.errors import LoraTuneError
+from lora_tune.hostlist import MOST
+from lora_tune.launchers import slurm_text
+from lora_tune.launchers.base import JobState
+from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.readers import make_reader
+from lora_tune.study import parse_study
+from lora_tune.workloads.config_file import render
+from lora_tune.workloads.implementation import sourced
 
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
 SLOW_SECONDS = 2.0
 GROWTH_MIB = 256
 MAX_WORD = 1000
@@ -122,7 +139,11 @@ def mutate(chance: random.Random, logs: list[list[bytes]]) -> bytes:
         chance.shuffle(lines)
     if chance.random() < 0.2:
         lines += chance.choices(lines, k=2)
-    log = bytearray(chance.choice((b"\n", b"\n", b"\r\n", b"", b"\n7: ")).join(lines))
+    return damaged(chance, bytearray(chance.choice((b"\n", b"\n", b"\r\n", b"", b"\n7: ")).join(lines)))
+
+
+def damaged(chance: random.Random, log: bytearray) -> bytes:
+    """Up to five wounds."""
     for _ in range(chance.randrange(6)):
         at = chance.randrange(len(log) + 1)
         kind = chance.random()
@@ -167,35 +188,117 @@ def check(chance: random.Random, log: bytes) -> str:
     return f"redact: not the same when done twice: {shown}"
 
 
+def check_mllog(chance: random.Random, log: bytes) -> str:
+    """The parser alone, whole and in pieces."""
+    whole, cut = MllogReader(), MllogReader()
+    whole.feed(log)
+    split = pieces(chance, log)
+    for piece in split:
+        cut.feed(piece)
+    same = repr(whole.runs()) == repr(cut.runs())
+    return "" if same else f"mllog: pieces of {[len(piece) for piece in split]} bytes give other facts"
+
+
+def slurm_answers() -> list[list[bytes]]:
+    """What squeue, sacct and scontrol print of a few jobs."""
+    values = {"JobID": "17", "Name": "s-0001-0", "RestartCnt": "0", "exit_code": "256", "NodeList": "n[1-3,07]"}
+    times = {"SubmitTime": "1700000000", "StartTime": "1700000005", "EndTime": "N/A", "Comment": "mine"}
+    squeue, sacct = [], []
+    for number, state in enumerate(slurm_text.STATES):
+        fields = {**values, **times, "JobID": str(number), "State": state, "Reason": "None"}
+        line = "".join(fields.get(name, "").ljust(width) for name, width in slurm_text._SQUEUE.items())
+        squeue.append(line.encode())
+        sacct.append(f"{number}|{state} by 0|0:9|1:0|1700000000|1700000005|Unknown|n[1-2]|mine|s-0001-0".encode())
+    detail = b"JobId=17 JobName=s ExitCode=0:0 DerivedExitCode=3:0 NodeList=n[1-2]"
+    return [squeue, sacct, [detail] * 4]
+
+
+def check_slurm(_: random.Random, answer: bytes) -> str:
+    """Every parser is given every answer."""
+    text = answer.decode(errors="replace")
+    slurm_text.detail_exit_code(text)
+    slurm_text.output_rows(text)
+    for row in (*slurm_text.squeue_rows(text), *slurm_text.sacct_rows(text)):
+        status = slurm_text.status(row, NOW)
+        if not isinstance(status.state, JobState) or len(status.nodes) > MOST:
+            return f"slurm: {row}"
+        slurm_text.find([row], row.name, row.comment, NOW)
+    return ""
+
+
+def study_files() -> list[list[bytes]]:
+    return [file.read_bytes().splitlines() for file in sorted(STUDIES.glob("*.toml"))]
+
+
+def check_study(_: random.Random, text: bytes) -> str:
+    """A study, or an error that names the file."""
+    with contextlib.suppress(LoraTuneError):
+        parse_study(text.decode(errors="replace"), STUDIES / "fuzz.toml")
+    return ""
+
+
+def check_config(_: random.Random, text: bytes) -> str:
+    """A value that we write is the value that bash reads, and nothing of it runs."""
+    value = text.decode(errors="replace").replace("\0", "")
+    shown = render({"VALUE": value, "LR": 4e-4}, comments=(value,))
+    found = sourced(shown)
+    return "" if found.get("VALUE") == value and found.get("LR") == "0.0004" else f"config: {found}"
+
+
+def whole_file(chance: random.Random, files: list[list[bytes]]) -> bytes:
+    """One damaged file with all of its lines."""
+    return damaged(chance, bytearray(b"\n".join(chance.choice(files))))
+
+
+def targets() -> dict[str, tuple[float, Callable[[random.Random], bytes], Callable[[random.Random, bytes], str]]]:
+    """Share of the inputs, maker of an input, check of it, by name."""
+    logs, answers, studies = golden(), slurm_answers(), study_files()
+    return {
+        "MLLOG parser": (0.78, lambda c: mutate(c, logs[:1]), check_mllog),
+        "all readers": (0.02, lambda c: mutate(c, logs), check),
+        "Slurm's answers": (0.18, lambda c: mutate(c, answers), check_slurm),
+        "study files": (0.018, lambda c: whole_file(c, studies), check_study),
+        "config files": (0.002, lambda c: mutate(c, studies)[:2000], check_config),
+    }
+
+
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments = argparse.ArgumentParser(description="damaged input through everything that reads text")
     arguments.add_argument("--inputs", type=int, default=100_000)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--minutes", type=float, default=60.0, help="stop after so long, with what was done by then")
     options = arguments.parse_args()
-    chance, logs = random.Random(options.seed), golden()
-    slowest, fed, start, before, done = 0.0, 0, time.monotonic(), 0, 0
+    chance, found = random.Random(options.seed), targets()
+    names, shares = list(found), [share for share, _, _ in found.values()]
+    slowest, fed, start, before, done = (0.0, ""), 0, time.monotonic(), 0, Counter[str]()
     for number in range(options.inputs):
         if number % 100 == 0 and time.monotonic() - start > options.minutes * 60:
             break
-        log = mutate(chance, logs)
+        (name,) = chance.choices(names, shares)
+        _, make, test = found[name]
+        text = make(chance)
         begin = time.process_time()
-        wrong = check(chance, log)
+        try:
+            wrong = test(chance, text)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the input that caused it is what is wanted
+            wrong = f"{type(error).__name__}: {error}"
         spent = time.process_time() - begin
-        slowest, fed = max(slowest, spent), fed + len(log)
+        slowest, fed = max(slowest, (spent, name)), fed + len(text)
         if wrong or spent > SLOW_SECONDS:
-            print(f"input {number}, {spent:.2f} s: {wrong or 'too slow'}\n{log.hex()}")
+            print(f"input {number}, {name}, {spent:.2f} s: {wrong or 'too slow'}\n{text.hex()}")
             return 1
-        done += 1
+        done[name] += 1
         if number == min(1000, options.inputs // 2):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{datetime.date.today()}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
+    kinds = ", ".join(f"{count:,} {name}" for name, count in done.items())
+    spent = time.monotonic() - start
+    print(f"{sum(done.values()):,} inputs, {fed / 1e6:.0f} MB, seed {options.seed}, in {spent:.0f} s: {kinds}")
     print(
-        f"{done} damaged logs, {fed / 1e6:.0f} MB, seed {options.seed}, each whole and in pieces through "
-        f"{len(READERS)} readers, the scanner, the diagnosis and the redaction, in {time.monotonic() - start:.0f} s"
+        f"crashes 0, differences 0, slowest input {slowest[0] * 1000:.1f} ms of CPU ({slowest[1]}), "
+        f"memory grew by {growth:.1f} MiB"
     )
-    print(f"crashes 0, differences 0, slowest input {slowest * 1000:.1f} ms of CPU, memory grew by {growth:.1f} MiB")
     return 1 if growth > GROWTH_MIB else 0
 
 
