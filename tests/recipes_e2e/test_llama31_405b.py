@@ -16,9 +16,9 @@ pytestmark = pytest.mark.slurm
 def test_pretraining_under_its_own_names(slurm: Cluster, tmp_path: Path) -> None:
     """Two nodes of four GPUs stand for the 128."""
     points = [
-        'MAX_STEPS = 400, layout = "tp4 pp2 cp1 minibs896 mbs1 vp4"',
-        'MAX_STEPS = 200, layout = "tp2 pp2 cp2 minibs896 mbs1"',
-        'MAX_STEPS = 400, layout = "tp2 pp2 cp2 minibs1152 mbs1 vp2"',
+        'MAX_STEPS = 800, layout = "tp4 pp2 cp1 minibs896 mbs1 vp4"',
+        'MAX_STEPS = 250, layout = "tp2 pp2 cp2 minibs896 mbs1"',
+        'MAX_STEPS = 800, layout = "tp2 pp2 cp2 minibs1152 mbs1 vp2"',
     ]
     for name in ("data", "checkpoints", "tokenizer"):
         (tmp_path / name).mkdir()
@@ -26,15 +26,15 @@ def test_pretraining_under_its_own_names(slurm: Cluster, tmp_path: Path) -> None
         tmp_path,
         slurm,
         "llama31_405b",
-        target=2.57,
+        target=2.47,
         environment={
-            "FAIL_MODE": "mount@SEED=1003", "STANDIN_STEP_SECONDS": "0.02", "STANDIN_LR_SCALE": "100",
+            "FAIL_MODE": "mount@SEED=1003", "STANDIN_STEP_SECONDS": "0.025", "STANDIN_LR_SCALE": "100",
             "TOKENIZER": str(tmp_path / "tokenizer"),
         },
         site={"system": "GB200", "nodes": 2, "gpus_per_node": 4, "gres": "gpu:4", "mpi": "none", "container": "c.sqsh",
               "data": str(tmp_path / "data"), "model": str(tmp_path / "checkpoints")},
         points=points,
-        MAX_STEPS='{ type = "int", low = 200, high = 400, step = 100 }',
+        MAX_STEPS='{ type = "int", low = 250, high = 800, step = 50 }',
         layout='{ type = "layout", tp = [2, 4], pp = [2], vp = [1, 2, 4], cp = [1, 2], gbs = [896, 1152] }',
         trials=3,
         parallel=2,

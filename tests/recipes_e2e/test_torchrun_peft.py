@@ -32,8 +32,9 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
         points=[
             GOOD,
             GOOD.replace("4e-4", "2e-4"),
-            GOOD.replace("4e-4", "2e-5").replace("MAX_STEPS = 200", "MAX_STEPS = 400"),
+            GOOD.replace("4e-4", "1e-6").replace("MAX_STEPS = 200", "MAX_STEPS = 500"),
         ],
+        LR='{ type = "float", low = 1e-6, high = 2e-3, log = true }',
         cwd=tmp_path / "recipe",
         target=2.75,
         trials=3,
