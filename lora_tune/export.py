@@ -42,7 +42,7 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         low, high = time_interval(trial)
         result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
         result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
-    more = ()
+    more: tuple[str, ...] = ()
     if "confirmed_seconds" in facts:
         mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
         words = f"{facts['confirmed_runs']} further runs: mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"

@@ -98,7 +98,7 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     """A confirmed sweep; its command was interrupted by Ctrl-C, then killed, and given again each time."""
-    there = House(tmp_path_factory.mktemp("confirm"), pace=0.5)
+    there = House(tmp_path_factory.mktemp("confirm"), pace=0.3)
     first = there.start("--seeds", "10")
     wait_for(lambda: len(there.logs) >= 2, 60, "the first replicates")
     first.send_signal(signal.SIGINT)
