@@ -37,8 +37,10 @@ def start(root: Path, url: str, *arguments: str, host: str = "") -> subprocess.P
     if host:
         argv = ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh", *argv]
     environment = {**os.environ, "LORA_TUNE_STORAGE": url}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen(argv, cwd=root, env=environment, **quiet)  # type: ignore[call-overload]
+    with (root / "errors.txt").open("ab") as errors:
+        return subprocess.Popen(
+            argv, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+        )
 
 
 def double_starts(root: Path, url: str, count: int) -> int:
@@ -54,7 +56,9 @@ def double_starts(root: Path, url: str, count: int) -> int:
         if runs == [1] and codes[0] in (0, 4) and codes[1] in (codes[0], 3):
             good += 1
         else:
-            print(f"double start {number}: exit codes {codes}, runs {runs}", file=sys.stderr)
+            journal = (root / "sweeps" / name / "driver.log").read_text()
+            errors = (root / "errors.txt").read_text()[-2000:]
+            print(f"double start {number}: exit codes {codes}, runs {runs}\n{journal}{errors}", file=sys.stderr)
     return good
 
 

@@ -83,7 +83,9 @@ class LocalLauncher:
             return JobStatus(state=JobState.ENDED, ended_at=ended["at"], exit_code=ended["exit_code"], **common)
         if alive(started) or alive(claim):
             return JobStatus(state=JobState.RUNNING, **common)
-        if claim is None and ticket.job_id and start_ticks(int(ticket.job_id)) is not None:
+        # A claim is empty for a moment between its making and its writing.
+        unclaimed = claim is None or claim["pid"] == 0
+        if unclaimed and ticket.job_id and start_ticks(int(ticket.job_id)) is not None:
             return JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
         ended = read_json(attempt.ended)  # it may have ended between the two looks
         if ended is not None:

@@ -55,6 +55,14 @@ def test_a_job_that_vanished_without_a_word_is_lost(launcher: Launcher, tmp_path
     poll_until(launcher, ticket, JobState.LOST)
 
 
+def test_a_job_whose_claim_is_being_written_is_not_lost(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "x", WAIT)
+    AttemptPaths(job.folder).claim.touch()
+    alive, gone = ticket_of(job, job_id=str(os.getpid())), ticket_of(job, job_id=str(2**22))
+    assert launcher.poll([alive])[job.name].state is JobState.QUEUED
+    assert launcher.poll([gone])[job.name].state is JobState.LOST
+
+
 def test_a_command_that_does_not_exist_says_so_in_the_log(launcher: Launcher, tmp_path: Path) -> None:
     job = replace(job_of(tmp_path / "x", ""), argv=("no-such-command",))
     status = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
