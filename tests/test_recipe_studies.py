@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.errors import StudyError
-from lora_tune.layout import parse_layout
+from lora_tune.layout import LayoutAxes, parse_layout
 from lora_tune.rules import llama31_405b
+from lora_tune.site import Site
 from lora_tune.study import Study, load_study, parse_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal
@@ -70,7 +71,6 @@ def test_a_node_count_that_varies_is_never_offered_a_layout_that_it_cannot_hold(
     axis = st.lists(st.integers(1, 16), min_size=1, max_size=4, unique=True)
     axes = {name: data.draw(axis, name) for name in ("nodes", "tp", "pp", "cp", "mbs", "gbs")}
     per_node = data.draw(st.sampled_from([1, 4, 8]))
-    from lora_tune.layout import LayoutAxes
 
     table = LayoutAxes.model_validate({**axes, "gbs": [8 * g for g in axes["gbs"]]}).enumerate(per_node, per_node)
     for layout in table.layouts:
@@ -223,3 +223,14 @@ class TestLlama31405b:
         assert llama31_405b.eval_schedule(1152).interval_samples == 18_432
         assert llama31_405b.eval_schedule(896).interval_samples == 18_816
         assert llama31_405b.eval_schedule(896).first_samples == 18_816
+
+
+class TestTheLineThatIsTypedByHand:
+    def test_names_the_site_s_options_and_as_many_nodes_as_the_trial_has(self) -> None:
+        site = Site.model_validate(
+            {"nodelist": "p8000-[1-4],x", "account": "a b", "gres": "gpu:8", "mpi": "pmi2", "sbatch_args": ["--nice=5"]}
+        )
+        assert site.sbatch_words(1) == ("-A", "a b", "-w", "p8000-1", "--gres=gpu:8", "--nice=5")
+        assert site.sbatch_words(2)[3] == "p8000-1,p8000-2"
+        assert site.step_variables() == {"SLURM_GRES": "gpu:8", "SLURM_MPI_TYPE": "pmi2"}
+        assert Site.model_validate({}).sbatch_words(3) == ()
