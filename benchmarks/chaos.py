@@ -42,6 +42,7 @@ def strike(room: Room, seed: int, number: int, kinds: list[str], journal: Path) 
     if room.driver.poll() is not None:
         if room.finished():
             return ""
+        assert room.driver.returncode not in (1, 2), f"a driver gave up\n{room.said[-3000:]}"
         room.start()  # as a service manager would
     hit = FAULTS[kind](room, chance)
     line = {"at": round(time.time(), 3), "seed": seed, "fault": number, "kind": kind, "hit": hit, "sweep": room.name}

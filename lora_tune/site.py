@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from lora_tune.hostlist import hostnames
 
@@ -44,6 +44,18 @@ class Site(BaseModel):
     queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
     stall_minutes: float = Field(20, gt=0, description="longest silence of a running job's log")
     kill_seconds: float = Field(60, gt=0, description="wait for a cancelled job before it is killed")
+
+    @field_validator(
+        "partition", "account", "reservation", "qos", "nodelist", "exclude", "gres", "mpi", "cpu_bind", "container",
+        "container_mounts", "python", "sbatch_args",
+    )  # fmt: skip
+    @classmethod
+    def _one_line(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        """These become lines of a batch file, where a line end begins a command."""
+        for text in (value,) if isinstance(value, str) else value or ():
+            if not text.isprintable():
+                raise ValueError(f"{text!r} holds line ends or control characters; write it on one line")
+        return value
 
     def step_variables(self) -> dict[str, str]:
         """What ``srun`` reads: the site's differences reach every step of a script that knows nothing of them."""

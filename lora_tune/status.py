@@ -143,7 +143,7 @@ def _head(study: Study, sweep: Sweep, seen: Overview, driver: tuple[str, float],
 def _condition(study: Study, condition: str, driver: tuple[str, float], now: float) -> Text:
     owner, sign = driver
     if condition == Standing.RUNNING:
-        return Text(f"running, driven by {owner}, last sign {now - sign:.0f} s ago", style="green")
+        return Text(f"running, driven by {view.visible(owner)}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
         again = f"python -m lora_tune.sweep --study {study.name}"
         return Text(f"trials are open and nobody drives them; take over with: {again}", style="bold red")

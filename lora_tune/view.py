@@ -157,7 +157,7 @@ def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> Renderab
     return Panel(
         Group(_headline(study, sweep), _budget(study, sweep, now), "", _trials(study, sweep, now), "", _log(lines)),
         title=f"[bold]lora_tune[/] · {study.name}",
-        subtitle=study.description or None,
+        subtitle=Text(visible(study.description)) if study.description else None,
         border_style="cyan",
     )
 

@@ -40,7 +40,13 @@ def preview(job: Job, site: Site) -> list[str]:
 
 
 def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
-    """What the job needs, in submitit's terms; what submitit has no word for goes through unchanged."""
+    """What the job needs, in submitit's terms; what submitit has no word for goes through unchanged.
+
+    Raises LauncherError for a folder with line ends or the like: each value becomes a line of a batch file.
+    """
+    for place in (job.folder, job.log, job.cwd or job.folder):
+        if not str(place).isprintable():
+            raise LauncherError(f"{str(place)!r} holds characters that no batch file can; use another sweeps folder")
     need = job.resources
     whole_nodes = need.gpus_per_node > 0 and need.gpus_per_node >= site.gpus_per_node
     own_gres = f"gpu:{need.gpus_per_node}" if need.gpus_per_node and not job.script else None

@@ -8,7 +8,6 @@ FAIL teaches TPE nothing; failed and cancelled are FAIL, which the samplers igno
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,6 +29,9 @@ from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.space import FixedParameter
 from lora_tune.study import Study
+
+MOST_STEPS = 2**31
+"""Steps that fit into Optuna's tables on every database; a damaged log may name any number."""
 
 INFEASIBLE = "feasible"
 """Name of the Optuna constraint that an infeasible trial violates."""
@@ -203,7 +205,7 @@ class Session:
             return
         trial, known = self._open(number), self._frozen(number).intermediate_values
         for point in evals:
-            if math.isfinite(point.samples) and int(point.samples) not in known:
+            if 0 <= point.samples < MOST_STEPS and int(point.samples) not in known:
                 trial.report(point.loss, int(point.samples))
 
     @_translated

@@ -85,7 +85,7 @@ class Room(House):
         command += ["--quiet", "--output", str(self.paths.root)]
         environment = {**os.environ, **self.cluster.environment, "LORA_TUNE_IMPLEMENTATION": ""}
         if self.postgres:
-            command += ["--storage", self.url]
+            environment["LORA_TUNE_STORAGE"] = self.url
         self._drivers.append(
             subprocess.Popen(command, env=environment, cwd=HERE, stdout=self._output, stderr=subprocess.STDOUT)
         )
@@ -117,6 +117,7 @@ class Room(House):
                 raise AssertionError(f"not ended in {seconds:g} s\n{self.said[-3000:]}") from None
             if code in (0, 4):
                 return
+            assert code not in (1, 2), f"a driver gave up: exit {code}\n{self.said[-3000:]}"
             assert time.monotonic() < end, f"drivers do not end the sweep: exit {code}\n{self.said[-3000:]}"
             time.sleep(1)
             self.start()
