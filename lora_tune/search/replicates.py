@@ -13,6 +13,8 @@ from functools import cache
 
 import numpy as np
 
+from lora_tune.curve.family import LARGEST_EXPONENT
+
 PRIOR_SD = 0.05
 """Sd of ln(seconds) between seeds where the runs do not say: 4.7% of samples on the public runs, plus eval steps."""
 
@@ -192,7 +194,12 @@ def means(results: Mapping[str, Sequence[RunSummary]]) -> dict[str, tuple[float,
     sd, freedom = pooled_sd(configs)
     width = float(stdtrit(freedom, 0.95)) * sd
     reached = [(c, width / math.sqrt(len(c.logs))) for c in configs if c.logs]
-    return {c.name: (math.exp(c.mean), math.exp(c.mean - half), math.exp(c.mean + half)) for c, half in reached}
+    return {c.name: (_exp(c.mean), _exp(c.mean - half), _exp(c.mean + half)) for c, half in reached}
+
+
+def _exp(x: float) -> float:
+    """exp(x), held within a double's range."""
+    return math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, x)))
 
 
 def _config(name: str, runs: Sequence[RunSummary]) -> _Config:
@@ -263,7 +270,7 @@ def _decided(leader: _Config, configs: Sequence[_Config], settings: RaceSettings
     if not others:
         return f"{leader.name} is the only configuration that reached the target"
     second = others[0]
-    lead = math.expm1(second.mean - leader.mean)
+    lead = _exp(second.mean - leader.mean) - 1
     words = f"{leader.name} is better than {second.name} by {100 * lead:.1f}% with {settings.confidence:.0%} confidence"
     if second.failures >= 2:
         words = f"{second.name} did not converge in {second.failures} of {second.runs} runs; {leader.name} is left"
@@ -280,7 +287,7 @@ def _cannot_separate(leader: _Config, second: _Config, sd: float, freedom: float
     more = sum(max(0, math.ceil(needed) - len(c.logs)) for c in (leader, second))
     hours = sum(max(0, math.ceil(needed) - len(c.logs)) * c.node_hours for c in (leader, second))
     recommended, why = _recommend(leader, second)
-    difference, half = math.expm1(lead), math.expm1(margin)
+    difference, half = _exp(lead) - 1, _exp(margin) - 1
     sentence = (
         f"{leader.name} and {second.name} cannot be separated: "
         f"difference {100 * difference:.1f}% +/- {100 * half:.1f}%; "

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lora_tune.search.replicates import (
@@ -112,9 +112,13 @@ def test_looking_often_costs_a_higher_limit() -> None:
         st.sampled_from("abcd"), st.lists(st.builds(RunSummary, st.floats(), st.floats()), max_size=12), min_size=1
     )
 )
+@example({"a": runs(0.0, 0.0, 1e-300), "b": runs(1e308, 1e308, 1e308)})
 def test_no_results_break_the_race(results: dict[str, list[RunSummary]]) -> None:
     found = next_action(results)
     assert isinstance(found, RunMore | Decided | CannotSeparate)
+    assert all(0 <= low <= mean <= high for mean, low, high in means(results).values())
+    for together in (True, False):
+        assert isinstance(plan(results, RaceSettings(), together=together), Plan)
 
 
 @settings(deadline=None, max_examples=25)
