@@ -28,7 +28,7 @@ from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
 from lora_tune.running import Around, Plan, driver, make_clock, open_sweep, settle
 from lora_tune.scaling import scaling, table
-from lora_tune.store import Store, tune_sqlite
+from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.study import Study, closed_violations, find_study, load_study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Prepares, Workload
@@ -140,12 +140,20 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
                 watcher.close()
                 after_interrupt(driving)
             else:
-                store.finish(lease, outcome.reason)
+                _finish(store, lease, outcome.reason, watcher)
     finally:
         watcher.close()
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
     return _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
+
+
+def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
+    """Note the end. All records are saved; a database that went away just now costs no result."""
+    try:
+        store.finish(lease, reason)
+    except errors.StoreError as error:
+        watcher.line(f"{error}; that the sweep is over is not noted, the same command does so")
 
 
 def _open_patiently(plan: Plan, storage: str | None, around: Around) -> Store:
