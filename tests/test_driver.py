@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lora_tune.book import Book
 from lora_tune.driver import Driver, Ports
 from lora_tune.errors import StoreError, SurroundingsError, SweepBusyError
 from lora_tune.jobs import write_files
@@ -21,6 +22,7 @@ from lora_tune.study import Study, load_study
 from lora_tune.view import Quiet
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal
+from tests.builders import study_of, sweep_of
 from tests.fakes import (
     Crash,
     Crashing,
@@ -403,3 +405,33 @@ def test_cancel_all_leaves_nothing_running(tmp_path: Path, cluster: FakeCluster)
     assert driver.cancel_all(60)
     assert all(job.ended is not None for job in cluster.jobs.values())
     assert {t.verdict for t in there.sweep().trials.values()} == {Verdict.CANCELLED}
+
+
+def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path, cluster: FakeCluster) -> None:
+    there = house(tmp_path, cluster, trials=20, parallel=20)
+    driver = there.driver()
+    plain = there.session.ask
+
+    def slow() -> Any:
+        there.clock.sleep(0.2)
+        return plain()
+
+    there.session.ask = slow
+    driver.tick()
+    assert len(cluster.jobs) == 3, "half a second's worth, and the next tick goes on"
+    driver.tick()
+    assert len(cluster.jobs) == 6
+
+
+def test_the_best_trial_is_looked_for_again_when_another_one_has_ended() -> None:
+    study = study_of()
+    sweep = sweep_of(study, trials=8)
+    ended = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
+    book = Book(sweep)
+    best = book.sweep.best()
+    assert best in ended
+    assert best is not None
+    book.put_trial(replace(ended[-1], facts={**ended[-1].facts, "objective": best.facts["objective"] / 2}))
+    found = book.sweep.best()
+    assert found is not None
+    assert found.number == ended[-1].number
