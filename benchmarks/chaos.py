@@ -85,6 +85,7 @@ def main() -> int:
     arguments.add_argument("--faults", type=int, default=200)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of one sweep")
+    arguments.add_argument("--minutes", type=float, default=120.0, help="begin no further sweep after so long")
     arguments.add_argument("--only", nargs="*", choices=sorted(FAULTS), help="these kinds of fault")
     options = arguments.parse_args()
     if reason := missing(accounting=False):
@@ -102,7 +103,7 @@ def main() -> int:
         if database:
             database.__enter__()
         try:
-            while sum(total.values()) < options.faults:
+            while sum(total.values()) < options.faults and time.monotonic() - began < 60 * options.minutes:
                 postgres = database if sweeps % 2 else None
                 room = Room(
                     folder / f"sweep{sweeps}", cluster, options.trials, postgres=postgres, small=sweeps % 3 == 2

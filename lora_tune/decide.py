@@ -188,6 +188,9 @@ def conclude(
         if curve.measured_throughput(run):
             return Finish(Verdict.REACHED, f"measured {curve.measured_throughput(run):.4g} samples/s")
     elif not study.maximise and (stop := run.reached(target)) is not None:
+        if not math.isfinite(stop.seconds):  # the line with run_start is lost: a full disk, a truncated file
+            lost = "the log shows the target and not when the run began: lines of it are lost"
+            return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, lost))
         return Finish(Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {stop.seconds:.1f} s")
     if attempt.stop is StopKind.PRUNED:
         return Finish(Verdict.PRUNED, attempt.stop_sentence)

@@ -213,6 +213,15 @@ def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
     assert "the line" in found.sentence
 
 
+def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:
+    """A truncated log, a disk that was full: run_start is lost, and with it the seconds."""
+    damaged = Run(evals=(Eval(1000.0, -0.5, math.nan),))
+    ended = JobStatus(state=JobState.ENDED, exit_code=0)
+    found = decide.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL)
+    assert isinstance(found, decide.Retry)
+    assert "lines of it are lost" in found.sentence
+
+
 def test_a_fault_or_a_memory_failure_is_tried_on_another_node() -> None:
     assert conclude(failure("infrastructure")).exclude_nodes == ("n1",)
     assert conclude(failure("infeasible")).exclude_nodes == ("n1",)

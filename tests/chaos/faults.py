@@ -136,7 +136,7 @@ def reorder_lines(room: Room, chance: random.Random) -> str:
 
 
 def fill_disk(room: Room, chance: random.Random) -> str:
-    """The file system with the database, the records and the logs is full for a moment."""
+    """The file system with the database and the driver's log is full for a moment."""
     if not room.small:
         return ""
     filler = room.paths.root / "filler"

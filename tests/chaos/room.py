@@ -53,7 +53,7 @@ class Room(House):
         self, folder: Path, cluster: Cluster, trials: int, *, postgres: Postgres | None = None, small: bool = False,
         seconds: float = 4.0,
     ) -> None:  # fmt: skip
-        """postgres: keep the records there. small: the sweep's folder is a full-able tmpfs of 48 MB.
+        """postgres: keep the records there. small: database and driver.log lie on a tmpfs of 48 MB.
 
         seconds: how long an undisturbed trial trains.
         """
@@ -70,6 +70,9 @@ class Room(House):
         self.small = small
         if small:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", self.paths.root], check=True)
+            # Lines of a log that find no room are lost for good, whoever reads it: the jobs' files lie elsewhere.
+            (folder / "trials").mkdir()
+            self.paths.trials.symlink_to(folder / "trials")
         self.postgres = postgres
         self.url = postgres.new_database() if postgres else sqlite_url(self.paths.database)
         self._clock = folder / "clock"
