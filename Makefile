@@ -13,7 +13,7 @@ sweep: $(VENV)/.installed
 	$(BIN)/python -m lora_tune.sweep --study $(STUDY)
 
 test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed packages
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
@@ -201,6 +202,7 @@ def serve(shown: Application, host: str, port: int, name: str, query: str = "") 
     except OSError as error:
         raise SurroundingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     shown_host = f"[{host}]" if ":" in host else host
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     try:
         click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
         server.serve_forever()
