@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.05
 
 _PROGRAMS = {
     "sinfo": 'case "$*" in *--Node*) seq -f n%04g {nodes};; *) echo "gpu*";; esac',
-    "sbatch": """id=$(date +%s%N); for word; do printf '%s\\0' "$word"; done > {folder}/new/.$id
+    "sbatch": """id=$(date +%s%N); id=${{id#???}}; for word; do printf '%s\\0' "$word"; done > {folder}/new/.$id
 mv {folder}/new/.$id {folder}/new/$id; echo Submitted batch job $id""",
     "squeue": "cat {folder}/squeue",
     "scancel": "for id; do :; done; echo $id $(date +%s.%N) >> {folder}/cancelled",
