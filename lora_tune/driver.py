@@ -100,7 +100,7 @@ class Driver:
         for trial in self._book.open_trials():
             if trial.state is not TrialState.WAITING:
                 continue
-            if reason := decide.spent(self._study, self.sweep, self._now()):
+            if reason := decide.spent(self._study, self.sweep, self._ports.clock.unhurried()):
                 sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
                 self._book.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
@@ -154,7 +154,7 @@ class Driver:
             )
         until = self._now() + FILL_SECONDS
         while not self.interrupt and self._now() <= until:
-            reason = decide.may_propose(self._study, self.sweep, self._now())
+            reason = decide.may_propose(self._study, self.sweep, self._ports.clock.unhurried())
             if reason:
                 return reason
             try:

@@ -173,6 +173,9 @@ class _Ticks:
     def now(self) -> float:
         return self._inner.now()
 
+    def unhurried(self) -> float:
+        return self._inner.unhurried()
+
     def sleep(self, seconds: float) -> None:
         self.last = time.perf_counter() - self._woke
         self._inner.sleep(seconds)

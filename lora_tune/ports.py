@@ -23,17 +23,35 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
+    def unhurried(self) -> float:
+        """As ``now``, and never ahead of a clock that nobody sets: no time limit counted by it comes early.
+
+        A job's start may be known by the clock as it was before somebody set it, or as it is since.
+        """
+        ...
+
     def sleep(self, seconds: float) -> None: ...
 
 
 class RealClock:
     """This machine's clock."""
 
+    def __init__(self) -> None:
+        self._began = time.time() - _since_boot()
+
     def now(self) -> float:
         return time.time()
 
+    def unhurried(self) -> float:
+        return min(self.now(), self._began + _since_boot())
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def _since_boot() -> float:
+    """Seconds, sleep of the machine included, where it can be told (Linux)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class View(Protocol):

@@ -20,6 +20,7 @@ from lora_tune.launchers import make_launcher
 from lora_tune.leasing import Patience, try_lease, wait_for_lease
 from lora_tune.metrics import Metrics
 from lora_tune.paths import SweepPaths
+from lora_tune.ports import RealClock
 from lora_tune.records import Sweep, Trial
 from lora_tune.running import Around, Plan, driver, make_clock
 from lora_tune.sharing import Gate, demand, largest_trial
@@ -40,14 +41,12 @@ class _Stopped(errors.LoraTuneError):
     """The server ends while a study is being prepared."""
 
 
-class _Clock:
+class _Clock(RealClock):
     """This machine's clock; a sleep ends when the server does."""
 
     def __init__(self, stop: threading.Event) -> None:
+        super().__init__()
         self._stop = stop
-
-    def now(self) -> float:
-        return time.time()
 
     def sleep(self, seconds: float) -> None:
         self._stop.wait(seconds)

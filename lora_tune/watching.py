@@ -50,7 +50,7 @@ class Watch:
 
     def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
         """Act on what one job did since the last look; returns its new evals."""
-        now = self._ports.clock.now()
+        now = self._ports.clock.unhurried()
         attempt = replace(
             attempt,
             state=status.state.value,
@@ -75,7 +75,7 @@ class Watch:
         return fresh
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog, *, fresh: bool) -> None:
-        run, now = log.run(), self._ports.clock.now()
+        run, now = log.run(), self._ports.clock.unhurried()
         look = decide.Look(
             attempt=attempt,
             status=status,
@@ -115,7 +115,7 @@ class Watch:
 
     def give_up(self, attempt: Attempt) -> None:
         """Ask a job to end because the user wants it."""
-        self._stop(attempt, decide.Stop(StopKind.USER, ""), self._ports.clock.now())
+        self._stop(attempt, decide.Stop(StopKind.USER, ""), self._ports.clock.unhurried())
 
     def _cancel(self, attempt: Attempt, *, force: bool) -> None:
         try:
@@ -124,7 +124,7 @@ class Watch:
             self._voice.trouble("cluster", str(error))  # the kill that follows tries again
 
     def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: FollowedLog) -> None:
-        now = self._ports.clock.now()
+        now = self._ports.clock.unhurried()
         runs = log.runs() if trial.replicates > 1 else ()
         run = next((r for r in runs if r.reached(self._study.objective.target)), log.run())
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
@@ -157,7 +157,7 @@ class Watch:
     def _finish(
         self, trial: Trial, action: decide.Finish, attempts: Sequence[Attempt], run: Run, runs: Sequence[Run]
     ) -> None:
-        now, target = self._ports.clock.now(), self._study.objective.target
+        now, target = self._ports.clock.unhurried(), self._study.objective.target
         stop = run.reached(target) if not self._study.maximise and not trial.probe else None
         if stop is not None and stop.samples <= 0:
             raise InputError(f"objective.target {target:g} is met at step 0; give a lower one")
@@ -178,5 +178,5 @@ class Watch:
         if key not in self._logs:
             trial = self._book.sweep.trials[attempt.trial]
             job = self._jobs.job(trial, attempt)
-            self._logs[key] = FollowedLog(job.log, self._jobs.reader(trial, attempt), self._ports.clock.now())
+            self._logs[key] = FollowedLog(job.log, self._jobs.reader(trial, attempt), self._ports.clock.unhurried())
         return self._logs[key]

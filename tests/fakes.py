@@ -18,16 +18,20 @@ Script = Iterator[tuple[float, str]]
 
 
 class FakeClock:
-    """Time that passes only when somebody sleeps."""
+    """Time that passes only when somebody sleeps; ``time`` may be set, as somebody sets a machine's clock."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self.time = now
+        self.time = self._steady = now
 
     def now(self) -> float:
         return self.time
 
+    def unhurried(self) -> float:
+        return min(self.time, self._steady)
+
     def sleep(self, seconds: float) -> None:
         self.time += seconds
+        self._steady += seconds
 
 
 def record(at: float, key: str, value: Any, **metadata: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -385,17 +386,22 @@ def test_no_further_attempt_is_submitted_once_a_budget_is_spent(tmp_path: Path) 
     assert len(there.sweep().attempts) == 1
 
 
-def test_a_clock_that_steps_back_loses_nothing(tmp_path: Path, cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("steps", [(0, -3600, 30, -7200, 0), (0, 7200, -30, 7200, 0)], ids=["back", "ahead"])
+def test_a_clock_that_is_set_loses_nothing_and_stops_nothing(
+    steps: Sequence[int], tmp_path: Path, cluster: FakeCluster
+) -> None:
     there = house(tmp_path, cluster, trials=4)
     driver = there.driver()
-    for step in (0.0, -3600.0, 30.0, -7200.0, 0.0):
+    for step in steps:
         assert driver.tick() == ""
-        there.clock.time += step + 1
+        there.clock.sleep(1)
+        there.clock.time += step
         for job in cluster.jobs.values():  # the scripts of the fake jobs know no clock but this one
             job.submitted += step
     driver.run()
     assert_all_accounted_for(there, 4)
     assert all(a.node_hours(there.clock.now()) >= 0 for a in there.sweep().attempts.values())
+    assert not [a for a in there.sweep().attempts.values() if a.stop in (StopKind.TIME_LIMIT, StopKind.SILENT)]
 
 
 def test_cancel_all_leaves_nothing_running(tmp_path: Path, cluster: FakeCluster) -> None:

@@ -106,6 +106,10 @@ class SimulatedLauncher:
         """Virtual epoch seconds."""
         return self._now
 
+    def unhurried(self) -> float:
+        """The same: nobody sets a virtual clock."""
+        return self._now
+
     def sleep(self, seconds: float) -> None:
         """Let time pass: to the next event of any job, at least ``seconds`` and at most five minutes."""
         ahead = [self._next_event(self._courses[name]) for name in self._live]
