@@ -18,20 +18,23 @@ Script = Iterator[tuple[float, str]]
 
 
 class FakeClock:
-    """Time that passes only when somebody sleeps; ``time`` may be set, as somebody sets a machine's clock."""
+    """Time that passes only when somebody sleeps; ``time`` may be set, as somebody sets a machine's clock.
+
+    true: what it would show if nobody had.
+    """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self.time = self._steady = now
+        self.time = self.true = now
 
     def now(self) -> float:
         return self.time
 
     def unhurried(self) -> float:
-        return min(self.time, self._steady)
+        return min(self.time, self.true)
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
-        self._steady += seconds
+        self.true += seconds
 
 
 def record(at: float, key: str, value: Any, **metadata: Any) -> str:
@@ -86,7 +89,7 @@ class FakeCluster:
     def submit(self, job: Job) -> str:
         self._check()
         if job.name not in self.jobs:
-            now = self.clock.now()
+            now = self.clock.true
             self.jobs[job.name] = FakeJob(job, now, self._script(job.environment, now))
             self.starts[job.name] = self.starts.get(job.name, 0) + 1
             self.most_at_once = max(self.most_at_once, sum(j.ended is None for j in self.jobs.values()))
@@ -110,7 +113,7 @@ class FakeCluster:
         )  # fmt: skip
 
     def _write(self, found: FakeJob) -> None:
-        now = self.clock.now()
+        now = self.clock.true
         with found.job.log.open("a", encoding="utf-8") as log:
             while found.ended is None:
                 if not found.lines:
@@ -131,7 +134,7 @@ class FakeCluster:
         if found is not None and found.ended is None and (force or not found.stubborn) and not found.immortal:
             self._write(found)
             if found.ended is None:
-                found.ended, found.exit_code = self.clock.now(), -15
+                found.ended, found.exit_code = self.clock.true, -15
 
     def _check(self) -> None:
         if self.down:
