@@ -26,7 +26,7 @@ def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "sweep"
     command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(STUDY), "--trials", "4", "--output", str(folder)]
     first = subprocess.Popen([*command, "--quiet"], cwd=REPOSITORY)
-    wait_for(lambda: len(list(folder.glob("trials/*/attempt-0/started.json"))) == 3, 200, "the third trial")
+    wait_for(lambda: len(list(folder.glob("trials/*/attempt-0/started.json"))) >= 3, 200, "the third trial")
     first.kill()
     first.wait()
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY)

@@ -1,16 +1,20 @@
-"""Our own recipes as workloads: what is looked for before the first trial."""
+"""Our own recipes as workloads: what is looked for before the first trial, and what their exports are accepted by."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_tune.errors import SurroundingsError
-from lora_tune.study import Study
+from lora_tune.recipes import settings as peft
+from lora_tune.recipes.nemo import settings as nemo
+from lora_tune.study import Study, load_study
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Checks
+from lora_tune.workloads.base import Checks, Proposal
+from tests.conftest import REPOSITORY
 
 
 def workload(**site: Any) -> Checks:
@@ -40,3 +44,30 @@ def test_paths_that_only_the_nodes_may_see_are_doubts(tmp_path: Path) -> None:
 def test_where_trials_run_here_what_is_missing_is_missing() -> None:
     with pytest.raises(SurroundingsError, match=r"site\.model=/nowhere/model is not there"):
         workload(launcher="local", model="/nowhere/model").check()
+
+
+@pytest.mark.parametrize("name", ["nemo_h100x1", "nemo_h200x4", "h200x8", "peft_h100x1", "tiny"])
+def test_the_recipe_accepts_every_layout_as_exported(name: str, tmp_path: Path) -> None:
+    """Sourced in a clean bash and read by the recipe itself; the base that the GPU studies adapt has a named shape."""
+    study = load_study(REPOSITORY / "studies" / f"{name}.toml")
+    space = study.search_space
+    workload = load(study, f"{name}.toml")
+    kind = study.workload.kind
+    named = {} if kind == "peft" else {"MODEL": "", "LLAMA": "small"}
+    tuned = space.corner()
+    for layout in space.layouts("layout").layouts if "layout" in tuned else [None]:
+        values = space.resolve({**tuned, "layout": str(layout)} if layout else tuned)
+        made = workload.export(Proposal(number=0, attempt=0, seed=1, parameters=values), ("a test",))
+        ((file, text),) = made.files.items()
+        (tmp_path / file).write_text(text)
+        show = ["bash", "-euc", f"source ./{file} && env -0"]
+        shown = subprocess.run(
+            show, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True
+        ).stdout
+        environment = dict(line.split("=", 1) for line in shown.decode().split("\0") if line)
+        if kind == "nemo":
+            world = study.site.gpus_per_node
+            accepted = nemo.read(environment if study.site.model is None else {**environment, **named}, world)
+            assert accepted.layout.batch == values["GBS"]
+        else:
+            assert peft.read({**environment, "MODEL": ""}).minibs == values["MINIBS"]
