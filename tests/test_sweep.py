@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def test_a_second_driver_is_refused_with_the_owner(place: Path) -> None:
     assert os.uname().nodename in second.stderr
 
 
-def interrupt(place: Path, *answers: str) -> tuple[int, str]:
+def interrupt(place: Path, answer: str) -> tuple[int, str]:
     """Run under a terminal, press Ctrl-C once a trial runs, and answer what is asked."""
     leader, follower = pty.openpty()
     driver = subprocess.Popen(
@@ -187,20 +188,26 @@ def interrupt(place: Path, *answers: str) -> tuple[int, str]:
     )
     os.close(follower)
     wait_for(lambda: list((place / "sweeps/quick/trials").glob("*/*/started.json")), 60, "a running trial")
-    shown = b""
     os.write(leader, b"\x03")
-    for answer in answers:
-        while b"[k]" not in shown:
-            shown += os.read(leader, 4096)
-        os.write(leader, answer.encode())
-    while True:
-        try:
-            piece = os.read(leader, 4096)
-        except OSError:
-            break
-        shown += piece
+    shown = until(leader, b"[k] ")
+    # Python notices no signal between a prompt and the reading of its answer; nobody presses a key that fast.
+    wait_for(lambda: Path(f"/proc/{driver.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S", 20, "it reads")
+    os.write(leader, answer.encode())
+    shown += until(leader, None)
     os.close(leader)
     return driver.wait(60), shown.decode(errors="replace")
+
+
+def until(terminal: int, text: bytes | None) -> bytes:
+    """What the terminal shows up to ``text``, or to the end of the program."""
+    shown = b""
+    while text is None or text not in shown:
+        assert select.select([terminal], [], [], 60)[0], f"nothing more for a minute after {shown!r}"
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # the program ended
+            break
+    return shown
 
 
 def test_ctrl_c_keeps_the_jobs_on_request_and_the_next_start_adopts_them(place: Path) -> None:
