@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,9 +55,14 @@ def test_jobs_side_by_side_get_different_gpus_and_give_them_back(folder: Path) -
     wait = "--gres=gpu:1 --wrap='printenv CUDA_VISIBLE_DEVICES; sleep 600'"
     ids = [shell(folder, f"sbatch --parsable -o {folder}/%j.out {wait}") for _ in range(2)]
     logs = [folder / f"{number}.out" for number in ids]
-    wait_for(lambda: all(log.exists() and log.read_text().strip() for log in logs), what="both jobs run")
-    assert {log.read_text().strip() for log in logs} == {"0", "1"}
-    shell(folder, "scancel " + " ".join(ids))
+    try:
+        end = time.monotonic() + 60
+        while not all(log.exists() and log.read_text().strip() for log in logs):
+            assert time.monotonic() < end, shell(folder, "squeue -t all -o '%A %j %T %r'; sinfo -N -o '%N %T %E'")
+            time.sleep(0.1)
+        assert {log.read_text().strip() for log in logs} == {"0", "1"}
+    finally:
+        shell(folder, "scancel " + " ".join(ids))
     assert shell(folder, "srun --immediate=20 --gres=gpu:2 printenv CUDA_VISIBLE_DEVICES") == "0,1"
 
 
