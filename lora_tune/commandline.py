@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -56,9 +57,13 @@ def guarded(command: Command) -> Command:
         except LoraTuneError as error:
             click.echo(f"lora_tune: {' '.join(str(error).split())}", err=True)
             sys.exit(error.exit_code)
+        except BrokenPipeError:
+            # Whoever read our output has seen enough (``| head``). Nothing may be flushed into the pipe at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
         except OSError as error:
-            where = f" {error.filename}" if error.filename else ""
-            click.echo(f"lora_tune:{where}: {error.strerror or error}; check the disk and the permissions", err=True)
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"lora_tune: {where}{error.strerror or error}; check the disk and the permissions", err=True)
             sys.exit(EXIT_SURROUNDINGS)
 
     return run  # type: ignore[return-value]  # same signature, by functools.wraps

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -235,6 +236,14 @@ def test_a_dry_run_shows_all_and_writes_nothing(place: Path) -> None:
     assert "trial.py" in done.stdout
     assert "LR=" in done.stdout
     assert not (place / "sweeps").exists()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(place: Path) -> None:
+    line = shlex.join(command("--study", "quick", "--dry-run"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | true; exit ${{PIPESTATUS[0]}}"], cwd=place, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_json_is_one_object_a_line(place: Path) -> None:
