@@ -67,7 +67,8 @@ configure() { # $1: proctrack plugin
         count=$((count + 1))
     done
     [ $count -gt 0 ] || { say "no GPU: no /dev/nvidia*, and GPUS is not set"; exit 3; }
-    local host; host=$(hostname -s)
+    # nproc prints OMP_NUM_THREADS where that is set: a test run with one thread each is not a machine with one CPU.
+    local host cpus; host=$(hostname -s) cpus=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
     cat >"$FOLDER/slurm.conf" <<CONF
 ClusterName=gpunode
 SlurmctldHost=$host(127.0.0.1)
@@ -97,7 +98,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
 KillWait=5
 MinJobAge=86400
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=27818 CPUs=$(nproc) RealMemory=16000 Gres=gpu:$count State=UNKNOWN
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=27818 CPUs=$cpus RealMemory=16000 Gres=gpu:$count State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
     {
