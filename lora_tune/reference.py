@@ -60,10 +60,18 @@ def _settings(kind: str) -> type[BaseModel] | None:
 def _table(model: type[BaseModel], skip: tuple[str, ...] = ()) -> Iterator[str]:
     yield "| key | values | default | meaning |"
     yield "|---|---|---|---|"
+    yield from _rows(model, "", skip)
+
+
+def _rows(model: type[BaseModel], prefix: str, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    """A row a key; the keys of a table within the section follow it, as ``table.key``."""
     for name, field in model.model_fields.items():
         if name not in skip:
             meaning = (field.description or "").replace("|", "\\|")
-            yield f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+            yield f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+        for inner in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from _rows(inner, f"{prefix}{name}.")
 
 
 def _type(annotation: Any) -> str:
@@ -75,6 +83,8 @@ def _type(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_type(inner[0])}"
     if origin is dict:
+        return "table"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "table"
     names = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`", Any: "any"}
     return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else str(annotation))

@@ -35,6 +35,13 @@ def test_the_study_reference_is_generated_from_the_models() -> None:
     assert between("reference").strip() == markdown().strip(), "run: python -m tests.test_readme"
 
 
+def test_the_keys_of_a_table_within_a_section_stand_below_it() -> None:
+    rows = markdown().splitlines()
+    at = rows.index("| `prepare` | table |  | what runs once, before the first trial |")
+    assert rows[at + 1].startswith("| `prepare.argv` | list of text | needed |")
+    assert "<class" not in markdown()
+
+
 def test_every_shipped_study_is_listed() -> None:
     assert between("studies") == studies(), "run: python -m tests.test_readme"
 
