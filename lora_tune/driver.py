@@ -20,7 +20,7 @@ from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
 from lora_tune.ports import Clock, Ports, RealClock, Search, View
 from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
-from lora_tune.store import Changes, Lease
+from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.study import Study
 from lora_tune.voice import Voice
 from lora_tune.watching import Watch
@@ -65,7 +65,7 @@ class Driver:
         self._voice = Voice(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = Watch(study, ports, self._book, self._jobs, self._voice)
         self._unsaved = Changes()
-        self._surveyed_at = -math.inf
+        self._saved_at = self._surveyed_at = -math.inf
 
     @property
     def sweep(self) -> Sweep:
@@ -95,6 +95,8 @@ class Driver:
 
     def tick(self) -> str:
         """One round. Returns why the sweep is over, "" while it is not."""
+        if self._now() - self._saved_at >= LEASE_SECONDS:
+            self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
         self._cancel_orphans()
         self._look_at_jobs()
         for trial in self._book.open_trials():
@@ -127,9 +129,14 @@ class Driver:
             self._guard(self._ports.session.flush)
 
     def _cancel_orphans(self) -> None:
-        """End jobs of this sweep that no open trial wants, such as those of records that were lost since."""
+        """End jobs of this sweep that no open trial wants, such as those of records that were lost since.
+
+        Not without the lease, and not while the database is away: what is unknown here may be another driver's.
+        """
         launcher = self._ports.launcher
         if not isinstance(launcher, Surveys) or self._now() - self._surveyed_at < SURVEY_SECONDS:
+            return
+        if not self._save():
             return
         self._surveyed_at = self._now()
         wanted = {self._newest(t).job_name for t in self._book.open_trials() if t.state is TrialState.RUNNING}
@@ -240,16 +247,19 @@ class Driver:
 
     # -- records -----------------------------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
         self._unsaved = self._unsaved + self._book.take_changes()
         try:
             self._ports.store.save(self._lease, self._unsaved, self._now())
         except StoreError as error:
             words = f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written"
             self._voice.trouble("database", words)
-            return
+            return False
         self._voice.trouble("database", "")
         self._unsaved = Changes()
+        self._saved_at = self._now()
+        return True
 
     def _tell(self) -> None:
         """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""

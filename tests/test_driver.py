@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lora_tune.book import Book
-from lora_tune.driver import Driver, Ports
+from lora_tune.driver import SURVEY_SECONDS, Driver, Ports
 from lora_tune.errors import StoreError, SurroundingsError, SweepBusyError
 from lora_tune.jobs import write_files
 from lora_tune.paths import SweepPaths
@@ -215,6 +215,18 @@ def test_a_driver_that_lost_its_lease_neither_writes_nor_submits(tmp_path: Path,
     assert cluster.starts == jobs
 
 
+def test_a_driver_that_lost_its_lease_while_it_stood_still_stops_no_job(tmp_path: Path) -> None:
+    cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(1e6, "never")]))
+    there = house(tmp_path, cluster, trials=1, trial_minutes=0.1)
+    first = there.driver()
+    first.tick()
+    there.store.take_lease("fake", "another", there.clock.now(), dead=True)
+    there.clock.sleep(60)
+    with pytest.raises(SweepBusyError, match="taken over"):
+        first.tick()
+    assert [job.ended for job in cluster.jobs.values()] == [None]
+
+
 def test_a_second_driver_is_refused_with_the_owner(tmp_path: Path, cluster: FakeCluster) -> None:
     there = house(tmp_path, cluster)
     there.store.take_lease("fake", "node7 pid 12 start 99", there.clock.now())
@@ -296,6 +308,46 @@ def test_jobs_that_no_record_wants_are_cancelled(tmp_path: Path) -> None:
     assert all(job.ended is None for name, job in cluster.jobs.items() if name.startswith("fake-000"))
     events = [json.loads(line) for line in there.paths.driver_log.read_text().splitlines()]
     assert [e["event"] for e in events].count("orphan") == 1
+
+
+def test_a_driver_that_was_overtaken_while_it_stood_still_cancels_no_job_of_the_other(tmp_path: Path) -> None:
+    """A suspended machine, a file system that hung: the first thing due afterwards is the look for orphans."""
+    cluster = SurveyedCluster(FakeClock())
+    there = house(tmp_path, cluster, trials=4)
+    first = there.driver()
+    first.tick()
+    second = there.driver()
+    while len(cluster.jobs) == 2:
+        second.tick()
+        there.clock.sleep(1)
+    going = [name for name, job in cluster.jobs.items() if job.ended is None]
+    assert any(name not in {a.job_name for a in first.sweep.attempts.values()} for name in going)
+    first._surveyed_at -= SURVEY_SECONDS
+    with pytest.raises(SweepBusyError, match="taken over"):
+        first.tick()
+    assert all(cluster.jobs[name].ended is None for name in going)
+
+
+def test_without_the_database_nobody_knows_which_jobs_are_orphans(tmp_path: Path) -> None:
+    """Cut off from it, a driver may have been overtaken: the jobs that it does not know may be another driver's."""
+    cluster = SurveyedCluster(FakeClock())
+    there = house(tmp_path, cluster, trials=4)
+    store = Away(there.store, ("save",))
+    first = there.driver(store=store)
+    first.tick()
+    store.away = True
+    second = there.driver()
+    while len(cluster.jobs) == 2:
+        second.tick()
+        there.clock.sleep(1)
+    going = [name for name, job in cluster.jobs.items() if job.ended is None]
+    first._surveyed_at -= SURVEY_SECONDS
+    first.tick()
+    assert all(cluster.jobs[name].ended is None for name in going)
+    store.away = False
+    with pytest.raises(SweepBusyError, match="taken over"):
+        first.tick()
+    assert all(cluster.jobs[name].ended is None for name in going)
 
 
 def failing(line: str, code: int = 1) -> Any:
