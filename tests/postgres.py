@@ -104,9 +104,20 @@ class Postgres:
             )
         wait_for(self.answers, 60, "PostgreSQL answers")
 
+    def freeze(self) -> None:
+        """Every process of the server is there and does nothing; its host's kernel goes on acknowledging packets."""
+        assert self._server is not None
+        _signal_all(self._server.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo :meth:`freeze`."""
+        if self._server is not None:
+            _signal_all(self._server.pid, signal.SIGCONT)
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End the server. SIGINT: at once, in order. SIGQUIT: as a crash would, clients are dropped."""
         if self._server is not None and self._server.poll() is None:
+            self.thaw()
             self._server.send_signal(how)
             self._server.wait(60)
 
@@ -155,6 +166,16 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"}
 
 
+def _signal_all(server: int, number: signal.Signals) -> None:
+    """A signal to the server, first, so that it makes no new process meanwhile, and then to its processes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, number)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == server:
+                os.kill(int(process.name), number)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -176,6 +197,7 @@ def postgres_server() -> Iterator[Postgres]:
 @pytest.fixture
 def postgres(postgres_server: Postgres) -> Postgres:
     """The server, up, also after a test that took it down."""
+    postgres_server.thaw()
     if not postgres_server.answers():
         postgres_server.start()
     return postgres_server
@@ -194,6 +216,7 @@ def _keep(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
         pid = int((folder / "data" / "postmaster.pid").read_text().splitlines()[0])
         os.kill(pid, signal.SIGQUIT)
+        _signal_all(pid, signal.SIGCONT)
         deadline = time.monotonic() + 20
         while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
             time.sleep(0.05)

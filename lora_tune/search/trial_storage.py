@@ -52,6 +52,7 @@ class TrialStorage(InMemoryStorage):
         self._rdb_study = -1
         self._rdb_ids: list[int] = []  # by trial number
         self._changed: dict[int, FrozenTrial | None] = {}  # trial number -> the trial as it is written, None: not yet
+        self._doubtful = False  # a transaction failed, and may be in the database all the same
         if any(study.study_name == name for study in self._rdb.get_all_studies()):
             self._read(name)
 
@@ -115,15 +116,30 @@ class TrialStorage(InMemoryStorage):
             return
         with self._lock:
             trials = self._studies[0].trials
+            doubtful, self._doubtful = self._doubtful, True
             with self._rdb.engine.begin() as connection:
-                ids = self._new_rows(connection, [trials[n] for n, old in self._changed.items() if old is None])
                 rows: dict[str, list[dict[str, Any]]] = {name: [] for name in _TABLES}
+                there = self._unheard(connection) if doubtful else {}
+                rows["trials"] += [{"trial_id": row, **_head(trials[number])} for number, row in there.items()]
+                new = [trials[n] for n, old in self._changed.items() if old is None and n not in there]
+                ids = there | self._new_rows(connection, new)
                 for number, old in self._changed.items():
                     row = ids.get(number) or self._rdb_ids[number]
                     _add_rows(rows, row, old, trials[number])
                 self._write(connection, rows)
             self._rdb_ids += [ids[number] for number in sorted(ids)]
-            self._changed = {}
+            self._changed, self._doubtful = {}, False
+
+    def _unheard(self, connection: sa.Connection) -> dict[int, int]:
+        """Rows of new trials by number that were committed while the answer to that did not reach us.
+
+        Optuna's tables would take them once more. A transaction that is still being committed is waited for: it holds
+        the row of the study, to which its trials refer.
+        """
+        studies, trials = self._tables["studies"], self._tables["trials"]
+        connection.execute(sa.select(studies).where(studies.c.study_id == self._rdb_study).with_for_update())
+        of_ours = (trials.c.study_id == self._rdb_study) & (trials.c.number >= len(self._rdb_ids))
+        return {row.number: row.trial_id for row in connection.execute(sa.select(trials).where(of_ours))}
 
     def _new_rows(self, connection: sa.Connection, trials: Sequence[FrozenTrial]) -> dict[int, int]:
         """Rows of new trials; their ids by trial number."""

@@ -20,6 +20,9 @@ OLDEST_POSTGRES = 15
 _ONE_AT_A_TIME = 7_033_190_251
 """PostgreSQL's advisory lock under which tables are made; any number that no other program uses."""
 
+_SILENCE = "lora_tune_silence"
+sa.dialects.plugins.register(_SILENCE, "lora_tune.store.silence", "Plugin")
+
 _PATIENCE = {
     # A host that went away must not stop the driver from watching jobs: seconds, libpq's connection keywords.
     "connect_timeout": "10",
@@ -28,6 +31,8 @@ _PATIENCE = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",  # milliseconds
     "application_name": "lora_tune",
+    # A host that is there and says nothing: SQLAlchemy's word for what is to prepare the engine.
+    "plugin": _SILENCE,
 }
 
 
@@ -169,8 +174,20 @@ def alone(engine: sa.Engine) -> Iterator[sa.Connection]:
         found = int((connection.dialect.server_version_info or (0,))[0])
         if found < OLDEST_POSTGRES:
             raise StoreError(f"the server is PostgreSQL {found}; {OLDEST_POSTGRES} or later is needed")
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
-        yield connection
+        with _unhurried(connection):
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
+            yield connection
+
+
+@contextlib.contextmanager
+def _unhurried(connection: sa.Connection) -> Iterator[None]:
+    """Tables of a long sweep take their time to change, and so does another program that changes them now."""
+    driver: Any = connection.connection.driver_connection
+    driver.making = True
+    try:
+        yield
+    finally:
+        driver.making = False
 
 
 @contextlib.contextmanager
