@@ -31,17 +31,23 @@ class Standing:
     RUNNING = "running"
     """A driver is at work."""
     UNATTENDED = "unattended"
-    """Trials are open and no driver is: jobs may run, nobody decides. The same sweep command takes over."""
+    """It is not over, and nobody drives it: jobs may run, nobody decides. The same sweep command takes over."""
     ENDED = "ended"
 
 
-def standing(sweep: Sweep, driver: tuple[str, float], now: float) -> str:
-    """The sweep's condition. driver: who drives, and the epoch second of its last sign of life."""
+def standing(sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
+    """The sweep's condition. driver: who drives, and the epoch second of its last sign of life.
+
+    over: whether its last driver noted its end; also True where no driver noted anything (older releases).
+    """
     owner, sign = driver
     if owner and now - sign < LEASE_SECONDS:
         return Standing.RUNNING
-    unfinished = any(t.state is not TrialState.FINISHED for t in sweep.trials.values())
-    return Standing.UNATTENDED if unfinished else Standing.ENDED
+    return Standing.ENDED if over and not _open(sweep) else Standing.UNATTENDED
+
+
+def _open(sweep: Sweep) -> int:
+    return sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
 
 
 def exit_code(condition: str, seen: Overview) -> int:
@@ -53,14 +59,14 @@ def exit_code(condition: str, seen: Overview) -> int:
     return errors.EXIT_DONE
 
 
-def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float) -> dict[str, Any]:
-    """The whole picture as plain data: seconds, samples, node-hours; None where unknown."""
+def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> dict[str, Any]:
+    """The whole picture as plain data: seconds, samples, node-hours; None where unknown. over: see :func:`standing`."""
     seen = overview(study, sweep, now)
     best = seen.best
     return {
         "study": study.name,
         "hash": sweep.digest,
-        "state": standing(sweep, driver, now),
+        "state": standing(sweep, driver, now, over=over),
         "driver": driver[0] or None,
         "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
         "target": None if study.maximise else study.objective.target,
@@ -71,6 +77,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float) -
         "node_hours": seen.node_hours,
         "node_hours_budget": study.budget.node_hours,
         "node_hours_saved": seen.saved,
+        "money": view.money(study, seen.node_hours),
         "seconds": seen.seconds,
         "best": None if best is None else {**_trial(sweep, best, now), "interval_seconds": seen.best_interval},
         "running": [_trial(sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
@@ -103,10 +110,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def picture(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, every: bool) -> RenderableType:
-    """The status as a rich renderable. every: all trials instead of the open and the best ones."""
+def picture(
+    study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, every: bool, over: bool = True
+) -> RenderableType:
+    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see standing."""
     seen = overview(study, sweep, now)
-    parts: list[RenderableType] = [_head(study, sweep, seen, driver, now), ""]
+    condition = _condition(study, sweep, driver, now, over=over)
+    parts: list[RenderableType] = [_head(study, sweep, seen, condition), ""]
     if every:
         parts += [_table("all trials", study, sweep, list(sweep.trials.values()), now)]
     else:
@@ -121,13 +131,12 @@ def picture(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
     return Group(*parts)
 
 
-def _head(study: Study, sweep: Sweep, seen: Overview, driver: tuple[str, float], now: float) -> Table:
+def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    condition = standing(sweep, driver, now)
     grid.add_row("sweep", Text(f"{study.name}  {sweep.digest}"))
-    grid.add_row("state", _condition(study, condition, driver, now))
+    grid.add_row("state", condition)
     of = f" of {seen.planned}" if seen.planned else ""
     counts = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
     open_ = f"{seen.open} open" if seen.open else ""
@@ -135,18 +144,20 @@ def _head(study: Study, sweep: Sweep, seen: Overview, driver: tuple[str, float],
     grid.add_row("best", _best(study, seen))
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
-    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{saved}"))
+    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{view.price(study, seen.node_hours)}{saved}"))
     grid.add_row("time", view.duration(seen.seconds))
     return grid
 
 
-def _condition(study: Study, condition: str, driver: tuple[str, float], now: float) -> Text:
+def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool) -> Text:
     owner, sign = driver
+    condition = standing(sweep, driver, now, over=over)
     if condition == Standing.RUNNING:
         return Text(f"running, driven by {view.visible(owner)}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
         again = f"python -m lora_tune.sweep --study {study.name}"
-        return Text(f"trials are open and nobody drives them; take over with: {again}", style="bold red")
+        what = "trials are open and nobody drives them" if _open(sweep) else "it is not over and nobody drives it"
+        return Text(f"{what}; take over with: {again}", style="bold red")
     return Text("ended")
 
 
@@ -202,8 +213,8 @@ def main(
 ) -> None:
     """Where a sweep stands. Only reads, so it may run anywhere that reaches the database, any number of times.
 
-    Exit codes, for monitoring: 0 the sweep runs, or ended with a best trial; 2 your input; 3 trials are open and
-    nobody drives them, or the database does not answer; 4 the sweep ended and nothing reached the target.
+    Exit codes, for monitoring: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and
+    nobody drives it, or the database does not answer; 4 the sweep ended and nothing reached the target.
     """
     console = Console()
     review = load_review(study_name, output, storage)
@@ -229,15 +240,18 @@ class _Look:
     def __init__(self, review: Review, store: Store) -> None:
         self._store = store
         self.study, self.sweep = review.study, review.sweep
-        self.driver, self.now = _driver(store, review.study.name), time.time()
+        self.again()
 
     def again(self) -> None:
-        self.sweep = self._store.load(self.study.name, self.sweep) or self.sweep
-        self.driver, self.now = _driver(self._store, self.study.name), time.time()
+        name = self.study.name
+        # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
+        self.driver, self.now = _driver(self._store, name), time.time()
+        self.over = all(row.ended for row in self._store.registered() if row.name == name)
+        self.sweep = self._store.load(name, self.sweep) or self.sweep
 
     @property
     def standing(self) -> str:
-        return standing(self.sweep, self.driver, self.now)
+        return standing(self.sweep, self.driver, self.now, over=self.over)
 
 
 def _driver(store: Store, name: str) -> tuple[str, float]:
@@ -250,7 +264,8 @@ def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None
     """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
-            live.update(picture(look.study, look.sweep, look.driver, look.now, every=every), refresh=True)
+            drawn = picture(look.study, look.sweep, look.driver, look.now, every=every, over=look.over)
+            live.update(drawn, refresh=True)
             if look.standing != Standing.RUNNING:
                 return
             try:
@@ -262,9 +277,9 @@ def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None
 
 def _show(console: Console, look: _Look, *, json_: bool, every: bool) -> None:
     if json_:
-        click.echo(json.dumps(as_json(look.study, look.sweep, look.driver, look.now)))
+        click.echo(json.dumps(as_json(look.study, look.sweep, look.driver, look.now, over=look.over)))
     else:
-        console.print(picture(look.study, look.sweep, look.driver, look.now, every=every))
+        console.print(picture(look.study, look.sweep, look.driver, look.now, every=every, over=look.over))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Sequence
+from statistics import geometric_mean
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
@@ -163,6 +164,8 @@ def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> Renderab
 
 
 def _headline(study: Study, sweep: Sweep) -> Text:
+    if any(t.replicate_of is not None for t in sweep.trials.values()):
+        return _race(sweep)
     best = sweep.best(maximise=study.maximise)
     if best is None:
         return Text(f"target: eval loss {study.objective.target:g}    no trial has reached it yet", style="dim")
@@ -173,6 +176,21 @@ def _headline(study: Study, sweep: Sweep) -> Text:
     return text
 
 
+def _race(sweep: Sweep) -> Text:
+    """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
+    seconds: dict[int, list[float]] = {}
+    for trial in sweep.reached():
+        if trial.replicate_of is not None:
+            runs = trial.facts.get("runs") or (trial.facts,)
+            seconds.setdefault(trial.replicate_of, []).extend(r["objective"] for r in runs if r.get("objective"))
+    means = sorted((geometric_mean(each), number, len(each)) for number, each in seconds.items() if each)
+    shown = [
+        f"trial {number} {duration(mean)} ({count} run{'s' if count > 1 else ''})" for mean, number, count in means
+    ]
+    text = Text("mean of runs: ", style="bold")
+    return text.append(", ".join(shown) or "none has reached the target yet", style="bold green")
+
+
 def _budget(study: Study, sweep: Sweep, now: float) -> Table:
     grid = Table.grid(padding=(0, 2))
     budget = study.budget
@@ -181,9 +199,10 @@ def _budget(study: Study, sweep: Sweep, now: float) -> Table:
         grid.add_row("trials", _bar(budget.trials, done), f"{done} of {budget.trials}")
     spent = sweep.node_hours(now)
     if budget.node_hours:
-        grid.add_row("node-hours", _bar(budget.node_hours, spent), f"{spent:.3g} of {budget.node_hours:g}")
+        words = f"{spent:.3g} of {budget.node_hours:g}{price(study, spent)}"
+        grid.add_row("node-hours", _bar(budget.node_hours, spent), words)
     else:
-        grid.add_row("node-hours", f"{spent:.3g}", _price(study, spent))
+        grid.add_row("node-hours", f"{spent:.3g}{price(study, spent)}")
     return grid
 
 
@@ -191,9 +210,16 @@ def _bar(total: float, done: float) -> ProgressBar:
     return ProgressBar(total, done, width=30, complete_style="cyan", finished_style="green")
 
 
-def _price(study: Study, spent: float) -> str:
-    price = study.budget.price_per_node_hour
-    return f"= {spent * price:.2f} in money" if price else ""
+def money(study: Study, node_hours: float) -> float | None:
+    """What the node-hours cost, None where the study states no price."""
+    rate = study.budget.price_per_node_hour
+    return None if rate is None else rate * node_hours
+
+
+def price(study: Study, node_hours: float) -> str:
+    """The same in words behind the node-hours, "" without a price."""
+    cost = money(study, node_hours)
+    return f" = {cost:,.2f} in money" if cost is not None else ""
 
 
 def _trials(study: Study, sweep: Sweep, now: float) -> Table:

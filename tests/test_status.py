@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lora_tune import status
+from lora_tune import status, view
 from lora_tune.mllog import Eval
-from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.status import Standing, standing
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
@@ -54,6 +54,74 @@ def test_the_exit_code_serves_monitoring(tmp_path: Path) -> None:
         assert result.exit_code == expected, result.output
 
 
+def test_a_sweep_that_nobody_drives_and_nobody_ended_calls_for_somebody(tmp_path: Path) -> None:
+    """Registered and never taken up, or its driver died between two trials: nothing is open, and nothing goes on."""
+    store = Store(sqlite_url(stored(tmp_path, sweep_of(study_of(), trials=8))))
+    lease = store.take_lease("built", OWNER, BEGAN)
+    store.place(lease, tmp_path / "built.toml", tmp_path, {})
+    store.release(lease)
+    left = run(tmp_path)
+    assert left.exit_code == 3
+    assert "it is not over and nobody drives it; take over with: python -m lora_tune.sweep" in _flat(left.output)
+    assert json.loads(run(tmp_path, "--json").stdout)["state"] == "unattended"
+    lease = store.take_lease("built", OWNER, BEGAN)
+    assert run(tmp_path).exit_code == 3, "its driver has not been heard of since it began"
+    store.finish(lease, "all 8 trials are proposed")
+    store.release(lease)
+    store.close()
+    assert run(tmp_path).exit_code == 0
+
+
+def test_what_it_has_cost_stands_beside_the_node_hours(tmp_path: Path) -> None:
+    study, sweep = study_of(), sweep_of(study_of(), trials=8)
+    stored(tmp_path, sweep)
+    cost = 25 * sweep.node_hours(BEGAN)
+    assert json.loads(run(tmp_path, "--json").stdout)["money"] == pytest.approx(cost)
+    words = f"of 60 = {cost:,.2f} in money"
+    assert words in _flat(run(tmp_path).output)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(view.screen(study, sweep, BEGAN, []))
+    assert words in console.export_text()
+
+
+def test_the_screen_of_a_race_shows_means_and_no_lucky_run() -> None:
+    study, field = study_of(), sweep_of(study_of(), trials=2)
+    seconds = {0: (1500.0, 1700.0), 1: (1400.0, 1900.0, 1900.0)}
+    runs = [(of, s) for of, each in seconds.items() for s in each]
+    single = {
+        n: Trial(
+            number=n,
+            seed=n,
+            tuned={},
+            parameters={},
+            replicate_of=of,
+            verdict=Verdict.REACHED,
+            seconds=s,
+            state=TrialState.FINISHED,
+            facts={"objective": s},
+        )
+        for n, (of, s) in enumerate(runs)
+    }
+    several = {**single[0].facts, "runs": [{"objective": s} for s in seconds[0]] + [{"seconds": None}]}
+    in_one_job = {0: replace(single[0], facts=several), **{n: t for n, t in single.items() if t.replicate_of == 1}}
+    for trials in (single, in_one_job, {}):
+        console = Console(width=120, record=True, file=io.StringIO())
+        waiting = {9: Trial(number=9, seed=9, tuned={}, parameters={}, replicate_of=1)}
+        console.print(
+            view.screen(study, replace(field, trials={**trials, **waiting}, attempts={}, evals={}), BEGAN, [])
+        )
+        shown = console.export_text()
+        assert "best" not in shown
+        expected = (
+            "trial 0 26:37 min (2 runs), trial 1 28:36 min (3 runs)" if trials else "none has reached the target yet"
+        )
+        assert f"mean of runs: {expected}" in shown
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _censored(trial: Trial) -> Trial:
     return replace(trial, verdict=Verdict.CENSORED, seconds=None, samples=None, facts={})
 
@@ -67,7 +135,7 @@ def test_what_it_prints(tmp_path: Path) -> None:
     assert f"trial {best.number}" in printed
     assert "90% interval" in printed
     assert "take over with: python -m lora_tune.sweep --study built" in " ".join(printed.split())
-    assert "saved by stopping early" in printed
+    assert "saved by stopping early" in _flat(printed)
     assert "another node; run" in printed
 
 
