@@ -321,13 +321,13 @@ def not_worth(study: Study, gain: float | None) -> str:
     )
 
 
-def hopeless(sweep: Sweep) -> Trial | None:
+def hopeless(sweep: Sweep, mended_at: float = -math.inf) -> Trial | None:
     """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
 
-    Such a sweep would only burn its budget.
+    Such a sweep would only burn its budget. mended_at: epoch seconds; what failed before has been mended since.
     """
     ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
-    recent = ended[-SAME_FAILURES:]
+    recent = [t for t in ended if (t.finished_at or 0.0) >= mended_at][-SAME_FAILURES:]
     if len(recent) < SAME_FAILURES or any(t.verdict is not Verdict.FAILED for t in ended):
         return None
     return recent[-1]

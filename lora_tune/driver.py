@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from lora_tune import decide, open_schedule
 from lora_tune.book import Book
-from lora_tune.errors import LauncherError, StoreError, SurroundingsError
+from lora_tune.errors import LauncherError, RefusedError, StoreError, SurroundingsError
 from lora_tune.jobs import Jobs, proposal, write_files
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
 from lora_tune.ports import Clock, Ports, RealClock, Search, View
 from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.refusal import Refusal
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.study import Study
 from lora_tune.voice import Voice
@@ -50,12 +51,22 @@ class Driver:
 
     ``interrupt`` may be set at any time (from a signal handler): the loop ends after the tick in progress.
     settle: seconds after an unanswered submission before it counts as not made (a scheduler answers late).
+    mended_at: epoch seconds; a person has mended what made trials fail before.
     """
 
     def __init__(
-        self, study: Study, paths: SweepPaths, ports: Ports, lease: Lease, *, period: float, settle: float = 0.0
+        self,
+        study: Study,
+        paths: SweepPaths,
+        ports: Ports,
+        lease: Lease,
+        *,
+        period: float,
+        settle: float = 0.0,
+        mended_at: float = -math.inf,
     ) -> None:
         self.interrupt = False
+        self._mended_at, self._refusal = mended_at, Refusal()
         self._study, self._paths, self._ports, self._lease = study, paths, ports, lease
         self._period, self._settle = period, settle
         found = ports.store.load(study.name)
@@ -106,11 +117,14 @@ class Driver:
                 sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
                 self._book.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
-            self._submit(trial)
+            if self._refusal.final is None:
+                self._submit(trial)
         reason = self._refill()
         self._save()
         self._tell()
         self._ports.view.update(self._study, self.sweep, self._now())
+        if self._refusal.final is not None and not (self._on_cluster() or self._book.untold() or self._unsaved):
+            raise SurroundingsError(f"{self._refusal.final}; mend it and run the same command again")
         if self._book.open_trials() or self._book.untold() or self._unsaved:
             return ""
         return reason
@@ -119,7 +133,7 @@ class Driver:
         live = [self._newest(t) for t in self._book.open_trials() if t.state is TrialState.RUNNING]
         seen = self._watch.look(live)
         for attempt in seen.absent:
-            if self._now() - attempt.intended_at >= self._settle:
+            if self._now() - attempt.intended_at >= self._settle and self._refusal.final is None:
                 self._launch(attempt)
         # The search hears of evals when everything is decided: jobs wait to be stopped.
         for number, evals in seen.fresh.items():
@@ -153,14 +167,14 @@ class Driver:
 
     def _refill(self) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
-        if (failed := decide.hopeless(self.sweep)) is not None:
+        if (failed := decide.hopeless(self.sweep, self._mended_at)) is not None:
             self._save()
             raise SurroundingsError(
                 f"{decide.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
                 f"{self._newest(failed).remedy or 'see the job logs'}; mend it and run the same command again"
             )
         until = self._now() + FILL_SECONDS
-        while not self.interrupt and self._now() <= until:
+        while not self.interrupt and self._refusal.final is None and self._now() <= until:
             reason = decide.may_propose(self._study, self.sweep, self._ports.clock.unhurried())
             if reason:
                 return reason
@@ -224,10 +238,20 @@ class Driver:
             write_files(job)
             job_id = self._ports.launcher.submit(job)
         except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is mended
-            self._voice.trouble("submission", str(error))
+            self._voice.trouble(f"submission of {attempt.job_name}", str(error))
+            told = replace(trial, sentence=str(error))
+            if isinstance(error, RefusedError):
+                told, attempt = self._refusal.heard(self._study, trial, attempt, error, now)
+                self._book.put_attempt(attempt)
+            if told != trial:
+                self._book.put_trial(told)
             return
-        self._voice.trouble("submission", "")
-        self._book.put_attempt(replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value))
+        self._voice.trouble(f"submission of {attempt.job_name}", "")
+        self._refusal.taken()
+        if trial.sentence:
+            self._book.put_trial(replace(trial, sentence=""))
+        there = replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value)
+        self._book.put_attempt(replace(there, failure="", line="", remedy=""))
         self._voice.log("submitted", trial=trial.number, attempt=attempt.number, job=job_id)
 
     def cancel_all(self, limit: float) -> bool:
@@ -281,6 +305,11 @@ class Driver:
             return False
         self._voice.trouble("search", "")
         return True
+
+    def _on_cluster(self) -> bool:
+        """Whether a trial has a job that was submitted and has not ended."""
+        running = [t for t in self._book.open_trials() if t.state is TrialState.RUNNING]
+        return any(self._newest(trial).submitted_at is not None for trial in running)
 
     def _newest(self, trial: Trial) -> Attempt:
         return self.sweep.attempts_of(trial.number)[-1]

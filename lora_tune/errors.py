@@ -6,6 +6,7 @@
     +-- SurroundingsError   exit 3   the machine: a tool, file, folder, database or cluster is missing
     |   +-- SweepBusyError           another driver owns this sweep
     |   +-- LauncherError            a job could not be submitted, read or cancelled
+    |   |   +-- RefusedError         the scheduler answered, and takes no such job
     |   +-- StoreError               the database is unreadable, of another version, or away
     +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
 
@@ -59,6 +60,18 @@ class SweepBusyError(SurroundingsError):
 
 class LauncherError(SurroundingsError):
     """The launcher refused or could not answer."""
+
+
+class RefusedError(LauncherError):
+    """The scheduler takes no such job.
+
+    words: its own. remedy: what a person can do. lasting: it will say so again until that is done. by_size: what it
+    refuses is how much the job asks for, and a smaller job may be taken.
+    """
+
+    def __init__(self, job: str, words: str, remedy: str, *, lasting: bool = True, by_size: bool = False) -> None:
+        super().__init__(f"{job} was not submitted: {words}; {remedy}")
+        self.words, self.remedy, self.lasting, self.by_size = words, remedy, lasting, by_size
 
 
 class StoreError(SurroundingsError):

@@ -15,7 +15,7 @@ from typing import Any
 
 from lora_tune.decide import RETRIED
 from lora_tune.diagnose import Diagnosis, diagnose
-from lora_tune.errors import LauncherError, SurroundingsError
+from lora_tune.errors import LauncherError, RefusedError, SurroundingsError
 from lora_tune.journal import Journal
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.launchers.command import read_json, write_json
@@ -79,7 +79,7 @@ def _run(job: Job, how: Preparation) -> JobStatus:
     """Submit the job, or take up the one that an earlier command submitted, and wait for its end."""
     ticket = Ticket(name=job.name, folder=job.folder)
     status = JobStatus(state=JobState.LOST)
-    submitted = ""
+    submitted = said = ""
     job.folder.mkdir(parents=True, exist_ok=True)
     while status.state.alive or status.state is JobState.LOST:
         try:
@@ -91,7 +91,11 @@ def _run(job: Job, how: Preparation) -> JobStatus:
                 ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=how.now())
                 how.say(f"preparation: {job.name} is job {submitted}")
         except LauncherError as error:
-            how.say(str(error))
+            if isinstance(error, RefusedError) and error.lasting:
+                raise
+            if str(error) != said:
+                how.say(str(error))
+            said = str(error)
         how.tick()
     return status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -90,13 +91,15 @@ def settle(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> N
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
     """What differs between one who drives and another. pause: waits between two looks at the preparation; it may raise
-    to give up. search: what the driver asks instead of the session itself."""
+    to give up. search: what the driver asks instead of the session itself. mended: a person starts this, who was told
+    what to mend where trials had failed."""
 
     launcher: Launcher
     clock: Clock
     view: View
     pause: Callable[[float], None]
     search: Callable[[Search], Search] = lambda session: session
+    mended: bool = False
 
 
 @contextlib.contextmanager
@@ -125,7 +128,8 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Around, *, accept_cha
                 around.view.line(doubt)
             _prepare_once(plan, ports, lease, around.pause)
             patience = 0.0 if plan.local else 10.0
-            yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience)
+            mended_at = clock.now() if around.mended else -math.inf
+            yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience, mended_at=mended_at)
     finally:
         with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
             store.release(lease)

@@ -26,6 +26,7 @@ from lora_tune.leasing import take_lease, wait_for_lease
 from lora_tune.overview import other_score
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.redact import redact
 from lora_tune.running import Around, Plan, driver, make_clock, open_sweep, settle
 from lora_tune.scaling import scaling, table
 from lora_tune.store import Lease, Store, tune_sqlite
@@ -124,7 +125,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     try:
         launcher = make_launcher(study)
         clock = make_clock(study, launcher)
-        around = Around(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep)
+        around = Around(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, mended=not how.standby)
         if how.metrics:
             from lora_tune.metrics import Metrics
 
@@ -234,10 +235,10 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
 
 
 def _shown(study: Study, job: Job) -> str:
-    """A job's files, environment and command line."""
+    """A job's files, environment and command line, secrets hidden: people show this to others."""
     files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
     variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
-    return "".join((*files, *variables, shlex.join(preview(study, job)), "\n"))
+    return redact("".join((*files, *variables, shlex.join(preview(study, job)), "\n")))
 
 
 if __name__ == "__main__":

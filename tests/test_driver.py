@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class House:
         self.store.begin(self.study.name, self.study.digest, study, self.clock.now())
         self.session: Any = None
 
-    def driver(self, turn: Turn | None = None, **replace: Any) -> Driver:
+    def driver(self, turn: Turn | None = None, mended_at: float = -math.inf, **replace: Any) -> Driver:
         lease: Lease = self.store.take_lease(self.study.name, "test", self.clock.now(), dead=True)
         turn = turn or Turn()
         self.session = Session(self.study, self.store.url, tune_sqlite)
@@ -62,7 +63,7 @@ class House:
             "clock": self.clock,
             "view": Quiet(),
         }
-        return Driver(self.study, self.paths, Ports(**{**ports, **replace}), lease, period=1.0)
+        return Driver(self.study, self.paths, Ports(**{**ports, **replace}), lease, period=1.0, mended_at=mended_at)
 
     def sweep(self) -> Sweep:
         found = self.store.load(self.study.name)

@@ -95,7 +95,7 @@ class Launcher(Protocol):
         """Start the job and return its id. Its folder and files are on disk already.
 
         Submitting the same job (same name and folder) twice must not run it twice where the launcher can
-        prevent it. Raises LauncherError when the cluster refuses.
+        prevent it. Raises LauncherError when that failed and may not fail again, RefusedError when it will.
         """
         ...
 

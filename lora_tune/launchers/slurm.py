@@ -22,6 +22,7 @@ from lora_tune.launchers import slurm_text
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.command import read_json, run_job, write_json
 from lora_tune.launchers.local import command_record
+from lora_tune.launchers.slurm_refusals import refusal
 from lora_tune.launchers.slurm_submission import executor, submission_command
 from lora_tune.paths import AttemptPaths
 from lora_tune.site import Site
@@ -83,8 +84,10 @@ class SlurmLauncher:
         write_json(attempt.job, command_record(job, job.environment))
         try:
             submitted = executor(job, self._site, token).submit(run_job, str(job.folder))
-        except (OSError, RuntimeError) as error:  # what sbatch says, or that srun is not installed
-            raise LauncherError(f"{job.name} was not submitted: {_refusal(error)}") from error
+        except OSError as error:
+            raise LauncherError(f"{job.name} was not submitted: {error}") from error
+        except RuntimeError as error:  # what sbatch says, or that srun is not installed
+            raise refusal(job.name, _answer(error)) from error
         return str(submitted.job_id)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
@@ -240,7 +243,7 @@ def _local_time(epoch: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(epoch))
 
 
-def _refusal(error: Exception) -> str:
+def _answer(error: Exception) -> str:
     """sbatch's own words within submitit's exception, on one line."""
     lines = [line.strip().removeprefix("sbatch: error: ") for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[-3:]) or type(error).__name__

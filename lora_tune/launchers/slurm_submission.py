@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_tune.errors import LauncherError
+from lora_tune.errors import RefusedError
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.paths import AttemptPaths
 from lora_tune.site import Site
@@ -23,6 +23,8 @@ INHERITED = (
 )
 """What a job takes from the submitting shell. Everything else stays out: a config sourced there would leak into
 every trial, and SLURM_* or SBATCH_* of an enclosing job would change the submission."""
+
+_ELSEWHERE = "use another sweeps folder (--output)"
 
 
 def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
@@ -42,11 +44,11 @@ def preview(job: Job, site: Site) -> list[str]:
 def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
     """What the job needs, in submitit's terms; what submitit has no word for goes through unchanged.
 
-    Raises LauncherError for a folder with line ends or the like: each value becomes a line of a batch file.
+    Raises RefusedError for a folder with line ends or the like: each value becomes a line of a batch file.
     """
     for place in (job.folder, job.log, job.cwd or job.folder):
         if not str(place).isprintable():
-            raise LauncherError(f"{str(place)!r} holds characters that no batch file can; use another sweeps folder")
+            raise RefusedError(job.name, f"{str(place)!r} holds characters that no batch file can", _ELSEWHERE)
     need = job.resources
     whole_nodes = need.gpus_per_node > 0 and need.gpus_per_node >= site.gpus_per_node
     own_gres = f"gpu:{need.gpus_per_node}" if need.gpus_per_node and not job.script else None
@@ -125,7 +127,7 @@ def executor(job: Job, site: Site, token: str) -> Any:
 
     folder = AttemptPaths(job.folder).submitit
     if "%" in str(folder):
-        raise LauncherError(f"{folder} holds a %, which submitit and Slurm expand; use another sweeps folder")
+        raise RefusedError(job.name, f"{folder} holds a %, which submitit and Slurm expand", _ELSEWHERE)
     found = Executor(folder=pickle_folder(AttemptPaths(job.folder)), python=shlex.quote(site.python or sys.executable))
     found.update_parameters(**_parameters(job, site, token), **({} if job.script else _own_steps(job, site)))
     return found

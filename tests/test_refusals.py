@@ -1,0 +1,272 @@
+"""A scheduler that takes no job, and a sweep whose trials all failed: a person mends it and types the command again."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_tune.errors import LauncherError, RefusedError, SurroundingsError
+from lora_tune.launchers.slurm_refusals import refusal
+from lora_tune.paths import SweepPaths
+from lora_tune.preparation import Preparation, prepare
+from lora_tune.records import TrialState, Verdict
+from lora_tune.refusal import UNKNOWN_SECONDS
+from lora_tune.workloads.base import Job
+from tests.fakes import FakeClock, FakeCluster, curve_script
+from tests.test_driver import House, assert_all_accounted_for, house
+
+FAILED = "Batch job submission failed: "
+
+LASTING = {
+    f"{FAILED}Invalid account or account/partition combination specified": "site.account",
+    f"invalid partition specified: x; {FAILED}Invalid partition name specified": "site.partition",
+    f"{FAILED}Invalid qos specification": "site.qos",
+    f"{FAILED}Requested reservation is invalid": "site.reservation",
+    f"{FAILED}Invalid feature specification": "--constraint",
+    "Invalid generic resource (gres) specification": "site.gres",
+    f"{FAILED}Invalid node name specified": "site.nodelist",
+    "sbatch: unrecognized option '--nosuch'; Try \"sbatch --help\" for more information": "site.sbatch_args",
+    "Invalid --time specification": "site.sbatch_args",
+    f"{FAILED}Invalid license specification": "--licenses",
+    "Unable to open file run.sub": "workload.implementation",
+    f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)": "trial_minutes",
+    f"{FAILED}User's group not permitted to use this partition": "site.partition",
+}
+"""What Slurm 22.05 printed, asked for each of these -> what the remedy names."""
+
+BY_SIZE = (
+    f"{FAILED}Node count specification invalid",
+    f"{FAILED}Requested node configuration is not available",
+    f"{FAILED}More processors requested than permitted",
+    f"Memory specification can not be satisfied; {FAILED}Requested node configuration is not available",
+)
+
+PASSING = (
+    f"{FAILED}Unable to contact slurm controller (connect failure)",
+    f"{FAILED}Required partition not available (inactive or drain)",
+    f"{FAILED}Socket timed out on send/recv operation",
+    f"{FAILED}Slurm temporarily unable to accept job, sleeping and retrying",
+    f"AssocMaxSubmitJobLimit; {FAILED}Job violates accounting/QOS policy (job submit limit, user's size and/or "
+    "time limits)",
+)
+
+
+@pytest.mark.parametrize(("words", "named"), LASTING.items())
+def test_an_answer_that_lasts_names_what_to_correct(words: str, named: str) -> None:
+    found = refusal("h100-0003-0", words)
+    assert isinstance(found, RefusedError)
+    assert (found.lasting, found.by_size) == (True, False)
+    assert named in found.remedy
+    assert str(found) == f"h100-0003-0 was not submitted: {words}; {found.remedy}"
+
+
+@pytest.mark.parametrize("words", BY_SIZE)
+def test_a_job_may_ask_for_too_much(words: str) -> None:
+    found = refusal("h100-0003-0", words)
+    assert isinstance(found, RefusedError)
+    assert found.by_size
+
+
+@pytest.mark.parametrize("words", PASSING)
+def test_what_may_pass_is_no_refusal(words: str) -> None:
+    assert type(refusal("h100-0003-0", words)) is LauncherError
+
+
+def test_an_answer_that_nobody_knows_is_a_refusal_that_may_not_last() -> None:
+    found = refusal("h100-0003-0", "the site's own filter says no")
+    assert isinstance(found, RefusedError)
+    assert not found.lasting
+
+
+class Choosy(FakeCluster):
+    """Takes jobs while ``answer`` returns None for them, else raises what it returns."""
+
+    answer: Callable[[Job], LauncherError | None] = staticmethod(lambda job: None)
+
+    def submit(self, job: Job) -> str:
+        if job.name not in self.jobs and (error := self.answer(job)) is not None:
+            raise error
+        return super().submit(job)
+
+
+def no_account(job: Job) -> LauncherError:
+    return refusal(job.name, f"{FAILED}Invalid account or account/partition combination specified")
+
+
+def ticks(there: House, driver: object, seconds: int) -> None:
+    for _ in range(seconds):
+        driver.tick()  # type: ignore[attr-defined]
+        there.clock.sleep(1)
+
+
+def test_a_lasting_refusal_ends_the_command_when_what_runs_has_ended_and_costs_no_trial(tmp_path: Path) -> None:
+    cluster = Choosy(FakeClock())
+    there = house(tmp_path, cluster, trials=6, parallel=2)
+    driver = there.driver()
+    driver.tick()
+    cluster.answer = no_account  # an allocation that ended in the middle of the sweep
+    with pytest.raises(SurroundingsError, match=r"Invalid account.*correct site\.account.*run the same command again"):
+        driver.run()
+
+    sweep = there.sweep()
+    assert all(job.ended is not None for job in cluster.jobs.values()), "what ran was watched to its end"
+    ended = [t for t in sweep.trials.values() if t.state is TrialState.FINISHED]
+    assert len(ended) == 2
+    assert Verdict.FAILED not in {t.verdict for t in ended}
+    (left,) = (t for t in sweep.trials.values() if t.state is not TrialState.FINISHED)
+    (attempt,) = sweep.attempts_of(left.number)
+    assert (attempt.state, attempt.failure) == ("intended", "configuration")
+    assert "Invalid account" in attempt.line
+    assert "correct site.account" in attempt.remedy
+    assert "Invalid account" in left.sentence, "status shows it with the trial"
+
+    cluster.answer = lambda job: None
+    there.driver().run()
+    assert_all_accounted_for(there, 6)
+    mended = there.sweep().attempts[left.number, 0]
+    assert (mended.failure, mended.line) == ("", "")
+
+
+def test_several_refused_trials_say_it_once_each_not_every_tick(tmp_path: Path) -> None:
+    cluster = Choosy(FakeClock())
+    cluster.answer = lambda job: LauncherError(f"{job.name} was not submitted: Socket timed out")
+    there = house(tmp_path, cluster, trials=6, parallel=3)
+    driver = there.driver()
+    ticks(there, driver, 30)
+    assert there.paths.driver_log.read_text().count("was not submitted") == 3
+    assert all("Socket timed out" in trial.sentence for trial in there.sweep().trials.values())
+    cluster.answer = lambda job: None
+    driver.run()
+    assert_all_accounted_for(there, 6)
+
+
+def test_a_refusal_that_nobody_knows_is_tried_again_for_a_while(tmp_path: Path) -> None:
+    cluster = Choosy(FakeClock())
+    cluster.answer = lambda job: refusal(job.name, "the site's own filter says no")
+    there = house(tmp_path, cluster, trials=2, parallel=1)
+    ticks(there, driver := there.driver(), int(UNKNOWN_SECONDS))
+    cluster.answer = lambda job: None
+    ticks(there, driver, 3)
+    cluster.answer = lambda job: refusal(job.name, "the site's own filter says no")
+    began = there.clock.now()
+    with pytest.raises(SurroundingsError, match="filter says no"):
+        driver.run()
+    assert there.clock.now() - began >= UNKNOWN_SECONDS, "a job that was taken in between starts the count again"
+    cluster.answer = lambda job: None
+    there.driver().run()
+    assert_all_accounted_for(there, 2)
+
+
+NODES = """
+[workload]
+kind = "command"
+argv = ["true"]
+[space]
+LR = { type = "float", low = 1e-5, high = 1e-1, log = true }
+STEPS = 100
+GBS = 8
+NODES = { type = "categorical", choices = [1, 64] }
+[objective]
+target = 0.0
+[search]
+sampler = "random"
+[budget]
+trials = 8
+parallel = 2
+"""
+
+
+def test_a_trial_that_is_too_large_for_the_cluster_fails_and_the_smaller_ones_go_on(tmp_path: Path) -> None:
+    cluster = Choosy(FakeClock())
+    cluster.answer = lambda job: (
+        refusal(job.name, f"{FAILED}Node count specification invalid") if job.resources.nodes > 1 else None
+    )
+    there = House(tmp_path, cluster, NODES)
+    there.driver().run()
+    sweep = there.sweep()
+    large = [t for t in sweep.trials.values() if t.parameters["NODES"] == 64]
+    small = [t for t in sweep.trials.values() if t.parameters["NODES"] == 1]
+    assert large
+    assert small
+    for trial in large:
+        (attempt,) = sweep.attempts_of(trial.number)
+        assert (trial.verdict, attempt.failure, attempt.node_hours(0)) == (Verdict.FAILED, "configuration", 0)
+        assert "take the node count out of the space" in attempt.remedy
+    assert all(trial.verdict is not Verdict.FAILED for trial in small)
+
+
+def test_what_failed_before_it_was_mended_does_not_end_the_sweep_again(tmp_path: Path) -> None:
+    broken = [True]
+    cluster = FakeCluster(FakeClock(), lambda environment, at: iter(()) if broken else curve_script(environment, at))
+    there = house(tmp_path, cluster, trials=8, parallel=1)
+    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+        there.driver().run()
+    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+        there.driver().run()  # a server that only starts again spends no further trial
+    assert len(there.sweep().trials) == 3
+
+    there.clock.sleep(60)
+    again = there.driver(mended_at=there.clock.now())
+    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+        again.run()  # it was not mended
+    assert len(there.sweep().trials) == 6
+
+    there.clock.sleep(60)
+    broken.clear()
+    there.driver(mended_at=there.clock.now()).run()
+    assert len(there.sweep().trials) == 8
+    assert there.sweep().best() is not None
+
+
+STUDY = """
+[workload]
+kind = "command"
+argv = ["bash", "train.sh"]
+cwd = "."
+log = { kind = "jsonl", global_batch_size = 8 }
+[space]
+LR = { type = "float", low = 1e-3, high = 5e-2, log = true }
+[objective]
+target = 2.0
+[budget]
+trials = 4
+parallel = 1
+trial_minutes = 2
+"""
+
+
+def test_the_command_that_is_typed_again_after_the_mending_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "mended.toml").write_text(STUDY)
+    (tmp_path / "train.sh").write_text("echo 'bash: nccl-tests: command not found'; exit 127\n")
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", "mended.toml", "--output", "sweep"]
+    run = functools.partial(subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    failed = run()
+    assert failed.returncode == 3, failed.stdout + failed.stderr
+    assert "mend it and run the same command again" in failed.stderr
+    (tmp_path / "train.sh").write_text('echo \'{"step": 4, "eval_loss": 1.5, "seconds": 1}\'\n')
+    again = run()
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "all 4 trials are proposed: 1 reached, 3 failed" in again.stdout
+
+
+def test_a_preparation_that_is_refused_ends_the_command(tmp_path: Path) -> None:
+    cluster, said = Choosy(FakeClock()), list[str]()
+    job = Job(name="made-prepare-0", folder=tmp_path / "p", argv=("true",), log=tmp_path / "p" / "job.log")
+    how = Preparation(
+        make=lambda folder: job,
+        launcher=cluster,
+        now=cluster.clock.now,
+        tick=lambda: cluster.clock.sleep(1),
+        say=said.append,
+    )
+    (tmp_path / "sweep").mkdir()
+    answers: list[LauncherError | None] = [LauncherError("Socket timed out")] * 5
+    cluster.answer = lambda job: answers.pop() if answers else no_account(job)
+    with pytest.raises(RefusedError, match=r"correct site\.account"):
+        prepare(SweepPaths(tmp_path / "sweep"), how)
+    assert said == ["Socket timed out"], "trouble that lasts is said once"
