@@ -125,7 +125,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     try:
         launcher = make_launcher(study)
         clock = make_clock(study, launcher)
-        around = Around(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep)
+        around = Around(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, mended=not how.standby)
         if how.metrics:
             from lora_tune.metrics import Metrics
 
