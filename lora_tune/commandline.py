@@ -18,6 +18,7 @@ from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep
 from lora_tune.store import Store, has_password, safe_url, sqlite_url
 from lora_tune.study import Study, find_study, load_study, parse_study
+from lora_tune.terminal import print_anything
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,10 +49,11 @@ metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Pr
 
 
 def guarded(command: Command) -> Command:
-    """Print a LoraTuneError as one line on standard error and exit with its code."""
+    """Print a LoraTuneError as one line on standard error and exit with its code; print any text in any locale."""
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
+        print_anything()
         try:
             return command(*arguments, **options)
         except LoraTuneError as error:

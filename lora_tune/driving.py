@@ -12,6 +12,7 @@ import click
 
 from lora_tune import view
 from lora_tune.driver import Driver, Outcome
+from lora_tune.terminal import redraws
 
 _CANCEL_SECONDS = 90.0
 
@@ -22,7 +23,7 @@ def make_view(quiet: bool, as_json: bool) -> Any:
         return view.Quiet()
     if as_json:
         return view.JsonLines()
-    return view.Screen() if sys.stdout.isatty() else view.Plain()
+    return view.Screen() if redraws() else view.Plain()
 
 
 def run_interruptibly(driver: Driver) -> Outcome:

@@ -118,14 +118,14 @@ def picture(
     condition = _condition(study, sweep, driver, now, over=over)
     parts: list[RenderableType] = [_head(study, sweep, seen, condition), ""]
     if every:
-        parts += [_table("all trials", study, sweep, list(sweep.trials.values()), now)]
+        parts += [view.trials_table(study, sweep, list(sweep.trials.values()), now, "all trials")]
     else:
         running = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
         if running:
-            parts += [_table("open", study, sweep, running, now), ""]
+            parts += [view.trials_table(study, sweep, running, now, "open"), ""]
             parts += [Text(f"trial {t.number}: {view.visible(t.sentence)}", style="red") for t in running if t.sentence]
         if best := ranked(study, sweep)[:BEST_SHOWN]:
-            parts += [_table(f"best {len(best)}", study, sweep, best, now)]
+            parts += [view.trials_table(study, sweep, best, now, f"best {len(best)}")]
     if seen.failures:
         parts += ["", _failures(seen)]
     return Group(*parts)
@@ -153,7 +153,8 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
     owner, sign = driver
     condition = standing(sweep, driver, now, over=over)
     if condition == Standing.RUNNING:
-        return Text(f"running, driven by {view.visible(owner)}, last sign {now - sign:.0f} s ago", style="green")
+        who = view.visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
+        return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
         again = f"python -m lora_tune.sweep --study {study.name}"
         what = "trials are open and nobody drives them" if _open(sweep) else "it is not over and nobody drives it"
@@ -178,12 +179,6 @@ def _best(study: Study, seen: Overview) -> Text:
         text.append(f", {words}", style="green")
     text.append(f"  trial {seen.best.number}  {view.parameters_text(seen.best)}", style="default")
     return text
-
-
-def _table(title: str, study: Study, sweep: Sweep, trials: list[Trial], now: float) -> Table:
-    table = view.trials_table(study, sweep, trials, now)
-    table.title, table.title_justify, table.title_style = title, "left", "bold"
-    return table
 
 
 def _failures(seen: Overview) -> Table:

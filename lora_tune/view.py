@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_tune import curve
+from lora_tune.fitted_table import CURVE_WIDTH, Cells, FittedTable
 from lora_tune.mllog import Eval
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
@@ -34,7 +35,7 @@ _COLOURS = {
 }
 
 
-def sparkline(values: list[float], width: int = 16) -> str:
+def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
     """The last ``width`` finite values as bars, lowest to highest."""
     shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
     if not shown:
@@ -168,7 +169,8 @@ def _headline(study: Study, sweep: Sweep) -> Text:
         return _race(sweep)
     best = sweep.best(maximise=study.maximise)
     if best is None:
-        return Text(f"target: eval loss {study.objective.target:g}    no trial has reached it yet", style="dim")
+        missing = f"target: eval loss {study.objective.target:g}    no trial has reached it yet"
+        return Text("nothing measured yet" if study.maximise else missing, style="dim")
     unit = "samples/s" if study.maximise else "s to the target"
     text = Text("best: ", style="bold")
     text.append(f"{best.facts['objective']:.4g} {unit}", style="bold green")
@@ -222,27 +224,21 @@ def price(study: Study, node_hours: float) -> str:
     return f" = {cost:,.2f} in money" if cost is not None else ""
 
 
-def _trials(study: Study, sweep: Sweep, now: float) -> Table:
+def _trials(study: Study, sweep: Sweep, now: float) -> FittedTable:
     open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
     ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
     return trials_table(study, sweep, [*ended[-6:], *open_trials[:12]], now)
 
 
-def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float) -> Table:
-    """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters."""
-    table = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
-    for name, justify in (("trial", "right"), ("state", "left"), ("time", "right"), ("eval loss", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # a literal
-    table.add_column("curve", width=16, no_wrap=True)
-    table.add_column("to target", justify="right", no_wrap=True)
-    table.add_column("ETA", justify="right", no_wrap=True)
-    table.add_column("parameters", ratio=1, no_wrap=True, overflow="ellipsis")
-    for trial in trials:
-        table.add_row(*_row(study, sweep, trial, now))
-    return table
+def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float, title: str = "") -> FittedTable:
+    """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters.
+
+    A throughput study has no target: its samples/s stand in the place of the distance.
+    """
+    return FittedTable([_row(study, sweep, trial, now) for trial in trials], title)
 
 
-def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> list[str | Text]:
+def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
     attempts = sweep.attempts_of(trial.number)
     evals = sweep.last_evals(trial.number)
     started = attempts[-1].started_at if attempts else None
@@ -254,11 +250,22 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> list[str | Tex
         stopping = bool(attempts and attempts[-1].stop)
         state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
         elapsed = now - started if started else None
-    distance = f"{evals[-1].loss - study.objective.target:+.4f}" if evals else "-"
-    eta = None if trial.verdict else seconds_left(evals, study.objective.target)
-    loss = f"{evals[-1].loss:.4f}" if evals else "-"
-    line = sparkline([e.loss for e in evals])
-    return [str(trial.number), state, duration(elapsed), loss, line, distance, duration(eta), parameters_text(trial)]
+    target, speed = study.objective.target, trial.facts.get("objective")
+    goal: Cells = {
+        "to target": f"{evals[-1].loss - target:+.4f}" if evals else "-",
+        "ETA": duration(None if trial.verdict else seconds_left(evals, target)),
+    }
+    if study.maximise:
+        goal = {"samples/s": f"{speed:.4g}" if speed is not None else "-"}
+    return {
+        "trial": str(trial.number),
+        "state": state,
+        "time": duration(elapsed),
+        "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
+        "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),
+        **goal,
+        "parameters": parameters_text(trial),
+    }
 
 
 def _log(lines: list[str]) -> Text:
