@@ -58,8 +58,8 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         best=_best(study, seen),
         confirmed=_confirmed(sweep),
         figures=figures,
-        columns=_columns(sweep),
-        rows=[_row(sweep, trial, now) for trial in sweep.trials.values()],
+        columns=[(name, _numeric(study, name)) for name in _columns(sweep)],
+        rows=[_row(study, sweep, trial, now) for trial in sweep.trials.values()],
         verdicts=sorted({_state(sweep, t) for t in sweep.trials.values()}),
         provenance=_provenance(study, sweep, now),
         style=_page_file("report.css") + svg.page_style(),
@@ -162,7 +162,12 @@ def _columns(sweep: Sweep) -> list[str]:
     return list(names)
 
 
-def _row(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+def _numeric(study: Study, name: str) -> bool:
+    """Whether a tuned name's column holds numbers, which stand at its right end."""
+    return getattr(study.space.get(name), "type", "") in ("float", "int")
+
+
+def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
     """One row of the table of all trials; ``sort`` values are numbers or words, "" sorts last."""
     evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
     facts = trial.facts
@@ -175,11 +180,17 @@ def _row(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
         "speed": facts.get("samples_per_second"),
         "node_hours": sum(a.node_hours(now) for a in attempts),
         "attempts": len(attempts),
-        "tuned": [(_text(trial.tuned.get(name)), trial.tuned.get(name)) for name in _columns(sweep)],
+        "tuned": [_cell(study, name, trial.tuned.get(name)) for name in _columns(sweep)],
         "sentence": trial.sentence,
         "why": trial.why,
         "folder": attempts[-1].folder if attempts else "",
     }
+
+
+def _cell(study: Study, name: str, value: object) -> tuple[str, object]:
+    """A tuned value as the table shows it, and for sorting."""
+    layout = getattr(study.space.get(name), "type", "") == "layout"
+    return (view.short_layout(str(value)) if layout and value is not None else _text(value)), value
 
 
 def _state(sweep: Sweep, trial: Trial) -> str:
@@ -204,9 +215,15 @@ def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
         "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
         **({"Starts from": starts} if (starts := prior_words(study, sweep)) else {}),
         "Trial seeds": f"{min(seeds)} to {max(seeds)}" if seeds else "none yet",
-        "Trials run on": f"{study.site.system}: {study.site.nodes} nodes x {study.site.gpus_per_node} GPUs, "
-        f"launcher {study.site.launcher}",
+        "Trials run on": _where(study),
     }
+
+
+def _where(study: Study) -> str:
+    site = study.site
+    nodes = f"{site.nodes} node{'s' if site.nodes > 1 else ''}"
+    gpus = f" x {site.gpus_per_node} GPU{'s' if site.gpus_per_node > 1 else ''}" if site.gpus_per_node else ", CPU only"
+    return f"{site.system}: {nodes}{gpus}, launcher {site.launcher}"
 
 
 def _version(name: str) -> str:

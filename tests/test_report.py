@@ -14,7 +14,7 @@ from lora_tune.overview import overview, saved_node_hours
 from lora_tune.records import Sweep, Verdict
 from lora_tune.study import Study
 from tests.browser import Browser
-from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600
 
@@ -74,6 +74,35 @@ def test_every_trial_has_its_row(study: Study, sweep: Sweep) -> None:
     assert rows == expected
 
 
+def test_a_throughput_study_has_one_column_of_samples_per_second(study: Study, sweep: Sweep) -> None:
+    speed = study_of(STUDY.replace("target = 0.925", 'score = "throughput"'))
+    page = report.report_html(speed, sweep_of(speed), NOW)
+    assert page.count("<button>Samples/s</button>") == 1
+    assert "<button>Samples</button>" not in page
+    for text in (page, report.report_html(study, sweep, NOW)):
+        table = text[text.index("<thead>", text.index('id="trials"')) :]
+        rows = re.findall(r"<tr.*?</tr>", table[: table.index("</table>")], re.DOTALL)
+        assert len({len(re.findall("<t[hd][ >]", row)) for row in rows}) == 1, "every row has a cell for every head"
+
+
+def test_the_table_names_layouts_short_and_the_machine_as_it_is(study: Study, sweep: Sweep) -> None:
+    page = report.report_html(study, sweep, NOW)
+    table = page[page.index('id="trials"') : page.index('id="provenance"')]
+    assert "tp4 pp1" not in table
+    assert "tp4 minibs" in table
+    assert "H100: 1 node x 8 GPUs, launcher slurm" in page
+    alone = study_of(STUDY.replace("gpus_per_node = 8", "gpus_per_node = 1"))
+    assert "1 node x 1 GPU, launcher" in report.report_html(alone, sweep_of(alone), NOW)
+
+
+def test_what_is_said_below_a_figure_is_in_it(study: Study) -> None:
+    few = report.report_html(study, sweep_of(study, trials=4), NOW)
+    many = report.report_html(study, sweep_of(study, trials=40), NOW)
+    assert "a curve is fitted from 5 trials of one batch size on" in few
+    assert "parabola" not in few
+    assert "the curve is a parabola" in many
+
+
 def test_a_sweep_without_a_trial_still_gives_a_page(study: Study) -> None:
     empty = Sweep(name="built", digest=study.digest, study_toml="", began_at=BEGAN)
     page = report.report_html(study, empty, NOW)
@@ -82,8 +111,6 @@ def test_a_sweep_without_a_trial_still_gives_a_page(study: Study) -> None:
 
 
 def test_a_throughput_study_speaks_of_samples_per_second() -> None:
-    from tests.builders import STUDY
-
     study = study_of(STUDY.replace("target = 0.925", 'score = "throughput"'))
     sweep = sweep_of(study)
     page = report.report_html(study, sweep, NOW)

@@ -154,11 +154,15 @@ def _knob(study: Study) -> tuple[str, bool] | None:
     return None
 
 
+FEWEST_FITTED = 5
+"""Trials of one batch size that a curve is fitted to."""
+
+
 def _parabola(points: Sequence[tuple[float, float]], log: bool) -> list[tuple[float, float, float, float]]:
     """(value, fit, low, high) on a grid; empty with fewer than five points or three distinct values."""
     from scipy.special import stdtrit
 
-    if len(points) < 5 or len({v for v, _ in points}) < 3:
+    if len(points) < FEWEST_FITTED or len({v for v, _ in points}) < 3:
         return []
     values, samples = np.array(points).T
     x, y = np.log(values) if log else values, np.log(samples)
@@ -196,13 +200,17 @@ def samples_to_target(study: Study, sweep: Sweep) -> Chart | None:
         if len(order) > len(shown)
         else ""
     )
+    fitted = (
+        "the curve is a parabola fitted to the trials of one batch size, its band the 90% interval of the mean."
+        if any(isinstance(mark, Lines) for mark in marks)
+        else f"a curve is fitted from {FEWEST_FITTED} trials of one batch size on."
+    )
     return Chart(
         title=f"Samples to the target against {data.knob}",
         x=Axis(label=data.knob, log=data.log),
         y=Axis(label="samples to the target", log=True),
         marks=tuple(marks),
-        note="Estimated crossings with 90% intervals; the curve is a parabola fitted to the trials of one batch size, "
-        "its band the 90% interval of the mean." + more,
+        note=f"Estimated crossings with 90% intervals; {fitted}{more}",
     )
 
 
