@@ -8,7 +8,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,8 @@ from lora_tune.errors import StoreError
 from lora_tune.facts import Eval
 from lora_tune.mounts import NETWORK, file_system, mountinfo
 from lora_tune.records import Trial
-from lora_tune.store import Changes, Store, engine, sqlite_url
+from lora_tune.search.trial_storage import TrialStorage
+from lora_tune.store import Changes, Store, engine, sqlite_url, tune_sqlite
 from tests.postgres import Postgres
 
 NOW = 1_760_000_000.0
@@ -103,6 +106,30 @@ def test_a_full_disk_is_said_and_what_was_saved_stays(small_disk: Path) -> None:
     assert after is not None
     assert set(after.trials) == {0, 1, 2, 3, 4, 5} | set(before.trials)
     store.close()
+
+
+@needs_root
+def test_a_full_disk_loses_no_trial_of_optunas_and_doubles_none(small_disk: Path) -> None:
+    url = sqlite_url(small_disk / "sweep.db")
+    storage = TrialStorage(url, "s", tune_sqlite)
+    study = optuna.create_study(study_name="s", storage=storage)
+    for _ in range(3):
+        study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)})
+    storage.flush()
+    filler = small_disk / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(bytes(2_000_000))
+    for number in range(3):
+        study.tell(number, float(number))
+        study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}).set_user_attr("why", "x" * 200_000)
+        with pytest.raises(sa.exc.OperationalError, match="full"):
+            storage.flush()
+    filler.unlink()
+    storage.flush()
+    again = optuna.load_study(study_name="s", storage=url).get_trials()
+    assert [t.number for t in again] == [0, 1, 2, 3, 4, 5]
+    assert [t.value for t in again] == [0.0, 1.0, 2.0, None, None, None]
+    assert [(t.params, t.user_attrs) for t in again] == [(t.params, t.user_attrs) for t in study.trials]
 
 
 @needs_root
