@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -52,11 +52,15 @@ def make_clock(study: Study, launcher: Launcher) -> Clock:
     return cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
 
 
+def doubts(workload: Workload) -> Sequence[str]:
+    """What its trials need and may not find, a sentence each. Raises SurroundingsError for what is surely missing."""
+    return workload.check() if isinstance(workload, Checks) else ()
+
+
 def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
     """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all."""
     root, study = plan.paths.root, plan.study
-    if isinstance(plan.workload, Checks):
-        plan.workload.check()
+    doubts(plan.workload)
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not os.access(root, os.W_OK):
@@ -108,31 +112,49 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Around, *, accept_cha
 
     The lease is renewed meanwhile and given back at the end.
     """
-    clock = around.clock
-    try:
+    with given_back(store, lease):
         settle(plan, store, lease, accept_changes=accept_changes)
-        records = BufferedStore(store, plan.paths.unsaved)
-        if done := records.recover(lease, clock.now()):
-            around.view.line(done)
-        with keeping(records, lease, clock.now):
-            session = _open_session(plan, store.url)
-            ports = Ports(
-                workload=plan.workload,
-                launcher=around.launcher,
-                store=records,
-                session=around.search(session),
-                clock=clock,
-                view=around.view,
-            )
-            for doubt in plan.workload.check() if isinstance(plan.workload, Checks) else ():
-                around.view.line(doubt)
-            _prepare_once(plan, ports, lease, around.pause)
-            patience = 0.0 if plan.local else 10.0
-            mended_at = clock.now() if around.mended else -math.inf
-            yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience, mended_at=mended_at)
+        with at_work(plan, store, lease, around, lambda: _open_session(plan, store.url), plan.paths) as driving:
+            yield driving
+
+
+@contextlib.contextmanager
+def given_back(store: Store, lease: Lease) -> Iterator[None]:
+    """The lease is given back at the end of the block."""
+    try:
+        yield
     finally:
         with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
             store.release(lease)
+
+
+@contextlib.contextmanager
+def at_work(
+    plan: Plan, store: Store, lease: Lease, around: Around, search: Callable[[], Search], prepared: SweepPaths
+) -> Iterator[Driver]:
+    """A driver of what ``search`` proposes, under a lease that is renewed meanwhile.
+
+    prepared: the folder whose preparation counts, and where it is made if it is not there.
+    """
+    clock = around.clock
+    records = BufferedStore(store, plan.paths.unsaved)
+    if done := records.recover(lease, clock.now()):
+        around.view.line(done)
+    with keeping(records, lease, clock.now):
+        ports = Ports(
+            workload=plan.workload,
+            launcher=around.launcher,
+            store=records,
+            session=around.search(search()),
+            clock=clock,
+            view=around.view,
+        )
+        for doubt in doubts(plan.workload):
+            around.view.line(doubt)
+        _prepare_once(plan, ports, lease, around.pause, prepared)
+        patience = 0.0 if plan.local else 10.0
+        mended_at = clock.now() if around.mended else -math.inf
+        yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience, mended_at=mended_at)
 
 
 def _open_session(plan: Plan, url: str) -> Search:
@@ -149,7 +171,7 @@ def _open_session(plan: Plan, url: str) -> Search:
     return Session(study, url, tune_sqlite, make_sampler(study, known))
 
 
-def _prepare_once(plan: Plan, ports: Ports, lease: Lease, pause: Callable[[float], None]) -> None:
+def _prepare_once(plan: Plan, ports: Ports, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths) -> None:
     """What the workload wants made before the first trial."""
     if not isinstance(ports.workload, Prepares):
         return
@@ -168,4 +190,4 @@ def _prepare_once(plan: Plan, ports: Ports, lease: Lease, pause: Callable[[float
         say=ports.view.line,
         attempts=plan.study.budget.attempts,
     )
-    preparation.prepare(plan.paths, how)
+    preparation.prepare(prepared, how)

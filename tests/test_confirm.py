@@ -30,6 +30,7 @@ from lora_tune.search.replicates import RaceSettings
 from lora_tune.store import Store, sqlite_url
 from lora_tune.study import Study
 from lora_tune.sweep import main as sweep_main
+from lora_tune.workloads.command import CommandWorkload
 from tests.builders import study_of, sweep_of, with_trial
 from tests.fakes import record
 from tests.tiny import STUDY as TINY_STUDY
@@ -41,9 +42,12 @@ description = "two speeds of one training"
 [workload]
 kind = "command"
 argv = [{python}, {trial}]
+[workload.prepare]
+argv = ["bash", "-c", "echo once >> $PREPARED"]
 [site]
 system = "TEST"
 kill_seconds = 3
+environment = {{ PREPARED = {prepared} }}
 [space]
 SPEED = {{ type = "categorical", choices = [2.0, 2.5] }}
 PACE = {pace}
@@ -68,7 +72,9 @@ class House:
     def __init__(self, folder: Path, pace: float = 0.0) -> None:
         self.study = folder / "leaders.toml"
         trial = str(REPOSITORY / "tests" / "compliant_trial.py")
-        self.study.write_text(STUDY.format(python=json.dumps(sys.executable), trial=json.dumps(trial), pace=pace))
+        self.prepared = folder / "prepared"
+        words = {"python": sys.executable, "trial": trial, "prepared": str(self.prepared)}
+        self.study.write_text(STUDY.format(pace=pace, **{name: json.dumps(word) for name, word in words.items()}))
         self.paths = SweepPaths(folder / "sweep")
         self.options = ["--study", str(self.study), "--output", str(self.paths.root)]
         swept = CliRunner().invoke(sweep_main, [*self.options, "--quiet"])
@@ -170,6 +176,32 @@ def test_the_same_command_again_runs_nothing_and_says_the_same(house: House) -> 
     assert again.exit_code == 0
     assert again.output.splitlines()[-6:] == house.said.output.splitlines()[-6:]
     assert len(house.race.trials) == before
+
+
+def test_what_the_sweep_prepared_serves_its_replicates_and_is_made_where_it_is_gone(house: House) -> None:
+    assert house.prepared.read_text().count("once") == 1
+    shutil.rmtree(house.paths.prepared.parent)
+    again = house.confirm("--seeds", "10")
+    assert again.exit_code == 0, again.output
+    assert "preparation: done" in again.output
+    assert house.prepared.read_text().count("once") == 2
+    assert not (house.paths.root / "confirm" / "prepare").exists()
+
+
+def test_what_trials_need_is_looked_for_first(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommandWorkload, "check", lambda self: ["/model is not seen from here"], raising=False)
+    assert "/model is not seen from here" in house.confirm("--seeds", "10").output
+
+    def missing(self: object) -> None:
+        raise SurroundingsError("/model does not exist; set site.model")
+
+    there = House(tmp_path)
+    monkeypatch.setattr(CommandWorkload, "check", missing, raising=False)
+    refused = there.confirm("--seeds", "3")
+    assert refused.exit_code == 3
+    assert "/model does not exist; set site.model" in refused.output
+    assert not (there.paths.root / "confirm").exists()
+    assert Store(sqlite_url(there.paths.database), read_only=True).load("leaders.confirm") is None
 
 
 def test_two_drivers_never_race_at_one_time(house: House) -> None:

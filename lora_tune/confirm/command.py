@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -33,16 +32,16 @@ from lora_tune.confirm.race import (
     replicates,
 )
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
-from lora_tune.driver import Clock, Driver, Ports, proposal
+from lora_tune.driver import proposal
 from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
-from lora_tune.launchers.base import Launcher
-from lora_tune.leasing import keeping, take_lease
+from lora_tune.leasing import take_lease
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Trial
-from lora_tune.running import make_clock
+from lora_tune.redact import redact
+from lora_tune.running import Around, Plan, at_work, doubts, given_back, make_clock
 from lora_tune.search.replicates import RaceSettings
-from lora_tune.store import BufferedStore, Changes, Lease, Store
+from lora_tune.store import Changes, Store
 from lora_tune.study import Pruning, Study
 from lora_tune.workloads import load as load_workload
 
@@ -137,69 +136,63 @@ def replicate_study(study: Study, parallel: int | None, node_hours: float | None
     )
 
 
+def _plan(options: Options) -> Plan:
+    review = options.review
+    return Plan(
+        file=review.file,
+        text=review.sweep.study_toml,
+        study=options.study,
+        from_file=review.study,
+        options={},
+        paths=options.paths,
+        workload=load_workload(options.study, review.file),
+    )
+
+
 def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
     study, review = options.study, options.review
+    plan = _plan(options)
+    doubts(plan.workload)  # what is surely missing is said before anything is recorded
     options.paths.root.mkdir(parents=True, exist_ok=True)
     if say:
         click.echo(introduction(options.field, options.settings))
     launcher = make_launcher(study)
     clock = make_clock(study, launcher)
+    around = Around(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, mended=True)
     store = open_store(review.paths, options.storage)
     try:
         store.begin(study.name, review.sweep.digest, review.sweep.study_toml, clock.now())
         lease = take_lease(store, study.name, clock.now())
-        try:
-            records = BufferedStore(store, options.paths.unsaved)
-            if done := records.recover(lease, clock.now()):
-                watcher.line(done)
-            with keeping(records, lease, clock.now):
-                driver, race = _driver(options, records, lease, launcher, clock, watcher, per_job)
-                outcome = run_interruptibly(driver)
-                if outcome.interrupted:
-                    watcher.close()
-                    after_interrupt(driver)
-        finally:
-            with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
-                store.release(lease)
+        race = Race(
+            options.field,
+            options.settings,
+            lambda: driving.sweep,
+            per_job=per_job,
+            together=study.budget.parallel > 1,
+            say=watcher.line,
+        )
+        # What the sweep prepared serves its replicates.
+        with (
+            given_back(store, lease),
+            at_work(plan, store, lease, around, lambda: race, review.paths) as driving,
+        ):
+            outcome = run_interruptibly(driving)
+            if outcome.interrupted:
+                watcher.close()
+                after_interrupt(driving)
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
-        runs = replicates(driver.sweep)
-        found = confirmation(review.study, driver.sweep, options.field, runs, race.standing())
+        runs = replicates(driving.sweep)
+        found = confirmation(review.study, driving.sweep, options.field, runs, race.standing())
         if found is None:
             click.echo(f"no verdict: {outcome.reason}; the same command with a larger budget goes on")
             return errors.EXIT_DONE
-        return _hand_over(options, store, driver.sweep, found, runs, clock.now(), say=say)
+        return _hand_over(options, store, driving.sweep, found, runs, clock.now(), say=say)
     finally:
         watcher.close()
         store.close()
-
-
-def _driver(
-    options: Options,
-    records: BufferedStore,
-    lease: Lease,
-    launcher: Launcher,
-    clock: Clock,
-    watcher: Any,
-    per_job: int,
-) -> tuple[Driver, Race]:
-    """The race, and the driver that runs it."""
-    study = options.study
-    race = Race(
-        options.field,
-        options.settings,
-        lambda: driver.sweep,
-        per_job=per_job,
-        together=study.budget.parallel > 1,
-        say=watcher.line,
-    )
-    workload = load_workload(study, options.review.file)
-    ports = Ports(workload=workload, launcher=launcher, store=records, session=race, clock=clock, view=watcher)
-    local = study.site.launcher == "local"
-    driver = Driver(study, options.paths, ports, lease, period=0.25 if local else 1.0, settle=0.0 if local else 10.0)
-    return driver, race
 
 
 Runs = dict[int, list[Replicate]]
@@ -280,4 +273,4 @@ def _dry_run(options: Options) -> None:
         )
         job = workload.job(proposal(again, 0), options.paths.attempt(number, 0).folder)
         seeds = " ".join(str(seed + i) for i in range(again.replicates))
-        click.echo(f"\n# trial {trial.number} again, seeds {seeds}\n{shlex.join(preview(options.study, job))}")
+        click.echo(f"\n# trial {trial.number} again, seeds {seeds}\n{redact(shlex.join(preview(options.study, job)))}")
