@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from lora_tune.arrivals import Arrivals
 from lora_tune.diagnose import FailureScanner
 from lora_tune.errors import SurroundingsError
 from lora_tune.logtail import LogTail
 from lora_tune.mllog import LogReader, MllogReader, Run
+from lora_tune.readers import LineReader
 
 
 class _ReaderAndScanner:
-    """Feeds the same bytes to a log reader and to the failure scanner."""
+    """Feeds the same bytes to a log reader and to the failure scanner. arrivals: None for a log with time stamps."""
 
-    def __init__(self, reader: LogReader) -> None:
-        self.reader = reader
+    def __init__(self, reader: LogReader, arrivals: Arrivals | None) -> None:
+        self.reader, self.arrivals = reader, arrivals
         self.scanner = FailureScanner()
 
     def feed(self, chunk: bytes) -> None:
-        self.reader.feed(chunk)
+        for piece in (chunk,) if self.arrivals is None else self.arrivals.pieces(chunk):
+            self.reader.feed(piece)
         self.scanner.feed(chunk)
 
     def run(self) -> Run:
@@ -29,17 +33,41 @@ class _ReaderAndScanner:
 class FollowedLog:
     """Follows ``path`` with readers made by ``make_reader``.
 
+    begun: epoch seconds when the job started, where an earlier driver may have read the log, else None.
     grew_at: epoch seconds of the last growth seen. unreadable: why the file could not be read just now, "" when it
     could: one trial's log must not end the sweep.
     """
 
-    def __init__(self, path: Path, make_reader: Callable[[], LogReader], now: float) -> None:
-        self._tail = LogTail(path, lambda: _ReaderAndScanner(make_reader()))
+    def __init__(
+        self, path: Path, make_reader: Callable[[], LogReader], now: float, *, begun: float | None = None
+    ) -> None:
+        self._path, self._make_reader, self._begun = path, make_reader, begun
+        self._tail = LogTail(path, self._reader)
         self._train_points = 0
         self._run: Run | None = None
         self._restarts = 0
         self.grew_at = now
         self.unreadable = ""
+
+    def _reader(self) -> LogReader:
+        """A reader of the log from its first byte; times that are kept belong to the file that was there first."""
+        reader = self._make_reader()
+        if not isinstance(reader, LineReader):
+            return _ReaderAndScanner(reader, None)
+        kept = self._path.with_name(f".{self._path.name}.times")
+        if self._begun is None:
+            with contextlib.suppress(OSError):  # none, or in a folder that takes none either
+                kept.unlink()
+        arrivals = Arrivals(self._path, kept, self._begun, reader.clock)
+        reader.clock, self._begun = arrivals.now, None
+        return _ReaderAndScanner(reader, arrivals)
+
+    @property
+    def guessed_seconds(self) -> float:
+        """How long nobody looked at a log without time stamps: times within are estimated. 0: none are."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.arrivals.guessed_seconds if reader.arrivals else 0.0
 
     def poll(self, now: float, *, drain: bool = False) -> None:
         """Read what is new; with ``drain`` everything there is, for a job that has ended."""

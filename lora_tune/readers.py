@@ -2,8 +2,9 @@
 
 Most such logs have no time stamps. Then a line is stamped with its *arrival time*: what the reader's ``clock`` says
 when :meth:`~lora_tune.mllog.LogReader.feed` is called, so feed them as they grow (the driver polls every second or
-so; that is also the error). A log that is read again later gets the times of that reading: only its samples and
-losses are then worth something. Formats that print seconds themselves do not depend on the clock.
+so; that is also the error). A log that is read again later gets the times of that reading, unless somebody kept the
+first ones (:mod:`lora_tune.arrivals`): only its samples and losses are then worth something. Formats that print
+seconds themselves do not depend on the clock.
 
 Settings of each kind are keyword arguments of :func:`make_reader`; study files name them under ``workload.log``.
 """
@@ -66,14 +67,14 @@ def make_reader(kind: str, *, clock: Clock = time.time, **settings: Any) -> LogR
 
 
 class LineReader:
-    """Cuts bytes into lines and gathers a Run from them; a subclass says what a line means.
+    """Cuts bytes into lines and gathers a Run from them; a subclass says what a line means. clock: see above.
 
     The run starts when the first bytes arrive, or where :meth:`line` says so. Carriage returns end lines too, as
     progress bars print them.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._held = b""
         self._skipping = False
         self._dropped = 0
@@ -81,7 +82,7 @@ class LineReader:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log. Never raises for what they contain."""
-        now = int(self._clock() * 1000)
+        now = int(self.clock() * 1000)
         if chunk and self.run_builder.run_start is None:
             self.run_builder.run_start = now
         *lines, held = (self._held + chunk).replace(b"\r", b"\n").split(b"\n")

@@ -18,6 +18,9 @@ from lora_tune.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.study import Study
 from lora_tune.voice import Voice
 
+GUESS_SAID = 2.0
+"""Seconds for which nobody read a log, from which on that is said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -33,6 +36,7 @@ class Watch:
     def __init__(self, study: Study, ports: Ports, book: Book, jobs: Jobs, voice: Voice) -> None:
         self._study, self._ports, self._book, self._jobs, self._voice = study, ports, book, jobs, voice
         self._logs: dict[tuple[int, int], FollowedLog] = {}
+        self._adopted = frozenset(book.sweep.attempts)
 
     def look(self, live: Sequence[Attempt]) -> Seen:
         """One question to the launcher for all, and then each job's log."""
@@ -178,5 +182,12 @@ class Watch:
         if key not in self._logs:
             trial = self._book.sweep.trials[attempt.trial]
             job = self._jobs.job(trial, attempt)
-            self._logs[key] = FollowedLog(job.log, self._jobs.reader(trial, attempt), self._ports.clock.unhurried())
+            begun = (attempt.started_at or attempt.intended_at) if key in self._adopted else None
+            log = FollowedLog(job.log, self._jobs.reader(trial, attempt), self._ports.clock.unhurried(), begun=begun)
+            if log.guessed_seconds >= GUESS_SAID:
+                text = f"nobody read its log for {log.guessed_seconds:.0f} s, and it has no time stamps"
+                self._voice.note(
+                    f"trial {trial.number}: {text}: times of that stretch are estimated", "guessed", trial=trial.number
+                )
+            self._logs[key] = log
         return self._logs[key]

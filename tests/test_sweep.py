@@ -163,6 +163,26 @@ def test_killed_in_the_middle_every_trial_is_accounted_for_and_none_runs_twice(p
         assert found.attempts[int(folder.parent.name), 0].exit_code is not None, "it was adopted and seen to its end"
 
 
+def test_the_next_driver_does_not_time_anew_what_has_no_time_stamps(place: Path) -> None:
+    """The trial goes on while nobody reads its log; read at once afterwards it would seem to have taken no time."""
+    (place / "trial.py").write_text(
+        "import time\nfor step in range(1, 11):\n    time.sleep(0.4)\n"
+        """    print('{"step": %d, "eval_loss": %.3f}' % (step, (10 - step) / 10), flush=True)\n"""
+    )
+    unstamped = study(trials=1).replace("[site]", '[workload.log]\nkind = "jsonl"\n[site]')
+    (place / "studies" / "quick.toml").write_text(unstamped)
+    driver = subprocess.Popen(command("--study", "quick", "--quiet"), cwd=place, stdout=subprocess.DEVNULL)
+    log = place / "sweeps" / "quick" / "trials" / "0000" / "attempt-0" / "job.log"
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= 3, 60, "the trial's first evals")
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: len(log.read_text().splitlines()) == 10, 60, "the trial's end")
+    done = sweep(place)
+    assert done.returncode == 0, done.stderr
+    (trial,) = records(place).trials.values()
+    assert trial.seconds == pytest.approx(9 * 0.4, rel=0.4)
+
+
 def test_a_second_driver_is_refused_with_the_owner(place: Path) -> None:
     (place / "studies" / "quick.toml").write_text(study(pace=0.5))
     driver = subprocess.Popen(command("--study", "quick", "--quiet"), cwd=place)

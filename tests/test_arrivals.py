@@ -1,0 +1,181 @@
+"""A log without time stamps is timed by when it was read; a driver that starts anew must not time it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lora_tune.facts import LogReader, Run
+from lora_tune.follow import FollowedLog
+from lora_tune.readers import make_reader
+
+BEGAN = 1_760_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = BEGAN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines(first: int, last: int) -> bytes:
+    records = ({"step": step, "eval_loss": 2 - step / 10} for step in range(first, last + 1))
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def append(log: Path, data: bytes, at: float) -> None:
+    with log.open("ab") as file:
+        file.write(data)
+    os.utime(log, (at, at))
+
+
+def follow(log: Path, clock: Clock, begun: float | None = None) -> FollowedLog:
+    def reader() -> LogReader:
+        return make_reader("jsonl", clock=clock, global_batch_size=8)
+
+    return FollowedLog(log, reader, clock.now, begun=begun)
+
+
+def watched(log: Path, clock: Clock) -> Run:
+    """A driver that reads ten evals, one every ten seconds."""
+    followed = follow(log, clock)
+    for step in range(1, 11):
+        clock.now += 10.0006
+        append(log, lines(step, step), clock.now)
+        followed.poll(clock.now)
+    return followed.run()
+
+
+def seconds(run: Run) -> list[float]:
+    return [round(e.seconds, 3) for e in run.evals]
+
+
+def test_a_second_driver_reads_the_times_of_the_first(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    first = watched(log, clock)
+    assert seconds(first)[:3] == pytest.approx([0, 10, 20], abs=0.01)
+    clock.now += 3600
+    second = follow(log, clock, begun=BEGAN)
+    second.poll(clock.now)
+    assert second.run().evals == first.evals
+    assert second.run().run_start_ms == first.run_start_ms
+    assert second.guessed_seconds == 0
+
+
+def test_what_came_while_nobody_looked_is_spread_over_that_time(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    first = watched(log, clock)
+    left = clock.now
+    append(log, lines(11, 20), left + 100)
+    clock.now += 5000  # the job ended long ago
+    second = follow(log, clock, begun=BEGAN)
+    second.poll(clock.now)
+    found = second.run().evals
+    assert found[:10] == first.evals
+    steps = [b.seconds - a.seconds for a, b in pairwise(found[9:])]
+    assert sum(steps) == pytest.approx(100, abs=0.01)
+    assert steps == pytest.approx([10] * 10, abs=4), "their lines differ in length"
+    assert second.guessed_seconds == pytest.approx(100, abs=0.01)
+    third = follow(log, clock, begun=BEGAN)
+    third.poll(clock.now)
+    assert third.run().evals == found, "and that, too, is kept"
+
+
+def test_a_trial_that_nobody_saw_at_all_did_not_take_no_time(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    append(log, lines(1, 10), BEGAN + 300)
+    clock.now = BEGAN + 9000
+    followed = follow(log, clock, begun=BEGAN)
+    followed.poll(clock.now)
+    assert followed.run().evals[-1].seconds == pytest.approx(270, abs=15)
+
+
+def test_what_comes_after_the_second_driver_began_is_timed_as_it_comes(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    watched(log, clock)
+    clock.now += 50
+    second = follow(log, clock, begun=BEGAN)
+    second.poll(clock.now)
+    clock.now += 7
+    append(log, lines(11, 11), clock.now)
+    second.poll(clock.now)
+    *_, before, last = second.run().evals
+    assert last.seconds - before.seconds == pytest.approx(57, abs=0.01)
+
+
+def test_a_log_that_starts_over_is_timed_anew(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    followed = follow(log, clock)
+    append(log, lines(1, 9), clock.now)
+    followed.poll(clock.now)
+    log.write_bytes(b"")
+    clock.now += 100
+    followed.poll(clock.now)
+    for step in (1, 2):
+        clock.now += 5
+        append(log, lines(step, step), clock.now)
+        followed.poll(clock.now)
+    assert seconds(followed.run()) == pytest.approx([0, 5])
+    again = follow(log, clock, begun=BEGAN)
+    again.poll(clock.now)
+    assert again.run().evals == followed.run().evals
+
+
+def test_another_file_than_the_one_whose_times_are_known(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    watched(log, clock)
+    log.unlink()
+    append(log, lines(1, 2), clock.now + 10)
+    clock.now += 20
+    second = follow(log, clock, begun=clock.now - 20)
+    second.poll(clock.now)
+    assert seconds(second.run()) == pytest.approx([0, 5], abs=1)
+
+
+def test_a_log_with_time_stamps_needs_no_times(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    append(log, b':::MLLOG {"time_ms": 1}\n', BEGAN)
+    FollowedLog(log, lambda: make_reader("mllog"), BEGAN, begun=BEGAN).poll(BEGAN)
+    assert [p.name for p in tmp_path.iterdir()] == ["job.log"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    cuts=st.lists(st.tuples(st.integers(0, 700), st.floats(0, 1000)), max_size=12),
+    damaged=st.integers(0, 400),
+)
+def test_however_it_came_and_whatever_was_kept_every_byte_is_read_once(
+    tmp_path: Path, data: st.DataObject, cuts: list[tuple[int, float]], damaged: int
+) -> None:
+    folder = tmp_path / str(data.draw(st.integers(0, 10**12)))
+    folder.mkdir(exist_ok=True)
+    log, clock, whole = folder / "job.log", Clock(), lines(1, 20)
+    log.unlink(missing_ok=True)
+    followed = follow(log, clock)
+    sent = 0
+    for size, wait in cuts:
+        clock.now += wait
+        append(log, whole[sent : sent + size], clock.now)
+        sent += size
+        followed.poll(clock.now)
+    kept = folder / ".job.log.times"
+    if kept.exists():
+        kept.write_bytes(kept.read_bytes()[:damaged])
+    append(log, whole[sent:], clock.now)
+    clock.now += 1
+    second = follow(log, clock, begun=BEGAN)
+    second.poll(clock.now)
+    run = second.run()
+    assert [e.samples for e in run.evals] == [8.0 * s for s in range(1, 21)]
+    times = [e.seconds for e in run.evals]
+    assert times == sorted(times)
+    assert run.dropped_lines == 0
