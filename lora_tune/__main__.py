@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from lora_tune import __version__
+
 COMMANDS = {
     "sweep": "tune a study, or go on with it",
     "confirm": "more seeds of the leading trials, until one is shown to be better",
@@ -40,6 +42,7 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="lora_tune")
 def main() -> None:
     """Hyperparameter sweeps and convergence tuning of LoRA trials on Slurm."""
 

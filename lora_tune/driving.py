@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from lora_tune import view
 from lora_tune.driver import Driver, Outcome
+from lora_tune.paths import near as near
 from lora_tune.terminal import redraws
 
 _CANCEL_SECONDS = 90.0
@@ -58,8 +58,3 @@ def after_interrupt(driver: Driver, ask: Callable[[str], str] = input) -> None:
         click.echo("cancelled." if gone else "some jobs do not end; see lora_tune.status", err=True)
     else:
         click.echo("the jobs go on; the same command adopts them.", err=True)
-
-
-def near(path: Path) -> str:
-    """A path relative to the present folder where it lies below it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -7,6 +7,9 @@ import importlib.metadata
 import json
 import math
 import platform
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ import click
 from lora_tune import __version__, handover, view
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, NothingReachedError
+from lora_tune.paths import near
 from lora_tune.records import Sweep, Trial
 from lora_tune.study import Study
 from lora_tune.workloads import load as load_workload
@@ -104,6 +108,24 @@ def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) ->
     return export_trial(study, best, workload, folder)
 
 
+def typed(written: Written, workload: Workload) -> str:
+    """The line that runs an export, as it works where it is printed.
+
+    Some configs lie beside others and are sourced there; the rest from the present folder.
+    """
+    line = written.usage
+    if handover.home(workload) is None:
+        line = line.replace(f"source {written.path.name}", f"source {shlex.quote(near(written.path))}", 1)
+    return line.replace(" python -m ", f" {python()} -m ")
+
+
+def python() -> str:
+    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active."""
+    found = shutil.which("python")
+    same = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
+    return "python" if same else shlex.quote(near(Path(sys.executable)))
+
+
 def chosen_trial(study: Study, sweep: Sweep, number: int | None) -> Trial:
     """Trial ``number``, or the best. Raises InputError or NothingReachedError."""
     if number is None:
@@ -145,7 +167,7 @@ def main(
     trial = chosen_trial(review.study, review.sweep, number)
     workload = load_workload(review.study, review.file)
     written = export_trial(review.study, trial, workload, folder or review.paths.best)
-    click.echo(f"{written.path}\nrun it: {written.usage}")
+    click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
     if base is not None:
         changes = handover.changed_against(base, written.path)
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")

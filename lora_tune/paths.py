@@ -117,3 +117,8 @@ class SweepPaths:
     def confirm(self, trial: int) -> Path:
         """Folder of the replicates of trial ``trial``: ``result_0.txt`` and so on."""
         return self.root / "confirm" / f"{trial:04d}"
+
+
+def near(path: Path) -> str:
+    """A path relative to the present folder where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -136,6 +136,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
         else:
             lease = take_lease(store, study.name, clock.now())
         with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:
+            watcher.line(beginning(study, driving.sweep, paths))
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
@@ -147,6 +148,17 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
     return _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
+
+
+def beginning(study: Study, sweep: Sweep, paths: SweepPaths) -> str:
+    """What is begun, or gone on with, and where."""
+    planned = f" of {study.budget.trials}" if study.budget.trials else ""
+    ended = sum(t.verdict is not None for t in sweep.trials.values())
+    at_once = f"{study.budget.parallel} at a time, records in {near(paths.root)}"
+    if not sweep.trials:
+        return f"{study.name}: {planned.removeprefix(' of ') or 'any number of'} trials, {at_once}"
+    taken = f", {len(sweep.trials) - ended} open ones are taken over" if ended < len(sweep.trials) else ""
+    return f"going on with {study.name}: {ended}{planned} trials ended{taken}; {at_once}"
 
 
 def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
@@ -183,8 +195,9 @@ def _hand_over(
     if say:
         click.echo(summary(study, sweep, outcome))
         if written is not None:
-            click.echo(f"config   {near(written.path)}\nrun it   {written.usage}")
-        click.echo(f"report   {near(paths.report)}\nreview   python -m lora_tune.dashboard --study {study.name}")
+            click.echo(f"config   {near(written.path)}\nrun it   {export.typed(written, workload)}")
+        review = f"{export.python()} -m lora_tune.dashboard --study {study.name}"
+        click.echo(f"report   {near(paths.report)}\nreview   {review}")
     return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -161,3 +162,19 @@ def test_hostile_values_arrive_unchanged_and_run_nothing(tmp_path: Path) -> None
     assert json.loads(written.path.with_suffix(".json").read_text())["parameters"]["OPTIMIZER"] == HOSTILE
     assert tomllib.loads(written.path.with_suffix(".toml").read_text())["parameters"]["OPTIMIZER"] == HOSTILE
     assert not (Path.cwd() / "owned").exists()
+
+
+def test_the_line_to_type_names_this_interpreter_and_the_file_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As printed by ``make sweep``: in the folder of the clone, before anybody activates the environment."""
+    workload = load_workload(study_of(TINY, "mine"), STUDY)
+    written = export.Written(tmp_path / "best of all" / "config_X.sh", "source config_X.sh && python -m lora_tune.x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    assert export.typed(written, workload) == "source 'best of all/config_X.sh' && .venv/bin/python -m lora_tune.x"
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path / ".venv/bin"))
+    assert export.typed(written, workload).endswith(" && python -m lora_tune.x")

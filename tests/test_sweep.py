@@ -113,7 +113,11 @@ def test_tunes_prunes_exports_and_reports(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     sweep_folder = place / "sweeps" / "quick"
     assert (sweep_folder / "study.toml").read_text() == study()
+    assert done.stdout.startswith("quick: 6 trials, 2 at a time, records in sweeps/quick\n")
     assert "config   sweeps/quick/best/config_TEST_1x1x1xtp1pp1cp1.sh" in done.stdout
+    (line,) = (line.removeprefix("run it   ") for line in done.stdout.splitlines() if line.startswith("run it   "))
+    typed = subprocess.run(["bash", "-euc", line], cwd=place, capture_output=True, text=True, timeout=60)
+    assert '"run_start"' in typed.stdout, "the line works where it is printed"
     assert (sweep_folder / "report.html").stat().st_size > 0
     found = records(place)
     assert len(found.trials) == 6
@@ -137,6 +141,7 @@ def test_the_same_command_resumes(place: Path) -> None:
     first = records(place).trials
     again = sweep(place, "--trials", "5")
     assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("going on with quick: 3 of 5 trials ended; 2 at a time, records in sweeps/quick\n")
     trials = records(place).trials
     assert len(trials) == 5
     assert all(trials[number] == trial for number, trial in first.items())
