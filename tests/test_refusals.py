@@ -126,10 +126,13 @@ def test_a_lasting_refusal_ends_the_command_when_what_runs_has_ended_and_costs_n
     assert "Invalid account" in left.sentence, "status shows it with the trial"
 
     cluster.answer = lambda job: None
-    there.driver().run()
-    assert_all_accounted_for(there, 6)
+    again = there.driver()
+    again.tick()
     mended = there.sweep().attempts[left.number, 0]
-    assert (mended.failure, mended.line) == ("", "")
+    assert (mended.state, mended.failure, mended.line) == ("queued", "", "")
+    assert there.sweep().trials[left.number].sentence == ""
+    again.run()
+    assert_all_accounted_for(there, 6)
 
 
 def test_several_refused_trials_say_it_once_each_not_every_tick(tmp_path: Path) -> None:

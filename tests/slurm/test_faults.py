@@ -73,6 +73,54 @@ def test_faults_of_the_cluster_become_new_attempts_and_never_a_verdict(house: Ca
     assert requeued.node_hours(0) >= 2 / 3600, "it ran for two seconds at least before it was requeued"
 
 
+def test_daemons_that_die_alone_and_a_controller_that_restarts(house: Callable[..., House]) -> None:
+    """A slurmd dies and comes back; one dies and its job goes on as a ghost; one is dead when its job must end."""
+    home = house(trials=4, parallel=4, stall_minutes=0.15, environment={"STANDIN_SECONDS": "9", "NCCL_TEST": "0"})
+    cluster = home.cluster
+    short, ghostly, dead, _ = cluster.nodes
+    text = home.study.read_text().replace("kill_seconds = 5", "kill_seconds = 2")
+    home.study.write_text(
+        text.replace("[site.environment]\n", f'[site.environment]\nFAIL_MODE = "hang@SLURMD_NODENAME={dead}"\n')
+    )
+    driver = home.start()
+    first = {a.nodes[0]: a for a in [home.wait_for_attempt(trial, 0, "running") for trial in range(4)]}
+    assert set(first) == set(cluster.nodes)
+    log = {node: home.paths.attempt(first[node].trial, 0).log for node in first}
+    holds = lambda node, words: log[node].exists() and words in log[node].read_text()  # noqa: E731
+    wait_until(lambda: all(holds(node, "run_start") for node in log), 60, "all four train")
+    wait_until(lambda: holds(dead, "eval_accuracy"), 30, "the one that hangs has hung")
+
+    cluster.kill_slurmd(short)
+    cluster.restart_controller()
+    cluster.kill_slurmd(ghostly)
+    cluster.run("scontrol", "update", f"NodeName={ghostly}", "State=DOWN", "Reason=no answer")
+    cluster.start_slurmd(short)
+    # Late: Slurm itself gives a silent node up after a while, and the job with it.
+    wait_until(lambda: time.time() - log[dead].stat().st_mtime > 6, 10, "the trial that hangs is soon given up")
+    cluster.kill_slurmd(dead)
+    undying = f"job {first[dead].job_id} refuses to die on {dead}: tell the administrator"
+    shown = lambda: home.sweep().trials[first[dead].trial].sentence  # noqa: E731
+    wait_until(lambda: shown() == undying, 60, "the driver says that the job does not end")
+    assert undying in home.said
+    cluster.start_slurmd(dead)
+    assert driver.wait(120) in (0, 4), home.said
+
+    sweep = home.sweep()
+    assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}
+    tries = {node: sweep.attempts_of(first[node].trial) for node in first}
+    assert {node: len(found) for node, found in tries.items()} == {
+        node: 2 if node in (ghostly, dead) else 1 for node in cluster.nodes
+    }, "what its daemon's death did not touch is not run again"
+    assert (tries[ghostly][0].state, tries[dead][0].stop) == ("node failed", "silent")
+    for node in (ghostly, dead):
+        assert tries[node][0].failure == "infrastructure"
+        assert node in tries[node][1].exclude_nodes
+    assert f"job {first[ghostly].job_id} has expired" in log[ghostly].read_text(), (
+        "the ghost's script went on by itself"
+    )
+    assert set(home.slurm_jobs().values()) == {1}
+
+
 def test_a_drained_cluster_lets_trials_wait_and_go_on(house: Callable[..., House]) -> None:
     home = house(trials=2, parallel=2, environment={"STANDIN_SECONDS": "1"})
     for node in home.cluster.nodes:
