@@ -198,6 +198,8 @@ def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
         raise StudyError(path, "site.profile", f"{file} cannot be read; known profiles: {known}") from error
     except tomllib.TOMLDecodeError as error:
         raise StudyError(file, "", f"is not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(file, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     return {**base, **site}
 
 
@@ -294,7 +296,34 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
         message = "is missing; add it"
     elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         message = "needs type = one of float, int, categorical, layout, derived, fixed"
+    elif words := _PLAIN_WORDS.get(first["type"]):
+        message = words.format(**first.get("ctx", {})) + _what_came(first["input"])
     return key, message.replace("\n", " ")
+
+
+_PLAIN_WORDS = {
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "finite_number": "must be a finite number",
+    "string_pattern_mismatch": "must be of the form {pattern}",
+    "too_short": "must have at least {min_length} entry",
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("string_type",), "must be text"),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a table"),
+}
+"""Pydantic's type of a finding -> what is allowed."""
+
+
+def _what_came(value: object) -> str:
+    """The refused value, where it is short enough for a line."""
+    shown = repr(value)
+    return f", not {shown}" if isinstance(value, str | int | float) and len(shown) <= 80 else ""
 
 
 def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:

@@ -47,7 +47,17 @@ def test_resolves_what_a_trial_reads() -> None:
         (("low = 1e-4", "low = 0.0"), "space.LR", "log = true needs low above 0"),
         (("step = 50", "stepp = 50"), "space.STEPS.stepp", "unknown key"),
         (("trials = 4", "trails = 4"), "budget.trails", "unknown key; did you mean trials?"),
-        (("trials = 4", "node_hours = -3"), "budget.node_hours", "greater than 0"),
+        (("trials = 4", "node_hours = -3"), "budget.node_hours", "must be above 0, not -3"),
+        (("trials = 4", "trials = 0"), "budget.trials", "must be at least 1, not 0"),
+        (("trials = 4", "trials = 2.5"), "budget.trials", "must be a whole number, not 2.5"),
+        (("trials = 4", 'trials = "x"'), "budget.trials", "must be a whole number, not 'x'"),
+        (
+            ("[budget]", '[search]\nsampler = "cma"\n[budget]'),
+            "search.sampler",
+            "must be 'tpe', 'random', 'gp', 'cmaes'",
+        ),
+        (("DROPOUT = 0.1", 'D = { type = "categorical", choices = [] }'), "space.D.choices", "at least 1 entry"),
+        (("[budget]", "[site]\ngres = 8\n[budget]"), "site.gres", "must be text, not 8"),
         (("trials = 4", ""), "budget", "no end: give at least one of trials, node_hours and wall_hours"),
         (("minibs = [4, 8]", "tp = [3], minibs = [1]"), "space.layout", "no layout of 1 GPUs satisfies"),
         (("ceil(0.1 * STEPS)", "ceil(0.1 * NOPE)"), "space.WARMUP", "needs the number NOPE"),
@@ -60,7 +70,7 @@ def test_resolves_what_a_trial_reads() -> None:
         (("DROPOUT = 0.1", '"a b" = 1'), "space.a b", "is not a variable name"),
         (("[budget]", '[site]\nprofile = "no.toml"\n[budget]'), "site.profile", "cannot be read"),
         (("[budget]", '[budget]\nname = "../x"\n'), "budget.name", "unknown key"),
-        (("[workload]", 'name = "../x"\n[workload]'), "name", "should match pattern"),
+        (("[workload]", 'name = "../x"\n[workload]'), "name", "must be of the form"),
         (("DROPOUT = 0.1", "DROPOUT = nan"), "space.DROPOUT.value", "finite"),
     ],
 )
@@ -71,6 +81,23 @@ def test_names_the_file_the_key_and_the_remedy(change: tuple[str, str], key: str
     assert message.startswith(f"bad.toml: {key}: ")
     assert problem in message
     assert "\n" not in message
+    assert "Input should" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "problem"),
+    [
+        (('["true"]', "[]"), "workload.argv", "must have at least 1 entry"),
+        (('["true"]', '["true", "{LRR}"]'), "workload", "{LRR} is unknown"),
+        (('["true"]', '["true"]\nlog = { kind = "json" }'), "workload.log", "known are mllog, hf_trainer"),
+    ],
+)
+def test_a_workload_names_the_file_too(change: tuple[str, str], key: str, problem: str) -> None:
+    study = parse_study(GOOD.replace(*change), Path("bad.toml"))
+    with pytest.raises(StudyError) as caught:
+        load_workload(study, Path("bad.toml"))
+    assert str(caught.value).startswith(f"bad.toml: {key}: ")
+    assert problem in str(caught.value)
 
 
 def test_broken_toml_names_the_line() -> None:
@@ -89,6 +116,8 @@ def test_an_unreadable_file_is_said(tmp_path: Path) -> None:
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(StudyError, match="is not UTF-8"):
         load_study(bad)
+    with pytest.raises(StudyError, match=r"bad.toml: is not UTF-8"):
+        parse_study(GOOD + '[site]\nprofile = "bad.toml"\n', tmp_path / "good.toml")
 
 
 def test_changes_are_named_and_comments_do_not_count() -> None:

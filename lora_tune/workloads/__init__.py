@@ -39,5 +39,8 @@ def load(study: Study, file: Path | str) -> Workload:
     except ValidationError as error:
         key, problem = first_problem(error, found.Settings)
         raise StudyError(file, f"workload.{key}", problem) from error
-    workload: Workload = found(study, settings)
+    try:
+        workload: Workload = found(study, settings)
+    except StudyError as error:  # a workload knows the study and not its file
+        raise StudyError(file, error.key, error.problem) from error
     return workload
