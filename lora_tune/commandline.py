@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from lora_tune.errors import EXIT_SURROUNDINGS, InputError, LoraTuneError
+from lora_tune.errors import EXIT_INTERRUPTED, EXIT_SURROUNDINGS, InputError, LoraTuneError
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep
 from lora_tune.store import Store, has_password, safe_url, sqlite_url
@@ -59,6 +59,9 @@ def guarded(command: Command) -> Command:
         except LoraTuneError as error:
             click.echo(f"lora_tune: {' '.join(str(error).split())}", err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:  # where a command does nothing better about it itself
+            click.echo("interrupted", err=True)
+            sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
             # Whoever read our output has seen enough (``| head``). Nothing may be flushed into the pipe at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
-from lora_tune import driving, status, view
+from lora_tune import commandline, driving, status, view
 from lora_tune.records import Sweep
 from lora_tune.study import Study
 from tests.builders import BEGAN, STUDY, stored, study_of, sweep_of
@@ -89,3 +92,21 @@ def test_the_owner_is_shown_as_people_know_it() -> None:
     console.print(status.picture(study, sweep, ("host7 pid 42 start 99", BEGAN), BEGAN, every=False))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     assert "driven by host7 pid 42, last sign 0 s ago" in text
+
+
+def test_ctrl_c_while_libraries_are_loaded_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "lora_tune.status", "--study", "x"]
+    done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_ctrl_c_at_any_other_moment_is_130() -> None:
+    @click.command()
+    @commandline.guarded
+    def command() -> None:
+        raise KeyboardInterrupt
+
+    result = CliRunner().invoke(command)
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
