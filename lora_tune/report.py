@@ -24,6 +24,7 @@ from lora_tune.overview import Overview, objective_words, other_score, overview,
 from lora_tune.plots import charts, svg
 from lora_tune.records import CHOSEN, Sweep, Trial
 from lora_tune.redact import redact
+from lora_tune.scaling import scaling
 from lora_tune.study import Study
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
@@ -57,6 +58,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         cards=_cards(study, seen),
         best=_best(study, seen),
         confirmed=_confirmed(sweep),
+        scales=scaling(study, sweep),
         figures=figures,
         columns=[(name, _numeric(study, name)) for name in _columns(sweep)],
         rows=[_row(study, sweep, trial, now) for trial in sweep.trials.values()],

@@ -19,6 +19,7 @@ from lora_tune import errors, view
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.overview import Overview, other_score, overview, ranked
 from lora_tune.records import Sweep, Trial, TrialState
+from lora_tune.scaling import scaling, table
 from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.study import Study
 
@@ -126,6 +127,8 @@ def picture(
             parts += [Text(f"trial {t.number}: {view.visible(t.sentence)}", style="red") for t in running if t.sentence]
         if best := ranked(study, sweep)[:BEST_SHOWN]:
             parts += [view.trials_table(study, sweep, best, now, f"best {len(best)}")]
+    if scales := scaling(study, sweep):
+        parts += ["", Text(table(scales))]
     if seen.failures:
         parts += ["", _failures(seen)]
     return Group(*parts)

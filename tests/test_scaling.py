@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from rich.console import Console
 
 from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.report import report_html
 from lora_tune.scaling import scaling, table
+from lora_tune.status import picture
 from lora_tune.study import Study, load_study
 from tests.conftest import REPOSITORY
 
@@ -22,10 +27,10 @@ def sweep_of(study: Study, speeds: list[tuple[int, float, Verdict]]) -> Sweep:
         n: Trial(
             number=n,
             seed=n,
-            tuned={},
+            tuned={"layout": f"tp1 pp1 cp1 minibs4 mbs4 nodes{nodes}"},
             parameters={"NODES": nodes},
             verdict=verdict,
-            facts={"samples_per_second": speed},
+            facts={"samples_per_second": speed, "objective": speed},
         )
         for n, (nodes, speed, verdict) in enumerate(speeds)
     }
@@ -57,3 +62,24 @@ def test_no_table_where_the_node_count_is_fixed() -> None:
     study = load_study(REPOSITORY / "studies" / "torchrun_peft.toml")
     assert scaling(study, sweep_of(study, [(1, 1.0, Verdict.REACHED)])) == []
     assert table([]) == ""
+
+
+def test_report_and_status_show_it(study: Study) -> None:
+    sweep = sweep_of(study, [(1, 1.247, Verdict.REACHED), (2, 3.664, Verdict.REACHED), (4, 9.0, Verdict.CAPPED)])
+    page = report_html(study, sweep, 0.0)
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", _section(page), re.S)]
+    assert cells[1:] == [
+        ["1", "8", "1.247", "100%", "0", ""],
+        ["2", "16", "3.664", "147%", "1", ""],
+        ["4", "32", "9", "180%", "2", "stopped early: an estimate"],
+    ]
+    with (console := Console(width=120)).capture() as shown:
+        console.print(picture(study, sweep, ("", 0.0), 0.0, every=False))
+    assert table(scaling(study, sweep)) in shown.get().replace(" \n", "\n")
+
+    fixed = load_study(REPOSITORY / "studies" / "torchrun_peft.toml")
+    assert 'id="scaling"' not in report_html(fixed, sweep_of(fixed, [(1, 1.0, Verdict.REACHED)]), 0.0)
+
+
+def _section(page: str) -> str:
+    return page.split('id="scaling"')[1].split("</section>")[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.records import Verdict
-from tests.cluster import Cluster
+from tests.cluster import Cluster, Shape
 from tests.recipes_e2e.mlperf_rig import mlperf_rig
 
 pytestmark = pytest.mark.slurm
@@ -59,3 +59,33 @@ def test_trials_of_three_nodes_with_a_batch_of_nine(slurm: Cluster, tmp_path: Pa
     assert "export MCORE_CUDA_GRAPH=1\n" in config
     assert "export VAL_CHECK_INTERVAL=387\n" in config
     assert "using 48 processors on nodes" in rig.accepted_by_sbatch()
+
+
+def test_the_shipped_trial_takes_the_whole_rack(slurm: Cluster, tmp_path: Path) -> None:
+    """Nothing is scaled down but the model: 18 nodes, 72 tasks, TP1 CP8, a batch of 9."""
+    with Cluster(tmp_path / "rack", Shape(nodes=18, gpus=4)) as rack:
+        rig = mlperf_rig(
+            tmp_path,
+            rack,
+            "gb200",
+            target=2.6,
+            environment={"STANDIN_STEP_SECONDS": "0.002"},
+            site={
+                "system": "GB200",
+                "nodes": 18,
+                "gpus_per_node": 4,
+                "gres": "gpu:4",
+                "mpi": "none",
+                "container": "c.sqsh",
+                "data": str(tmp_path),
+                "model": str(tmp_path),
+            },
+            trials=1,
+        )
+        assert rig.sweep_once().returncode == 0, rig.said
+        (attempt,) = rig.attempts()
+        assert sorted(attempt.nodes) == sorted(rack.nodes)
+        assert attempt.node_hours(0) == 18 * ((attempt.ended_at or 0) - (attempt.started_at or 0)) / 3600
+        assert rig.sweep().last_evals(0)[0].samples == 1548
+        assert (rig.paths.best / "config_GB200_18x4x1xtp1pp1cp8.sh").is_file(), "the published name"
+        assert "using 288 processors on nodes" in rig.accepted_by_sbatch()
