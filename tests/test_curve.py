@@ -331,3 +331,11 @@ def test_a_learned_shape_does_not_promise_the_target_to_a_run_that_has_gone_flat
     end = curve.StallSettings(max_samples=8192)
     assert curve.verdict(flat, TARGET, references, end).stop
     assert not curve.verdict(flat, TARGET, references).stop
+
+
+@pytest.mark.parametrize(
+    ("chance", "words"),
+    [(0.0, "under 0.01%"), (3.3e-16, "under 0.01%"), (1e-4, "0.01%"), (0.0088, "0.88%"), (0.5, "50%")],
+)
+def test_a_chance_is_never_said_to_be_nil(chance: float, words: str) -> None:
+    assert curve.chance_words(chance) == words

@@ -5,7 +5,7 @@ Pure functions of evals; nothing here raises on bad data. See docs/statistics.md
 
 from lora_tune.curve.crossing import Crossing, estimate
 from lora_tune.curve.family import Family, log_linear
-from lora_tune.curve.forecast import Forecast, expected_stop, forecast
+from lora_tune.curve.forecast import Forecast, chance_words, expected_stop, forecast
 from lora_tune.curve.interval import EvalPlan, choose_schedule
 from lora_tune.curve.learn import learn_family
 from lora_tune.curve.pace import fastest_pace, measured_throughput
@@ -23,6 +23,7 @@ __all__ = [
     "StallSettings",
     "Timing",
     "Verdict",
+    "chance_words",
     "choose_schedule",
     "envelope_from",
     "estimate",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lora_tune.curve.family import Family
-from lora_tune.curve.forecast import forecast
+from lora_tune.curve.forecast import chance_words, forecast
 from lora_tune.curve.learn import learn_family
 from lora_tune.curve.points import Array, Points, eval_interval, evals_of, first_reached, points, usable_loss
 from lora_tune.mllog import Eval, Run
@@ -227,6 +227,6 @@ def _out_of_time(
     for family, source in ways:
         chance = forecast(recent, target, family=family).chance_by(max_samples)
         if chance < risk:
-            words = f"the chance of reaching {target:g} by {max_samples:g} samples is {100 * chance:.2g}%, by {source}"
-            return Verdict(True, f"stalled: {words}", "stalled")
+            words = f"the chance of reaching {target:g} by {max_samples:g} samples is {chance_words(chance)}"
+            return Verdict(True, f"stalled: {words}, by {source}", "stalled")
     return GO_ON
