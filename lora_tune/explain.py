@@ -102,7 +102,7 @@ def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str
     if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
         story.append(("place", place))
     for attempt in sweep.attempts_of(trial.number):
-        if attempt.failure or attempt.stop_sentence:
+        if attempt.failure or attempt.stop_sentence not in ("", trial.sentence):
             what = ". ".join(p for p in (attempt.failure, attempt.line, attempt.stop_sentence) if p)
             remedy = f". Remedy: {attempt.remedy}" if attempt.remedy else ""
             on = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""

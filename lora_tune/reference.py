@@ -93,7 +93,7 @@ def _type(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "" if field.default_factory else "needed"
-    if field.default in (None, ()):
+    if field.default in (None, (), ""):
         return ""
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
