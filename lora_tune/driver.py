@@ -140,7 +140,7 @@ class Driver:
             if evals:
                 self._guard(functools.partial(self._ports.session.report, number, evals))
         if any(seen.fresh.values()):
-            self._guard(self._ports.session.flush)
+            self._flush()
 
     def _cancel_orphans(self) -> None:
         """End jobs of this sweep that no open trial wants, such as those of records that were lost since.
@@ -291,7 +291,7 @@ class Driver:
         if self._unsaved or not untold:
             return
         told = [t for t in untold if self._guard(functools.partial(self._ports.session.tell, t))]
-        if self._guard(self._ports.session.flush):
+        if self._flush():
             for trial in told:
                 self._book.put_trial(replace(trial, told=True))
         self._save()
@@ -302,6 +302,12 @@ class Driver:
             action()
         except StoreError as error:
             self._voice.trouble("search", str(error))
+            return False
+        return True
+
+    def _flush(self) -> bool:
+        """Write what the search was told, True when done: only this shows that its database is back."""
+        if not self._guard(self._ports.session.flush):
             return False
         self._voice.trouble("search", "")
         return True

@@ -115,7 +115,8 @@ def _translated(method: Method) -> Method:
         try:
             return method(*arguments, **options)
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
-            raise StoreError(f"Optuna's database does not answer: {str(error).splitlines()[0]}") from error
+            words = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise StoreError(f"Optuna's database does not answer: {words}") from error
 
     return call  # type: ignore[return-value]  # same signature, by functools.wraps
 

@@ -1,7 +1,7 @@
 """A real sweep on a real PostgreSQL that is taken away while jobs run, end, and are to be stopped.
 
 The trials are a fixed list of points; each prints MLLOG lines, waits for the outage to begin, and then reaches the
-target, ends without it, or diverges and trains on until it is stopped, at a moment of its own.
+target, ends without it, or diverges and goes on until it is stopped, at a moment of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lora_tune.mllog import MllogReader
 from lora_tune.paths import AttemptPaths, SweepPaths
 from lora_tune.records import Sweep
 from lora_tune.store import Store
+from tests.conftest import REPOSITORY
 from tests.postgres import Postgres
 from tests.waiting import wait_for
 
@@ -47,8 +48,7 @@ for i in range(1, {EVALS} + 1):
     say("eval_accuracy", ({TARGET} if kind == "reaches" else 1.5) + 0.02 * ({EVALS} - i), samples_count=8 * i)
 if kind == "diverges":
     say("train_loss", float("nan"), samples_count=8 * {EVALS})
-    while True:
-        time.sleep(1)
+    time.sleep(120)
 say("run_stop", None, status="success" if kind == "reaches" else "aborted")
 """
 
@@ -80,7 +80,10 @@ sampler = "random"
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the outage showed. Times in seconds; late: from a job's end, or its first bad line, to the driver's act."""
+    """What the outage showed. Times in seconds; late: from a job's end, or its first bad line, to the driver's act.
+
+    said: lines in the driver's log on the trouble with Optuna's tables.
+    """
 
     away: float
     ended: int
@@ -89,6 +92,7 @@ class Seen:
     stopped_late: Sequence[float]
     buffered: int
     submitted: int
+    said: int
     caught_up: float
     driver_cpu: float
 
@@ -122,13 +126,18 @@ class Room:
     def start(self, module: str = "lora_tune.sweep") -> None:
         """Start the driver and wait until all its slots are full."""
         argv = [sys.executable, "-m", module, "--study", self.name, "--quiet"]
-        environment = {**os.environ, "LORA_TUNE_STORAGE": self.url}
+        environment = {**os.environ, "LORA_TUNE_STORAGE": self.url, "PYTHONPATH": str(REPOSITORY)}
         with (self.folder / "said").open("ab") as said:
             self.driver = subprocess.Popen(
                 argv, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
             )
-        wait_for(lambda: sum("run_start" in text for text in self._logs()) == self.parallel, 180, "all jobs")
+        wait_for(self._all_began, 180, "all jobs")
         wait_for(lambda: len(self.sweep().trials) == self.parallel, 60, "their records")
+
+    def _all_began(self) -> bool:
+        assert self.driver is not None
+        assert self.driver.poll() is None, (self.folder / "said").read_text()
+        return sum("run_start" in text for text in self._logs()) == self.parallel
 
     def close(self) -> None:
         """End the driver, and jobs that it left."""
@@ -157,9 +166,10 @@ class Room:
         caught_up = time.monotonic() - back
         ended, stopped = self._acts("finished", over), self._acts("stop", over)
         submitted = sum(began < line["at"] < over for line in self._journal("submitted"))
+        said = sum("Optuna" in line["text"] for line in self._journal("trouble"))
         return Seen(
             away=over - began, ended=len(ended), ended_late=ended, stopped=len(stopped), stopped_late=stopped,
-            buffered=buffered, submitted=submitted, caught_up=caught_up, driver_cpu=took,
+            buffered=buffered, submitted=submitted, said=said, caught_up=caught_up, driver_cpu=took,
         )  # fmt: skip
 
     def finish(self, seconds: float) -> int:

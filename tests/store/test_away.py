@@ -28,5 +28,6 @@ def test_a_frozen_server_does_not_stop_the_driver_and_nothing_is_lost(room: Room
     assert max([*seen.ended_late, *seen.stopped_late]) < 6, "not after the outage"
     assert seen.buffered >= 4
     assert seen.submitted == 0
+    assert seen.said <= 3, "the search's trouble is said once, and not with every eval"
     assert room.finish(60) == 0
     assert room.losses() == []
