@@ -90,6 +90,12 @@ def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
     return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
 
 
+def _places(study: Study, workload: Workload) -> dict[str, str]:
+    """The same under our names only, of any workload."""
+    known = _known_places(study, workload) if isinstance(workload, MlperfWorkload) else places(study.site)
+    return {name: known[name] for name in ALSO if known.get(name)}
+
+
 def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
     """What Llama-2-70B LoRA is trained from."""
     yield from files.data(known.get("DATADIR"))
@@ -116,7 +122,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         return
     yield cluster.accounting(ask)
     yield cluster.partition(ask, study.site)
-    if places(study.site).get("CONT"):
+    if "CONT" in _places(study, workload):
         yield cluster.pyxis(ask)
     yield cluster.mpi(ask, study.site)
     try:
@@ -138,10 +144,12 @@ def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) ->
     sudo: list[str] = []
     if isinstance(workload, MlperfWorkload):
         try:
-            sudo = files.sudo_calls(workload.implementation, "run.sub")
+            sudo = files.sudo_calls(
+                workload.implementation, (study.workload.model_extra or {}).get("script", "run.sub")
+            )
         except LoraTuneError:
             sudo = []  # said among the files
-    asked = probe.questions(study.site, places(study.site), paths.root, sudo)
+    asked = probe.questions(study.site, _places(study, workload), paths.root, sudo)
     try:
         launcher = SlurmLauncher(study.site)
         yield from probe.probe(launcher, study.site, asked, paths.root, limit, click.echo)

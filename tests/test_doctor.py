@@ -300,13 +300,13 @@ class TestOtherRecipes:
     """The doctor with the studies of other MLPerf folders."""
 
     @staticmethod
-    def told(study: str, folder: Path) -> str:
-        text = (REPOSITORY / "studies" / f"{study}.toml").read_text(encoding="utf-8")
+    def told(study: str, folder: Path, *options: str, replaced: tuple[str, str] = ("", "")) -> str:
+        text = (REPOSITORY / "studies" / f"{study}.toml").read_text(encoding="utf-8").replace(*replaced)
         (folder / "studies").mkdir()
         (folder / "studies" / f"{study}.toml").write_text(text)
         shutil.copytree(REPOSITORY / "studies" / "sites", folder / "studies" / "sites")
         file = folder / "studies" / f"{study}.toml"
-        return CliRunner().invoke(main, ["--study", str(file), "--output", str(folder / "sweep")]).output
+        return CliRunner().invoke(main, ["--study", str(file), "--output", str(folder / "sweep"), *options]).output
 
     def test_405b_names_the_mounts_that_are_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LORA_TUNE_IMPLEMENTATION", str(STANDIN.parent / "standins" / "llama31_405b"))
@@ -328,3 +328,22 @@ class TestOtherRecipes:
         told = self.told("p8000", tmp_path)
         assert "container /images/lora.sqsh is not there" in told
         assert "/data/gov_report/train.npy is not there" in told
+
+    @pytest.mark.slurm
+    def test_what_env_sh_names_is_looked_for_on_a_node_too(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("CONT", "CONT_FILE", "DATADIR", "MODEL"):
+            monkeypatch.delenv(name, raising=False)
+        shutil.copytree(STANDIN.parent / "standins" / "p8000", tmp_path / "p8000")
+        (tmp_path / "p8000" / "run.sub").rename(tmp_path / "p8000" / "their.sub")
+        with (tmp_path / "p8000" / "their.sub").open("a") as script:
+            script.write("sudo nvidia-smi boost-slider --vboost 1\n")
+        monkeypatch.setenv("LORA_TUNE_IMPLEMENTATION", str(tmp_path / "p8000"))
+        real = 'kind = "mlperf"\n'
+        told = self.told("p8000", tmp_path, "--probe", replaced=(real, real + 'script = "their.sub"\n'))
+        assert "srun knows no --container-image" in told
+        assert "on a node, not so: the node has enroot" in told
+        assert "on a node, not so: the node reads CONT=/images/lora.sqsh" in told
+        assert "on a node, not so: the node reads DATADIR=/data/gov_report" in told
+        assert "sudo nvidia-smi needs no password" in told
