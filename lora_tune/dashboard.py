@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from lora_tune.commandline import (
     study_option,
 )
 from lora_tune.errors import StoreError, SurroundingsError
+from lora_tune.loopback import is_loopback
 from lora_tune.records import Sweep
 from lora_tune.store import full_url, sqlite_url
 
@@ -136,16 +136,6 @@ def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403
     body = json.dumps({"reason": reason}).encode()
     start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
     return [body]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server bound to ``host`` can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @click.command()

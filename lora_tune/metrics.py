@@ -12,6 +12,7 @@ from typing import Any
 from lora_tune.driver import Clock, View
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.launchers.base import JobState
+from lora_tune.loopback import is_loopback
 from lora_tune.records import Sweep, TrialState
 from lora_tune.running import Around
 from lora_tune.study import Study
@@ -93,6 +94,11 @@ class Metrics:
             raise SurroundingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another") from error
         if say is not None:
             say(f"metrics  http://{host}:{server.server_port}/metrics")
+            if not is_loopback(host):
+                say(
+                    f"warning: whoever reaches {host} can read these metrics, unencrypted; leave them on 127.0.0.1 "
+                    "and put a web server that asks for passwords in front (docs/service.md)"
+                )
         return self
 
     def measured(self, around: Around) -> Around:

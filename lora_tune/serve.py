@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -153,8 +154,10 @@ class Server:
             assert known is not None
             store = Store(self._store.url)
         except (errors.LoraTuneError, OSError) as error:
-            self._not_before[row.name] = time.monotonic() + RETRY_SECONDS
-            self._say_once(row.name, f"{row.name}: {error}")
+            self._leave_alone(row.name, str(error))
+            return
+        except Exception:  # noqa: BLE001 - a mistake in one study must not end the others
+            self._leave_alone(row.name, traceback.format_exc())
             return
         self._gate.note(demand(plan.study, known, time.time()))
         thread = threading.Thread(target=self._drive, args=(plan, lease, store), name=row.name)
@@ -173,8 +176,9 @@ class Server:
             if outcome:
                 self._say(f"{name}: {outcome}")
         except (errors.LoraTuneError, OSError) as error:
-            self._not_before[name] = time.monotonic() + RETRY_SECONDS
-            self._say_once(name, f"{name}: {error}")
+            self._leave_alone(name, str(error))
+        except Exception:  # noqa: BLE001 - a mistake in one study must not end the others
+            self._leave_alone(name, traceback.format_exc())
         finally:
             self._drivers.pop(name, None)
             self._gate.forget(name)
@@ -215,6 +219,10 @@ class Server:
         export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
         report.write_report(plan.study, driving.sweep, plan.paths.report)
         return f"{outcome.reason}; report {plan.paths.report}"
+
+    def _leave_alone(self, name: str, why: str) -> None:
+        self._not_before[name] = time.monotonic() + RETRY_SECONDS
+        self._say_once(name, f"{name}: {why}")
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):

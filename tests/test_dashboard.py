@@ -19,6 +19,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 
 from lora_tune import dashboard, notes, overlay
 from lora_tune.commandline import Review
+from lora_tune.loopback import is_loopback
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Sweep, Verdict
 from tests.browser import Browser
@@ -203,7 +204,7 @@ def test_plain_leaves_no_markup(text: str) -> None:
     ],
 )
 def test_what_counts_as_this_machine_only(host: str, loopback: bool) -> None:
-    assert dashboard.is_loopback(host) is loopback
+    assert is_loopback(host) is loopback
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,76 @@
+"""The server in this process, on SQLite: what one study does to the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_tune import serve
+from lora_tune.metrics import Metrics
+from lora_tune.serve import SERVER, Server
+from lora_tune.sharing import Gate
+from lora_tune.store import Registered, Store, sqlite_url
+from lora_tune.study import parse_study
+from tests.fakes import command_study
+from tests.waiting import wait_for
+
+PRINTS = """
+import json, time
+for key, value in (("run_start", None), ("eval_accuracy", -1.0), ("run_stop", None)):
+    fields = {"namespace": "", "time_ms": int(time.time() * 1000), "event_type": "POINT_IN_TIME", "key": key}
+    where = {"file": "x", "lineno": 1, "samples_count": 8}
+    print(":::MLLOG " + json.dumps({**fields, "value": value, "metadata": where}), flush=True)
+"""
+
+
+def registered(folder: Path, store: Store, name: str) -> None:
+    """A study of one trial that reaches its target at once, as ``sweep --register`` leaves it."""
+    (folder / "trial.py").write_text(PRINTS)
+    text = command_study(trials=1, parallel=1).replace('argv = ["true"]', f'argv = ["python3", "{folder}/trial.py"]')
+    (folder / name).mkdir()
+    file = folder / f"{name}.toml"
+    store.begin(name, parse_study(text, file).digest, text, 0.0)
+    lease = store.take_lease(name, "test", 0.0)
+    store.place(lease, file, folder / name, {})
+    store.release(lease)
+
+
+@pytest.mark.parametrize("where", ["plan_of", "make_launcher"])
+def test_a_mistake_in_one_study_ends_neither_the_server_nor_the_others(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store(sqlite_url(tmp_path / "team.db"))
+    for name in ("broken", "sound"):
+        registered(tmp_path, store, name)
+    real: Callable[..., object] = getattr(serve, where)
+
+    def mistaken(of: object, *more: object) -> object:
+        if of.name == "broken":  # type: ignore[attr-defined]  # a Registered or a Study
+            raise ZeroDivisionError("a mistake of ours")
+        return real(of, *more)
+
+    monkeypatch.setattr(serve, where, mistaken)
+    said: list[str] = []
+    server = Server(store, Gate(None), Metrics(), said.append)
+    lease = store.take_lease(SERVER, "test", 0.0)
+    running = threading.Thread(target=lambda: server.run(lease, until_done=False))
+    running.start()
+
+    def row(name: str) -> Registered:
+        return next(found for found in store.registered() if found.name == name)
+
+    try:
+        wait_for(lambda: row("sound").ended, 40, "the sound study's end")
+        wait_for(lambda: any("ZeroDivisionError" in text for text in said), 10, "the mistake is said")
+        assert running.is_alive()
+        assert row("broken").ended == ""
+        assert sum("broken: Traceback" in text for text in said) == 1
+    finally:
+        server.stop()
+        running.join(30)
+        store.close()
+    assert not running.is_alive()
