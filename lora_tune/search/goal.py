@@ -41,6 +41,10 @@ def public_family(batch: float) -> Family | None:
     return found.family if found else None
 
 
+HALF = 0.5
+"""Eval intervals by which an eval overshoots the crossing on average, were curves and their readings exact."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What is wanted of a run, and what a run may cost.
@@ -48,7 +52,7 @@ class Goal:
     target: eval loss. schedule: evals by global batch size; None: learned from the trials. reference_samples: RCP mean
     by batch, 0 for none (then the score is plain time to target). family: the published shape of curves by batch.
     nodes: of one trial. limit_seconds: after which a trial is stopped. run_sd: spread of ln(samples) between seeds, for
-    the risk of not finishing.
+    the risk of not finishing. overshoot: eval intervals from the crossing that readings name to the eval that stops.
     """
 
     target: float = 0.925
@@ -58,11 +62,12 @@ class Goal:
     nodes: int = 1
     limit_seconds: float = math.inf
     run_sd: float = 0.075
+    overshoot: float = HALF
 
     def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:
-        """ln of the seconds from run_start to the stop of a run that crosses at exp(ln_samples); shapes broadcast."""
+        """ln of the seconds from run_start to the stop of a run whose reading is ``ln_samples``; shapes broadcast."""
         interval = max(schedule.interval_samples, 1e-9)
-        stop = np.maximum(schedule.first_samples, np.exp(np.minimum(ln_samples, 60.0)) + interval / 2)
+        stop = np.maximum(schedule.first_samples, np.exp(np.minimum(ln_samples, 60.0)) + self.overshoot * interval)
         evals = 1.0 + (stop - schedule.first_samples) / interval
         return np.asarray(np.log(stop / speed + evals * eval_seconds))
 
@@ -71,10 +76,10 @@ class Goal:
 
         With a reference, converging below its mean R is taken back, so samples below R count as R:
         E max(x, ln R) = ln R + (mean - ln R) Phi(d) + sd phi(d), d = (mean - ln R) / sd. The reference is a mean of
-        stops, half an eval interval after the crossings that the belief is about.
+        stops, ``overshoot`` eval intervals after the crossings that the belief is about.
         """
         reference = self.reference_samples(batch) if math.isfinite(batch) else 0.0
-        reference -= schedule.interval_samples / 2
+        reference -= self.overshoot * schedule.interval_samples
         if reference <= 0:
             return mean
         from scipy.special import ndtr

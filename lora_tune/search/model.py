@@ -19,7 +19,7 @@ from lora_tune.curve import Schedule
 from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, trend
 from lora_tune.search.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit
-from lora_tune.search.goal import Goal
+from lora_tune.search.goal import HALF, Goal
 from lora_tune.search.memory import MemoryModel
 from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
 
@@ -29,8 +29,11 @@ DOUBT = 3.0
 """ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
 FEWEST = 3
 """This study's own readings before other sources may be set aside: one unlucky run is no evidence against a hundred."""
+OVERSHOOT_WEIGHT = 10.0
+"""Runs that the belief in an overshoot of half an interval is worth."""
 LARGEST = 400
-"""Readings that a model keeps; beyond, the ones nearest to the best are kept."""
+"""Readings that a model keeps; beyond, an even choice of them."""
+GOLDEN = 0.5 * (math.sqrt(5) - 1)
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 """Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
 
@@ -179,6 +182,7 @@ def learn(
     seen = [o for o in observations if _complete(coordinates, o)]
     totals = [coordinates.total_samples(o.values) for o in seen]
     found = readings(seen, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in seen])
+    goal = replace(goal, overshoot=_overshoot(seen, found))
     base = min((r.ln_samples for r in found.values() if not r.below), default=math.log(coordinates.reference_samples))
     labels = coordinates.speed_labels
     here = [o for o in seen if not o.source]
@@ -218,6 +222,22 @@ def learn(
     )  # fmt: skip
 
 
+def _overshoot(seen: Sequence[Observation], found: Mapping[int, Reading]) -> float:
+    """Mean eval intervals from the crossing that a run's reading names to the eval that stopped it, here so far.
+
+    Evals are noisy and the first one at the target stops a run, so curves that end there are read as crossing earlier
+    than they do, by a percent or so: nothing between configurations, but much against a reference in samples.
+    """
+    late = []
+    for at, r in found.items():
+        o = seen[at]
+        step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
+        if step > 0 and math.isfinite(o.reached) and not (r.below or o.source):
+            # A reading far from its stop follows a spike or another shape; readings by a family keep to this range.
+            late.append(min(3.0, max(-1.0, (o.reached - math.exp(r.ln_samples)) / step)))
+    return (OVERSHOOT_WEIGHT * HALF + sum(late)) / (OVERSHOOT_WEIGHT + len(late))
+
+
 def _complete(coordinates: Coordinates, o: Observation) -> bool:
     """Another source may lack parameters of this study; what concerns convergence must be there."""
     return all(n in o.values for n in coordinates.convergence_names) and (
@@ -234,8 +254,8 @@ def _fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data]
         _speed_prior(labels, _SPEED_BELIEF, level),
         _speed_prior(labels, _EVAL_BELIEF, eval_level),
     )
-    moved = [fit(_thin(d, 120), s, _belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
-    convergence, trusted = _weighed(_thin(data[0], 120), moved[0], starts[0])
+    moved = [fit(thinned(d, 120), s, _belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
+    convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
     return Scales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
 
 
@@ -268,7 +288,7 @@ def _convergence_data(
         source=np.array([numbers[seen[at].source] for at in found], dtype=np.int64),
         below=np.array([r.below for r in found.values()], dtype=np.bool_),
     )  # fmt: skip
-    return _thin(data, LARGEST)
+    return thinned(data, LARGEST)
 
 
 def _speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, float]], noise: float) -> Data:
@@ -293,11 +313,19 @@ def _pick(data: Data, keep: npt.NDArray[np.int64]) -> Data:
     )  # fmt: skip
 
 
-def _thin(data: Data, largest: int) -> Data:
-    """At most ``largest`` rows: this study's and the lowest first, since the search happens near the best."""
+def thinned(data: Data, largest: int) -> Data:
+    """At most ``largest`` rows: this study's first, and half of them where other sources have as many to give.
+
+    Never chosen by ``y``: the lowest readings of a noisy quantity are its luckiest, agree with one another, and make
+    the noise seem small. Multiples of the golden section spread over the rows evenly, and as rows are added most stay.
+    """
     if len(data.y) <= largest:
         return data
-    return _pick(data, np.sort(np.lexsort((data.y, data.below, data.source != HERE))[:largest]))
+    own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
+    share = max(largest - len(others), largest // 2)
+    own = own[np.argsort(np.arange(len(own)) * GOLDEN % 1)[:share]]
+    others = others[np.argsort(np.arange(len(others)) * GOLDEN % 1)[: largest - len(own)]]
+    return _pick(data, np.sort(np.r_[own, others]))
 
 
 def _with_expected(

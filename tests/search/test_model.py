@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -19,7 +20,7 @@ from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
 from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit
 from lora_tune.search.goal import Goal, closed_schedule, public_family
-from lora_tune.search.model import learn
+from lora_tune.search.model import learn, thinned
 from lora_tune.search.observations import Observation, of_trial, readings
 
 LAYOUTS = (
@@ -284,3 +285,53 @@ def test_a_run_stopped_just_before_the_target_is_a_reading_and_no_proof_that_it_
     found = readings([stopped], 0.925, [10_062.0], [public_family(8)])[0]
     assert not found.below
     assert 3000 < math.exp(found.ln_samples) < 5500  # not the 10,062 of its whole schedule
+
+
+def test_which_readings_a_model_keeps_does_not_depend_on_what_they_say() -> None:
+    """The lowest of noisy readings agree with one another: kept alone, they would make the noise look small."""
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-1, 1, (400, 1))
+    data = Data(
+        x=x, basis=trend(x, ()), y=8 + 0.2 * x[:, 0] + rng.normal(0, 0.05, 400), sd=np.full(400, 0.05),
+        source=np.r_[np.zeros(300, np.int64), np.arange(1, 101)], below=np.zeros(400, np.bool_),
+    )  # fmt: skip
+    kept = thinned(data, 120)
+    assert len(kept.y) == 120
+    assert np.std(kept.y - 8 - 0.2 * kept.x[:, 0]) == pytest.approx(0.05, rel=0.2)
+    assert (kept.source != 0).sum() == 60  # others stay represented, or nobody could say that they contradict
+    other = thinned(replace(data, y=rng.permutation(data.y)), 120)
+    assert np.array_equal(other.x, kept.x)
+
+
+def test_a_model_of_many_runs_knows_their_noise() -> None:
+    rng = np.random.default_rng(5)
+    seen = [
+        Observation(
+            number=k, values={**VALUES, "LR": float(np.exp(rng.uniform(-8.2, -7.2))), "MAX_STEPS": 700 + k},
+            reached=3000 * math.exp(rng.normal(0, 0.067)), samples_per_second=2.0,
+        )
+        for k in range(360)
+    ]  # fmt: skip
+    # A stop without a curve is read with an error of 6.7%, so the readings are exactly as noisy as claimed.
+    assert learn(COORDINATES, Goal(), seen).scales.convergence.noise_scale == pytest.approx(1.0, abs=0.21)
+
+
+def test_how_far_stops_lie_beyond_their_readings_is_learned_and_moves_the_reference() -> None:
+    """What counts against a reference in samples is the stop; stops here come 0.32 intervals after the crossing."""
+    seen = [
+        Observation(number=k, values=VALUES, evals=curve_to(2950, 3072), reached=3072, bound=3072) for k in range(30)
+    ]
+    goal = Goal(reference_samples=lambda _batch: 3178.0)
+    assert learn(COORDINATES, goal, []).goal.overshoot == 0.5
+    found = learn(COORDINATES, goal, seen).goal
+    assert found.overshoot == pytest.approx((10 * 0.5 + 30 * (3072 - 2950) / 384) / 40, abs=0.04)
+    counted = found.scored_ln_samples(np.array([7.0]), np.array([1e-6]), 8, Schedule(1536, 384))[0]
+    assert math.exp(counted) == pytest.approx(3178 - found.overshoot * 384)
+
+
+def test_a_reading_far_from_its_stop_says_little_of_how_far_stops_overshoot() -> None:
+    """Two evals whose line crosses nowhere near the stop, and evals at one place: neither breaks the arithmetic."""
+    wild = tuple(Eval(s, x, math.nan) for s, x in ((1536.0, 0.9251), (1920.0, 0.92509), (9600.0, 0.9)))
+    same = (Eval(3072.0, 0.93, math.nan), Eval(3072.0, 0.92, math.nan))
+    seen = [Observation(number=k, values=VALUES, evals=e, reached=e[-1].samples) for k, e in enumerate((wild, same))]
+    assert 0.3 < learn(COORDINATES, Goal(), seen).goal.overshoot < 0.8
