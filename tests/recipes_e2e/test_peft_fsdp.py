@@ -62,3 +62,27 @@ def test_a_throughput_sweep_over_node_counts(slurm: Cluster, tmp_path: Path) -> 
     assert "-A tuning" in rig.usage()
     assert "-N 4 -p gpu" in rig.usage()
     assert "using 64 processors on nodes" in rig.accepted_by_sbatch(), "four nodes"
+
+
+def test_time_to_an_eval_loss_instead_as_the_page_says(slurm: Cluster, tmp_path: Path) -> None:
+    """``--eval_steps`` added to argv, ``score`` and ``target`` set: nothing else changes."""
+    rig = Rig(
+        tmp_path,
+        slurm,
+        "peft_fsdp",
+        site={"system": "TEST", "gpus_per_node": 8},
+        points=['layout = "tp1 pp1 cp1 minibs4 mbs4 nodes4"'],
+        cwd=tmp_path / "recipe",
+        score="time_to_target",
+        LR=4e-4,
+        MAX_STEPS=60,
+        trials=1,
+    )
+    text = rig.file.read_text().replace('    "--seed={SEED}",\n', '    "--seed={SEED}",\n    "--eval_steps=5",\n')
+    rig.file.write_text(text.replace('score = "time_to_target"\n', 'score = "time_to_target"\ntarget = 2.8\n'))
+    assert rig.sweep_once().returncode == 0, rig.said
+    (trial,) = rig.trials()
+    printed = [float(rest.split(",")[0]) for rest in rig.log(0).split("'eval_loss': ")[1:]]
+    assert trial.verdict is Verdict.REACHED, (printed, rig.said)
+    assert trial.samples == pytest.approx(5 * 128 * (1 + next(i for i, x in enumerate(printed) if x <= 2.8)), rel=0.01)
+    assert "s to the target" in rig.said

@@ -39,7 +39,6 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
         target=2.75,
         trials=3,
         parallel=3,
-        nodes=1,
     )
     assert rig.sweep_once().returncode == 0, rig.said
     lost, other, poor = rig.trials()
@@ -56,6 +55,10 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
     assert (first.failure, "RendezvousTimeoutError" in first.line) == ("infrastructure", True)
     assert "another job may hold their port" in first.remedy
 
+    for attempt in rig.attempts():
+        assert len(attempt.nodes) == 2, "as shipped"
+        log = rig.log(attempt.trial, attempt.number)
+        assert f"rendezvous at {attempt.nodes[0]}:29500, 2 nodes" in log, "on the head node"
     evals = rig.sweep().last_evals(other.number)
     assert other.samples == next(e.samples for e in evals if e.loss <= 2.75)
     regular = [e.samples for e in evals[:-1]]  # the last step evaluates too

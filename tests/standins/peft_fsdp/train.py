@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--lora_r", type=int, default=16)
     parser.add_argument("--logging_steps", type=int, default=2)
+    parser.add_argument("--eval_steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if os.environ.get("SLURM_PROCID", "0") != "0":
@@ -53,6 +54,7 @@ def main() -> None:
         batch=batch,
         samples_per_epoch=273_000,
         logging_steps=given.logging_steps,
+        eval_steps=given.eval_steps,
         pause=pause,
     )
 

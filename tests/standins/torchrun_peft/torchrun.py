@@ -22,6 +22,7 @@ if not (host and port.isdigit()):
     parser.error(f"--rdzv-endpoint {given.rdzv_endpoint} is not HOST:PORT")
 if os.environ.get("SLURM_PROCID", "0") != "0":
     sys.exit(0)
+print(f"rendezvous at {given.rdzv_endpoint}, {given.nnodes} nodes", flush=True)
 if applies("rendezvous"):
     print(TEXTS["rendezvous"])
     sys.exit(1)
