@@ -1,4 +1,4 @@
-"""``python -m benchmarks.report``: report, status and dashboard of a sweep of 2,000 trials with 20 evals each.
+"""``python -m benchmarks.report``: report, status and dashboard of a sweep of 2,000 trials with 20 evals each on average.
 
 Prints seconds and megabytes against the bars (report: under 10 s and 15 MB), beside a plain loop that calibrates the
 machine, with the date and the machine's class.
@@ -21,7 +21,7 @@ from lora_tune import dashboard, report
 from lora_tune.commandline import load_review
 from tests.builders import stored, study_of, sweep_of
 
-TRIALS, EVALS = 2000, 20
+TRIALS, EVALS = 2000, 30
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
