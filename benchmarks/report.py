@@ -1,4 +1,4 @@
-"""``python -m benchmarks.report``: report, status and dashboard of a sweep of 2,000 trials with 20 evals each on average.
+"""``python -m benchmarks.report``: report, status and dashboard of a sweep of 2,000 trials with 20 evals each (mean).
 
 Prints seconds and megabytes against the bars (report: under 10 s and 15 MB), beside a plain loop that calibrates the
 machine, with the date and the machine's class.
