@@ -7,6 +7,7 @@ divide would silently change the batch: only layouts that divide are offered.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
@@ -50,6 +51,7 @@ class Layout:
         return self.minibs * self.dp(gpus)
 
 
+@functools.lru_cache(maxsize=4096)  # a study names the same few hundred in every trial
 def parse_layout(text: str) -> Layout:
     """The inverse of ``str(layout)``. Raises ValueError for any other text."""
     pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs|nodes)(\d+)", text)

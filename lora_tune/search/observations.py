@@ -21,6 +21,7 @@ Intermediate values, reported at the step of the samples consumed, are the eval 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,18 @@ class Observation:
     diverged: bool = False
     probe: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    _read: dict[tuple[float, Family | None], Reading | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The last reading of it: the sampler keeps the observations of finished trials, and asks again and again."""
+
+    def reading(self, target: float, family: Family | None) -> Reading | None:
+        """The reading of its curve with this family; None when it says nothing."""
+        key = (target, family)
+        if key not in self._read:
+            self._read.clear()
+            self._read[key] = _reading(self, target, family)
+        return self._read[key]
 
     @property
     def ran(self) -> bool:
@@ -134,7 +147,7 @@ def readings(
     found: dict[int, Reading] = {}
     for at, o in enumerate(observations):
         if not (o.open or o.probe or o.infeasible or o.diverged) and (
-            reading := _reading(o, target, own or (families[at] if families else None))
+            reading := o.reading(target, own or (families[at] if families else None))
         ):
             found[at] = reading
     own_runs = [r.ln_samples for at, r in found.items() if not r.below and not observations[at].source]
@@ -199,6 +212,7 @@ def _of_reached(o: Observation, target: float, family: Family | None) -> Reading
     return Reading(math.log(samples), math.hypot(0.05, SEED_SD) / math.sqrt(float(o.attributes.get("runs", 1))))
 
 
+@functools.lru_cache(maxsize=256)  # the same few for thousands of runs
 def _curve_sd(family: Family, evals: int, target: float) -> float:
     """Sd of ln(crossing) from the scatter of single evals."""
     noise = float(family.noise_at(np.array([family.samples_at(target)]))[0]) / math.sqrt(evals)

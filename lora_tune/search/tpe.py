@@ -1,83 +1,153 @@
-"""Optuna's TPE for long studies: it looks at the open, the best and the newest trials, so that asking stays cheap."""
+"""Optuna's TPE for long studies: asking costs as much at ten thousand trials as at some hundred.
+
+Every finished trial is read once, and of a long study the best trials and the newest ones are modelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import bisect
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
+from optuna.samplers._tpe.sampler import _get_infeasible_trial_score, _get_pruned_trial_score, default_gamma
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-NEWEST = 1000
-"""Finished trials that are looked at beside the best ones; a study that is shorter is looked at whole."""
-BEST = 100
-"""TPE models at most the 25 best trials by themselves (``optuna.samplers._tpe.sampler.default_gamma``)."""
+from lora_tune.search.parzen import ParzenEstimator
 
-RENEWED = 50
-"""Trials after which the best ones are looked for again; in between they are among the newest."""
+NEWEST = 300
+"""Finished trials that stand for all that are not good; a study of no more than these is looked at whole."""
+
+Space = dict[str, BaseDistribution]
+Row = tuple[float, ...]
+Rank = tuple[int, float, float, int]
 
 
 class WindowedTPESampler(TPESampler):
-    """As TPESampler, and the same proposals until a study has more than ``NEWEST + BEST`` trials.
+    """As TPESampler for a study of one objective, and the same proposals until ``NEWEST`` trials have finished.
 
-    From then on trials before the ``NEWEST`` last finished ones are left out, but for the best: TPE gives old trials
-    little weight anyway, and its cost grows with every trial that it sees.
+    TPE splits trials into at most 25 good ones and the others, and proposes what is likely among the good ones and
+    unlikely among the others. The good ones stay those of the whole study; of the others only the newest are used.
+    One sampler serves one study. Its storage hands out trials by number, as Optuna's storages do.
     """
 
     def __init__(self, **options: Any) -> None:
-        """options: those of TPESampler."""
+        """options: those of TPESampler, but for group and constraints_func."""
         super().__init__(**options)
-        self._best: tuple[int, list[FrozenTrial]] = (0, [])
+        self._parzen_estimator_cls = ParzenEstimator
+        self._history = _History()
 
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        window: Any = _Window(study, self._window(study))
-        return super().sample_relative(window, trial, search_space)
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
+        """The parameters of more than one value that all finished trials share, by name."""
+        if not self._is_multivariate(study):
+            return {}
+        self._history.read(study)
+        return {name: found for name, found in self._history.shared.items() if not found.single()}
 
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        window: Any = _Window(study, self._window(study))
-        return super().sample_independent(window, trial, param_name, param_distribution)
+    def _sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
+        # The history is as infer_relative_search_space has just read it.
+        few = len(self._history.finished) < self._n_startup_trials
+        return {} if few or not search_space else self._sample(study, trial, search_space)
 
-    def _window(self, study: optuna.Study) -> list[FrozenTrial]:
-        """The trials that are looked at, by number."""
+    def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
+        history = self._history
+        trials = history.read(study)
+        window = history.finished[-NEWEST:]
+        best = sorted(rank[-1] for rank in history.ranks[: default_gamma(len(window))])
+        running = (n for n in history.open if trials[n].state is TrialState.RUNNING and n != trial.number)
+        others = sorted({*window, *(running if self._constant_liar else ())}.difference(best))
+        good, rest = (
+            self._build_parzen_estimator(study, search_space, [trials[n] for n in numbers], handle_below=below)
+            for numbers, below in ((best, True), (others, False))
+        )
+        candidates = good.sample(self._rng.rng, self._n_ei_candidates)
+        chosen = self._compare(candidates, self._compute_acquisition_func(candidates, good, rest))
+        return {name: found.to_external_repr(chosen[name]) for name, found in search_space.items()}
+
+    def _get_internal_repr(
+        self, trials: list[FrozenTrial], search_space: Space, study: optuna.Study
+    ) -> dict[str, npt.NDArray[Any]]:
+        known = self._history.rows(search_space)
+        rows = []
+        for trial in trials:
+            if trial.number not in known:
+                row = _row(self._get_params(trial, study), search_space)
+                # What a running trial will try is settled once all its parameters stand in the storage.
+                if trial.state.is_finished() or search_space.keys() <= trial.params.keys():
+                    known[trial.number] = row
+            else:
+                row = known[trial.number]
+            if row is not None:
+                rows.append(row)
+        columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(search_space))
+        return dict(zip(search_space, columns.T, strict=True))
+
+
+class _History:
+    """What is known of a study's trials, each of which is read once when it has finished."""
+
+    def __init__(self) -> None:
+        self.finished: list[int] = []
+        """Numbers of complete and pruned trials, rising."""
+        self.ranks: list[Rank] = []
+        """The same trials, the best first, each with its number at the end."""
+        self.open: list[int] = []
+        """Numbers of trials that were running or waiting when last seen, rising."""
+        self.shared: Space = {}
+        """The distributions that all finished trials have in common, by name."""
+        self._upto = 0
+        self._rows: dict[tuple[str, ...], tuple[Space, dict[int, Row | None]]] = {}
+
+    def read(self, study: optuna.Study) -> Sequence[FrozenTrial]:
+        """All trials; those that have finished since the last call are taken in."""
         trials = study._get_trials(deepcopy=False)
-        if len(trials) <= NEWEST + BEST:
-            return trials
-        first = len(trials)
-        finished = 0
-        while first and finished < NEWEST:
-            first -= 1
-            finished += trials[first].state.is_finished()
-        if len(trials) - self._best[0] >= RENEWED:
-            self._best = len(trials), _best(study, trials)
-        return [*(t for t in self._best[1] if t.number < first), *trials[first:]]
+        before, self.open = [*self.open, *range(self._upto, len(trials))], []
+        for number in before:
+            trial = trials[number]
+            if not trial.state.is_finished():
+                self.open.append(number)
+            elif trial.state is not TrialState.FAIL:
+                self._add(trial, study)
+        self._upto = len(trials)
+        return trials
+
+    def _add(self, trial: FrozenTrial, study: optuna.Study) -> None:
+        if not self.finished:
+            self.shared = dict(sorted(trial.distributions.items()))
+        else:
+            # The newest of equal objects is kept: comparing an object with itself is free, the choices' texts are not.
+            new = trial.distributions
+            self.shared = {n: new[n] for n, d in self.shared.items() if n in new and (new[n] is d or new[n] == d)}
+        bisect.insort(self.finished, trial.number)
+        bisect.insort(self.ranks, _rank(trial, study))
+
+    def rows(self, space: Space) -> dict[int, Row | None]:
+        """The values of trials in ``space`` that were read before, by number; None: a trial lacks some of them."""
+        of, found = self._rows.get(tuple(space), ({}, {}))
+        if not all(of.get(name) is d or of.get(name) == d for name, d in space.items()):
+            found = {}
+        self._rows[tuple(space)] = dict(space), found
+        return found
 
 
-def _best(study: optuna.Study, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    """The ``BEST`` best complete trials, by number."""
-    sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
-    complete = [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None]
-    complete.sort(key=lambda t: sign * (t.value or 0.0))
-    return sorted(complete[:BEST], key=lambda t: t.number)
+def _row(params: dict[str, Any], space: Space) -> Row | None:
+    if not space.keys() <= params.keys():
+        return None
+    return tuple(found.to_internal_repr(params[name]) for name, found in space.items())
 
 
-class _Window:
-    """A study of which samplers see some trials only."""
-
-    def __init__(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
-        self._study, self._trials = study, trials
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
-
-    def _get_trials(
-        self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
-    ) -> list[FrozenTrial]:
-        """Optuna's signature; these are never copied, as no sampler asks for copies."""
-        return [t for t in self._trials if states is None or t.state in states]
+def _rank(trial: FrozenTrial, study: optuna.Study) -> Rank:
+    """Lower is better, in TPE's order: complete by value, pruned by step and value there, infeasible by violation."""
+    violation = _get_infeasible_trial_score(trial)
+    if violation > 0:
+        return 2, violation, 0.0, trial.number
+    if trial.state is TrialState.PRUNED:
+        return 1, *_get_pruned_trial_score(trial, study), trial.number
+    value = math.inf if trial.value is None or math.isnan(trial.value) else trial.value
+    return 0, -value if study.direction is StudyDirection.MAXIMIZE else value, 0.0, trial.number

@@ -51,6 +51,7 @@ class TrialStorage(InMemoryStorage):
         self._tables = metadata.tables
         self._rdb_study = -1
         self._rdb_ids: list[int] = []  # by trial number
+        self._upserts: dict[str, sa.Insert] = {}  # by table
         self._changed: dict[int, FrozenTrial | None] = {}  # trial number -> the trial as it is written, None: not yet
         self._doubtful = False  # a transaction failed, and may be in the database all the same
         if any(study.study_name == name for study in self._rdb.get_all_studies()):
@@ -160,14 +161,19 @@ class TrialStorage(InMemoryStorage):
             connection.execute(
                 sa.update(trials).where(where).values({n: sa.bindparam(f"new_{n}") for n in names}), heads
             )
-        insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
         for name, new in rows.items():
-            if not new:
-                continue
+            if new:
+                connection.execute(self._upsert(name, tuple(new[0])), new)
+
+    def _upsert(self, name: str, columns: tuple[str, ...]) -> sa.Insert:
+        """Inserts rows of a table, or replaces them; making the statement takes longer than carrying it out."""
+        if name not in self._upserts:
+            insert = sqlite.insert if self._rdb.engine.dialect.name == "sqlite" else postgresql.insert
             statement = insert(self._tables[name])
-            keys = list(new[0])[:2]  # the trial's id, and what is unique within a trial
-            values = {key: statement.excluded[key] for key in list(new[0])[2:]}
-            connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values), new)
+            keys, values = columns[:2], columns[2:]  # the trial's id and what is unique within a trial, the rest
+            replaced = {value: statement.excluded[value] for value in values}
+            self._upserts[name] = statement.on_conflict_do_update(index_elements=keys, set_=replaced)
+        return self._upserts[name]
 
 
 def _trials(connection: sa.Connection, tables: Mapping[str, sa.Table], study: int) -> list[tuple[int, FrozenTrial]]:

@@ -15,7 +15,6 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from lora_tune.search.tpe import BEST, NEWEST, WindowedTPESampler
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.store import tune_sqlite
 
@@ -119,38 +118,3 @@ def test_two_studies_of_one_database_keep_apart(tmp_path: Path) -> None:
     for name, study in zip("ab", studies, strict=True):
         again = TrialStorage(url, name, tune_sqlite)
         assert same(again.get_all_trials(again.get_study_id_from_name(name)), study.get_trials())
-
-
-def test_a_long_study_is_asked_through_its_best_and_newest_trials() -> None:
-    sampler = WindowedTPESampler(seed=0, multivariate=True, constant_liar=True)
-    study = optuna.create_study(sampler=sampler)
-    for number in range(NEWEST + BEST + 500):
-        values = {"params": {"x": number / 2000}, "distributions": {"x": FloatDistribution(0, 1)}}
-        study.add_trial(optuna.trial.create_trial(value=abs(number - 300) / 1000, **values))  # type: ignore[arg-type]
-    seen: list[list[int]] = []
-    inner = sampler._sample
-
-    def watched(window: optuna.Study, *rest: object) -> object:
-        seen.append([t.number for t in window._get_trials(deepcopy=False)])
-        return inner(window, *rest)  # type: ignore[arg-type]
-
-    sampler._sample = watched  # type: ignore[method-assign,assignment]
-    study.ask({"x": FloatDistribution(0, 1)})
-    (numbers,) = seen
-    assert len(numbers) == NEWEST + BEST + 1, "the best, the newest, and the open one"
-    assert set(range(260, 340)) <= set(numbers), "the best ones, though they are old"
-    assert set(range(600, 1600)) <= set(numbers)
-
-
-@pytest.mark.parametrize("count", [0, 30, 200])
-def test_a_short_study_is_asked_as_by_optuna(count: int) -> None:
-    def proposals(sampler: optuna.samplers.BaseSampler) -> list[dict[str, object]]:
-        study = optuna.create_study(sampler=sampler)
-        for number in range(count):
-            trial = study.ask(SPACE)
-            study.tell(trial, math.sin(number) + trial.params["LR"])
-        return [study.ask(SPACE).params for _ in range(3)]
-
-    plain = optuna.samplers.TPESampler(seed=3, multivariate=True, constant_liar=True)
-    ours = WindowedTPESampler(seed=3, multivariate=True, constant_liar=True)
-    assert proposals(plain) == proposals(ours)
