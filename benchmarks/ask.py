@@ -1,7 +1,8 @@
-"""How long one proposal takes: ``python -m benchmarks.ask``, one core, 100 and 2,000 trials of the H100 surface.
+"""How long one proposal takes: ``python -m benchmarks.ask``, one core, 100 to 10,000 trials of the H100 surface.
 
 Prints the median seconds of ``ask`` for the grey-box sampler and, in the same run, for Optuna's TPE: processor seconds
-of the one core, which a busy machine hardly changes, and seconds on the clock.
+of the one core, which a busy machine hardly changes, and seconds on the clock. Also the longest of the asks: the first
+reads all trials, and after a run that reached the target the grey box reads every curve again.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ def seconds(sampler: BaseSampler, trials: list[FrozenTrial]) -> str:
         taken.append((time.process_time() - cpu, time.perf_counter() - begin))
         study.add_trial(trial)
     core, clock = np.median(taken, axis=0)
-    return f"{core:.3f} s ({clock:.3f} s on the clock)"
+    return f"{core:.3f} s, at most {max(taken)[0]:.3f} s ({clock:.3f} s on the clock)"
 
 
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     load = os.getloadavg()[0]
     print(f"{date.today()}, {platform.processor() or platform.machine()}, one core; load of the machine {load:.1f}")
-    for count in (100, 2000):
+    for count in (100, 2000, 10_000):
         trials = history(count)
         goal = Goal(schedule=closed_schedule, reference_samples=rcp_mean)
         ours = GreyBoxSampler(

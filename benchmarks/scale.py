@@ -1,8 +1,8 @@
 """A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost`` or ``--part live`` for one of the two.
 
-cost: seconds of ask + 8 reports + tell, by the sweep's own way and by Optuna's SQLite path with the same proposals,
-side by side on copies of the same studies of 100 to 10,000 trials, 8 of them open. Optuna's path is its RDB storage as
-it comes: the median of a few trials each, since ten thousand of them take hours.
+cost: processor seconds and seconds of ask + 8 reports + tell, by the sweep's own way and by Optuna's SQLite path with
+its TPE, side by side on copies of the same studies of 100 to 10,000 trials, 8 of them open. Optuna's path is its RDB
+storage as it comes: the median of a few trials each, since ten thousand of them take hours.
 
 live: the real driver in real time over a study of ``--finished`` trials with 1,000 more open at once, at the pace of
 trials on eight H100 (half an hour each, an eval every three and a half minutes): real SQLite, real log files that
@@ -149,7 +149,9 @@ def past(
 def costs(counts: list[int]) -> None:
     """Prints one line a study size."""
     study = load_study(STUDY).with_options({"search": {"sampler": "tpe"}})
-    print("finished trials   ours: ms a trial   Optuna's SQLite path: ms a trial   ratio")
+    print("processor ms a trial (ms on the clock), medians")
+    print("finished trials             ours   Optuna's SQLite path   Optuna's / ours   ours / ours at first")
+    first = 0.0
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "study.db"
@@ -164,13 +166,15 @@ def costs(counts: list[int]) -> None:
             session._storage._rdb.engine.dispose()
             plain = optuna_study(study, file)
             theirs = [optuna_trial(plain, study) for _ in range(OPTUNA_TRIALS)]
-        a, b = 1000 * float(np.median(ours)), 1000 * float(np.median(theirs))
-        print(f"{count:15d} {a:18.1f} {b:34.1f} {b / a:7.1f}", flush=True)
+        (a, a_clock), (b, b_clock) = 1000 * np.median(ours, axis=0), 1000 * np.median(theirs, axis=0)
+        first = first or a
+        own, other = f"{a:.1f} ({a_clock:.1f})", f"{b:.1f} ({b_clock:.1f})"
+        print(f"{count:15d} {own:>16s} {other:>22s} {b / a:17.1f} {a / first:22.2f}", flush=True)
 
 
-def own_trial(session: Session) -> float:
-    """Seconds of one trial: asked, eight reports each in a tick of its own, told."""
-    begin = time.perf_counter()
+def own_trial(session: Session) -> tuple[float, float]:
+    """Processor seconds and seconds on the clock of a trial: asked, eight reports each in a tick of its own, told."""
+    cpu, begin = time.process_time(), time.perf_counter()
     asked = session.ask()
     assert isinstance(asked, Asked)
     for step in STEPS:
@@ -180,7 +184,7 @@ def own_trial(session: Session) -> float:
     facts = {"objective": 2000.0 + asked.number % 97, "evals": 8.0}
     session.tell(replace(record, facts=facts, verdict=Verdict.REACHED))
     session.flush()
-    return time.perf_counter() - begin
+    return time.process_time() - cpu, time.perf_counter() - begin
 
 
 def optuna_study(study: Study, file: Path) -> optuna.Study:
@@ -193,15 +197,15 @@ def optuna_study(study: Study, file: Path) -> optuna.Study:
     )
 
 
-def optuna_trial(plain: optuna.Study, study: Study) -> float:
-    begin = time.perf_counter()
+def optuna_trial(plain: optuna.Study, study: Study) -> tuple[float, float]:
+    cpu, begin = time.process_time(), time.perf_counter()
     trial = plain.ask(study.search_space.distributions())
     for step in STEPS:
         trial.report(0.95, step)
     trial.set_user_attr("evals", 8.0)
     trial.set_user_attr("verdict", "reached")
     plain.tell(trial, 2000.0 + trial.number % 97)
-    return time.perf_counter() - begin
+    return time.process_time() - cpu, time.perf_counter() - begin
 
 
 # -- a thousand trials at once ----------------------------------------------------------------------------------------
