@@ -18,7 +18,7 @@ from lora_tune import decide, outcome
 from lora_tune.confirm import main
 from lora_tune.confirm.command import replicate_study
 from lora_tune.confirm.outcome import confirmation, confirmed, summary
-from lora_tune.confirm.race import Race, contenders, replicates
+from lora_tune.confirm.race import Race, contenders, replicates, seed_spread
 from lora_tune.confirm.submission import short_complaints, split_runs
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.launchers.base import JobState, JobStatus
@@ -245,6 +245,13 @@ def test_nothing_to_confirm_is_said_in_words(tmp_path: Path) -> None:
         contenders(study, sweep_of(study, trials=0), 3)
     with pytest.raises(InputError, match="at most 56 characters"):
         replicate_study(study.model_copy(update={"name": "x" * 57}), None, None, None)
+
+
+def test_a_race_of_raw_stops_expects_more_noise_than_one_of_fitted_curves() -> None:
+    study = study_of()
+    fitted = study.with_options({"objective": {"estimator": "curve"}})
+    assert seed_spread(study) > seed_spread(fitted)
+    assert study.objective.estimator == "stop"
 
 
 def test_replicates_are_neither_pruned_nor_capped_and_have_seeds_of_their_own() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
 from lora_tune import curve
-from lora_tune.search.replicates import CannotSeparate, Decided, RaceSettings, RunSummary, next_action, plan
+from lora_tune.search.replicates import RAW_SD, CannotSeparate, Decided, RaceSettings, RunSummary, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 2000
@@ -18,6 +18,7 @@ SETTINGS = (
     RaceSettings(confidence=0.9, most=40),
     RaceSettings(confidence=0.9, batch=3),
 )
+RAW_SETTINGS = (RaceSettings(confidence=0.9, prior_sd=RAW_SD), RaceSettings(confidence=0.9, batch=3, prior_sd=RAW_SD))
 Draw = Callable[[np.random.Generator], float]
 
 
@@ -26,6 +27,8 @@ def main() -> None:
     if (folder() / "runs.jsonl.gz").exists():
         pool = public_residuals()
         draws[f"public test runs, sd {np.std(pool):.1%}"] = lambda rng: rng.choice(pool)
+        stops = public_residuals(raw=True)
+        draws[f"raw stops of these, sd {np.std(stops):.1%}"] = lambda rng: rng.choice(stops)
     print(
         f"{PAIRS} pairs each; confidence 90%: at most 10% of equal pairs separated, at most 5% of others the wrong way."
     )
@@ -37,18 +40,19 @@ def main() -> None:
     header += f" {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}"
     print(header + f" | ten each: {'right':>6} {'wrong':>6} {'cannot':>6} {'runs':>5}")
     for name, draw in draws.items():
-        for settings in SETTINGS:
+        for settings in RAW_SETTINGS if name.startswith("raw") else SETTINGS:
             for difference in DIFFERENCES:
                 print(_row(name, draw, settings, difference))
 
 
-def public_residuals() -> np.ndarray:
-    """ln(estimated crossing) of good-sized test submissions at GBS 8 about their submission's mean."""
+def public_residuals(*, raw: bool = False) -> np.ndarray:
+    """ln(estimated crossing), or of the raw time, of test submissions at GBS 8 about their submission's mean."""
     family = curve.published(8).family
     residuals: list[float] = []
     for submission, group in by_submission(load()).items():
         if is_test(submission) and group[0].gbs == 8:
-            logs = np.log([curve.estimate(r.run, TARGET, family=family).samples for r in group])
+            crossings = [curve.estimate(r.run, TARGET, family=family).samples for r in group]
+            logs = np.log([r.minutes for r in group] if raw else crossings)
             residuals.extend((logs - logs.mean()) * np.sqrt(len(logs) / (len(logs) - 1)))
     return np.array(residuals)
 

@@ -30,6 +30,7 @@ from lora_tune.confirm.race import (
     contenders,
     introduction,
     replicates,
+    seed_spread,
 )
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
 from lora_tune.driver import proposal
@@ -106,7 +107,13 @@ def main(
         paths=SweepPaths(review.paths.root / "confirm"),
         storage=given["storage"],
         field=tuple(contenders(review.study, review.sweep, top)),
-        settings=RaceSettings(confidence=confidence, fewest=min(FEWEST, seeds), most=seeds, batch=min(per_job, seeds)),
+        settings=RaceSettings(
+            confidence=confidence,
+            fewest=min(FEWEST, seeds),
+            most=seeds,
+            batch=min(per_job, seeds),
+            prior_sd=seed_spread(review.study),
+        ),
     )
     if dry_run:
         _dry_run(options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lora_tune.confirm.race import Replicate, name_of, results
+from lora_tune.confirm.race import Replicate, name_of, results, seed_spread
 from lora_tune.overview import objective_words
 from lora_tune.records import CHOSEN, PASSED_OVER, Sweep, Trial
 from lora_tune.search.replicates import CannotSeparate, Decided, Plan, means
@@ -74,7 +74,7 @@ def confirmation(
     own = runs.get(trial.number, ())
     reached = any(math.isfinite(r.objective) for r in own)
     chosen = trial.number if reached else None
-    mean = means(results(runs, field))
+    mean = means(results(runs, field), seed_spread(study))
     places = [_place(t.number, runs.get(t.number, ()), mean.get(name_of(t.number)), chosen) for t in field]
     return Confirmation(
         sentence=verdict.sentence,

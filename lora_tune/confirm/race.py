@@ -16,7 +16,7 @@ from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.mllog import Eval
 from lora_tune.overview import ranked
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.search.replicates import Plan, RaceSettings, RunSummary, means, plan
+from lora_tune.search.replicates import PRIOR_SD, RAW_SD, Plan, RaceSettings, RunSummary, means, plan
 from lora_tune.study import Study
 from lora_tune.view import duration, parameters_text
 
@@ -61,6 +61,11 @@ def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
     if not found:
         raise InputError(f"no trial of {study.name} reached eval loss {study.objective.target:g}; nothing to confirm")
     return found[:top]
+
+
+def seed_spread(study: Study) -> float:
+    """How much the objective varies between seeds, where runs do not say: less by the fitted curve than by the stop."""
+    return PRIOR_SD if study.objective.estimator == "curve" else RAW_SD
 
 
 def name_of(trial: int) -> str:
@@ -176,7 +181,7 @@ class Race:
         if record.verdict is Verdict.FAILED and record.replicate_of is not None:
             self._failed[record.replicate_of] += 1
         done = results(replicates(self._records()), self._field)
-        shown = means(done)
+        shown = means(done, self._settings.prior_sd)
         words = [
             f"{name} {duration(shown[name][0])} ({duration(shown[name][1])} to {duration(shown[name][2])}, "
             f"{len(runs)} run{'s' if len(runs) > 1 else ''})"

@@ -16,7 +16,11 @@ import numpy as np
 from lora_tune.curve.family import LARGEST_EXPONENT
 
 PRIOR_SD = 0.05
-"""Sd of ln(seconds) between seeds where the runs do not say: 4.7% of samples on the public runs, plus eval steps."""
+"""Sd of ln(seconds) between seeds where the runs do not say and seconds are those of the fitted curve: 4.7% of samples
+on the public runs, plus eval steps."""
+
+RAW_SD = 0.068
+"""The same where seconds are those of the raw stop: that within public test submissions at GBS 8."""
 
 PRIOR_RUNS = 4
 """Weight of ``PRIOR_SD`` beside the runs' own spread, in degrees of freedom."""
@@ -43,7 +47,8 @@ class RaceSettings:
     """confidence: of the winner's being better than each other. fewest, most: runs of a configuration.
 
     batch: runs that one action asks for (seeds of one allocation). futility: a comparison whose chance of being
-    decided by ``most`` runs is below this is given up.
+    decided by ``most`` runs is below this is given up. prior_sd: of ln(seconds) between seeds, where the runs say
+    little: ``PRIOR_SD`` or ``RAW_SD``.
     """
 
     confidence: float = 0.9
@@ -51,6 +56,7 @@ class RaceSettings:
     fewest: int = 3
     most: int = 10
     batch: int = 1
+    prior_sd: float = PRIOR_SD
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetting
     if not sound:
         return Decided(configs[0].name, "no run of any configuration reached the target; nothing to choose")
     leader = min(sound, key=lambda c: c.mean)
-    sd, freedom = pooled_sd(configs)
+    sd, freedom = pooled_sd(configs, settings.prior_sd)
     level = (1 - settings.confidence) / max(1, len(configs) - 1)
     rivals = [c for c in sound if c is not leader and not _beaten(leader, c, sd, freedom, level, settings)]
     if not rivals:
@@ -176,14 +182,16 @@ def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetting
     return _cannot_separate(leader, min(rivals, key=lambda c: c.mean), sd, freedom, level)
 
 
-def pooled_sd(configs: Sequence[_Config]) -> tuple[float, float]:
-    """Sd of ln(seconds) within configurations and its degrees of freedom, shrunk towards ``PRIOR_SD``."""
-    squares = PRIOR_RUNS * PRIOR_SD**2 + sum(float(((np.array(c.logs) - c.mean) ** 2).sum()) for c in configs if c.logs)
+def pooled_sd(configs: Sequence[_Config], prior_sd: float) -> tuple[float, float]:
+    """Sd of ln(seconds) within configurations and its degrees of freedom, shrunk towards ``prior_sd``."""
+    squares = PRIOR_RUNS * prior_sd**2 + sum(float(((np.array(c.logs) - c.mean) ** 2).sum()) for c in configs if c.logs)
     freedom = PRIOR_RUNS + sum(max(0, len(c.logs) - 1) for c in configs)
     return math.sqrt(squares / freedom), freedom
 
 
-def means(results: Mapping[str, Sequence[RunSummary]]) -> dict[str, tuple[float, float, float]]:
+def means(
+    results: Mapping[str, Sequence[RunSummary]], prior_sd: float = PRIOR_SD
+) -> dict[str, tuple[float, float, float]]:
     """Mean seconds (geometric) of each configuration that reached the target, with its 90% interval, low and high.
 
     Student's interval on ln(seconds), with the spread between seeds that all configurations share.
@@ -191,7 +199,7 @@ def means(results: Mapping[str, Sequence[RunSummary]]) -> dict[str, tuple[float,
     from scipy.special import stdtrit
 
     configs = [_config(name, runs) for name, runs in results.items()]
-    sd, freedom = pooled_sd(configs)
+    sd, freedom = pooled_sd(configs, prior_sd)
     width = float(stdtrit(freedom, 0.95)) * sd
     reached = [(c, width / math.sqrt(len(c.logs))) for c in configs if c.logs]
     return {c.name: (_exp(c.mean), _exp(c.mean - half), _exp(c.mean + half)) for c, half in reached}

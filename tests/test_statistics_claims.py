@@ -1,0 +1,134 @@
+"""What docs/statistics.md claims of intervals, pruner, cap and race: on seeded simulations, and on public data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.statistics import perturbed
+from benchmarks.statistics.pruner import EARLY, by_verdict
+from lora_tune import curve
+from lora_tune.mllog import Eval
+from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.replicates import (
+    PRIOR_SD,
+    RAW_SD,
+    CannotSeparate,
+    Decided,
+    RaceSettings,
+    RunMore,
+    RunSummary,
+    next_action,
+)
+
+TARGET = perturbed.TARGET
+PUBLISHED = curve.published(8)
+NOISE = np.random.default_rng(5).normal(0, 1, 4000)
+
+
+def good(count: int, seed: int) -> list[list[Eval]]:
+    return perturbed.simulate(lambda family, rng: family.loss_at(perturbed.SAMPLES), NOISE, count, seed)
+
+
+def test_nine_of_ten_intervals_hold_the_configurations_mean() -> None:
+    runs = [run for run in good(500, 1) if len(run) > 2]
+    found = [curve.estimate(run, TARGET, family=PUBLISHED.family) for run in runs]
+    truth = PUBLISHED.family.samples_at(TARGET)
+    assert 0.86 <= np.mean([f.low <= truth <= f.high for f in found]) <= 0.94
+    assert abs(np.mean([math.log(f.samples / truth) for f in found])) < 0.015
+
+
+@pytest.mark.parametrize("name", sorted(perturbed.BAD))
+def test_runs_that_never_reach_the_target_are_stopped_before_three_fifths_of_their_end(name: str) -> None:
+    runs = perturbed.never_reach(perturbed.simulate(perturbed.BAD[name], NOISE, 60, 7))
+    assert len(runs) >= 25
+    for reference in (PUBLISHED, curve.envelope_from(good(12, 3), TARGET)):
+        rule = by_verdict(reference)
+        stops = [(at, run) for run in runs if (at := rule(run)) is not None]
+        early = [run[at].samples < EARLY * perturbed.MAX_SAMPLES for at, run in stops]
+        assert sum(early) >= 0.95 * len(runs)
+
+
+def test_good_runs_and_runs_that_heal_late_go_on() -> None:
+    rule = by_verdict(PUBLISHED)
+    assert sum(rule(run) is not None for run in good(300, 11)) <= 3, "the stated 1%"
+    healing = perturbed.simulate(perturbed.healing, NOISE, 30, 99)
+    told = by_verdict(PUBLISHED, healing=perturbed.HEALING_SAMPLES)
+    assert not [run for run in healing if told(run) is not None]
+    assert all(rule(run) is not None for run in healing), "which only the declared healing step saves"
+
+
+@pytest.mark.parametrize("risk", [0.05, 0.2])
+def test_a_run_as_good_as_the_incumbent_is_capped_no_more_often_than_the_risk(risk: float) -> None:
+    timing, curves = curve.Timing(2.0, 35.0), good(200, 21)
+
+    def seconds(run: Sequence[Eval]) -> float:
+        return run[-1].samples / 2 + 35 * len(run)
+
+    times = [seconds(run) for run in curves]
+    capped = 0
+    for i, run in enumerate(curves):
+        incumbent = Incumbent("best", tuple(times[(i + k) % len(times)] for k in (1, 2, 3)))
+        evals = [Eval(e.samples, e.loss, e.samples / 2 + 35 * (n + 1)) for n, e in enumerate(run)]
+        looks = (
+            cap(evals[: n + 1], timing, incumbent, evals[n].seconds, risk, target=TARGET, family=PUBLISHED.family)
+            for n in range(len(evals) - 1)
+        )
+        capped += any(look.stop for look in looks)
+    chance = 2 * math.sqrt(risk * (1 - risk) * len(curves))
+    assert capped <= risk * len(curves) + chance
+
+
+@pytest.mark.parametrize(("sd", "prior"), [(0.047, PRIOR_SD), (0.068, RAW_SD)])
+def test_a_race_of_equals_names_a_winner_no_more_often_than_its_confidence_allows(sd: float, prior: float) -> None:
+    wrong, runs, races = 0, 0, 800
+    rng = np.random.default_rng(7)
+    for _ in range(races):
+        results: dict[str, list[RunSummary]] = {"a": [], "b": []}
+        while isinstance(action := next_action(results, RaceSettings(confidence=0.9, prior_sd=prior)), RunMore):
+            results[action.config].append(RunSummary(1800 * math.exp(rng.normal(0, sd))))
+        assert isinstance(action, Decided | CannotSeparate)
+        wrong += isinstance(action, Decided)
+        runs += sum(map(len, results.values()))
+    assert wrong <= 0.1 * races
+    assert runs < 0.8 * 20 * races, "and costs less than ten runs each"
+
+
+@pytest.mark.public_data
+def test_on_public_runs_that_it_never_saw_the_estimate_is_unbiased_and_its_intervals_hold(public_data: Path) -> None:
+    from benchmarks.calibrate_curves import is_good
+    from benchmarks.public_runs import by_submission, is_test, load
+    from benchmarks.statistics.crossing import covers, expected_stop
+
+    inside: list[bool] = []
+    surplus: list[float] = []
+    stops: list[float] = []
+    for submission, group in by_submission(load(public_data)).items():
+        if not is_test(submission) or group[0].gbs != 8 or not is_good(group):
+            continue
+        found = [curve.estimate(r.run, TARGET, family=PUBLISHED.family) for r in group]
+        inside.extend(covers(found, np.array([f.samples for f in found])))
+        stops.extend(r.stop for r in group)
+        surplus.extend(
+            expected_stop(r, f.samples, PUBLISHED.family) - r.stop for r, f in zip(group, found, strict=True)
+        )
+    assert len(inside) > 400
+    assert 0.87 <= np.mean(inside) <= 0.93
+    assert abs(np.mean(surplus)) < 0.005 * np.mean(stops)
+
+
+@pytest.mark.public_data
+def test_on_public_runs_that_it_never_saw_the_pruner_keeps_its_rate_and_catches_bad_runs(public_data: Path) -> None:
+    from benchmarks.calibrate_curves import is_good
+    from benchmarks.public_runs import by_submission, is_test, load
+    from benchmarks.statistics.pruner import first_pair, on_public
+
+    groups = [g for submission, g in by_submission(load(public_data)).items() if is_test(submission)]
+    fine = [on_public(curve.published(r.gbs), 0.01, r) for g in groups if is_good(g) for r in g]
+    bad = [(on_public(curve.published(r.gbs), 0.01, r), first_pair(r)) for g in groups if not is_good(g) for r in g]
+    assert sum(at is not None for at in fine) <= 0.01 * len(fine)
+    assert sum(at is not None and at <= first for at, first in bad) >= 0.7 * len(bad) > 0
