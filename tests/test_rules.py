@@ -164,6 +164,19 @@ def test_unconverged_runs_and_few_runs_lower_the_prediction() -> None:
         rules.predict([], [], 8)
 
 
+@pytest.mark.parametrize("unconverged", [20, 60, 500])
+def test_a_configuration_that_hardly_ever_converges_is_predicted_and_not_a_crash(unconverged: int) -> None:
+    found = rules.predict([5.0], [3072.0], 8, unconverged=unconverged)
+    assert found.passes < 0.02
+    assert found.sentence
+
+
+def test_where_ten_runs_never_pass_the_prediction_says_why() -> None:
+    found = rules.predict([5.0], [3072.0], 8, unconverged=500)
+    assert (found.passes, found.minutes) == (0.0, math.inf)
+    assert "500 of 501 runs did not converge, one of ten is allowed" in found.sentence
+
+
 def submission(public_data: Path, tmp_path: Path, name: str) -> Path:
     for path in (public_data / "logs" / name).glob("result_*.txt.gz"):
         (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))

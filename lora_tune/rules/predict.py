@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,12 +74,22 @@ def predict(
         factor = np.maximum(1.0, against.mean / means)
         passing = (means >= against.fastest) & np.isfinite(means)
     finite = np.isfinite(scores)
+    if not finite.any():
+        return _hopeless(len(samples), unconverged)
     scores, factor = (scores * factor)[finite], factor[finite]
     low, high = (float(v) for v in np.quantile(scores, [0.05, 0.95]))
     passes, scaled = float(passing.mean()), float((factor > 1).mean())
     return Prediction(
         len(samples), passes, scaled, float(factor.mean()), float(scores.mean()), low, high,
         _sentence(len(samples), passes, scaled, float(factor.mean()), float(scores.mean()), (low, high)),
+    )  # fmt: skip
+
+
+def _hopeless(runs: int, unconverged: int) -> Prediction:
+    """Where no drawn submission has nine runs that converge."""
+    return Prediction(
+        runs, 0.0, 0.0, 1.0, math.inf, math.inf, math.inf,
+        f"ten runs would not pass: {unconverged} of {runs + unconverged} runs did not converge, one of ten is allowed",
     )  # fmt: skip
 
 
