@@ -84,7 +84,7 @@ class Postgres:
         self.stop(signal.SIGQUIT)
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
-        self._keeper.wait(30)
+        self._keeper.wait(120)  # it removes some ten thousand files
 
     def start(self) -> None:
         """Bring the server up and wait until it answers."""

@@ -150,13 +150,17 @@ class Room:
                     os.killpg(json.loads(started.read_text())["pid"], 9)
 
     def outage(self, how: How) -> Seen:
-        """Take the server away for ``seconds``, bring it back, and wait until the driver has caught up."""
+        """Take the server away for ``seconds``, bring it back, and wait until the driver has caught up.
+
+        AssertionError where the driver concludes trials only with the server: not within a minute more.
+        """
         assert self.driver is not None
         took = self._cpu()
         began = time.time()
         self.server.freeze() if how == "freeze" else self.server.stop()
         (self.folder / "away").touch()
         time.sleep(self.seconds)  # what is asked is how a time passes
+        wait_for(lambda: len(list(self._journal("finished"))) == self.parallel - 1, 60, "acts without the database")
         buffered = len(self.paths.unsaved.read_text().splitlines()) if self.paths.unsaved.exists() else 0
         took = self._cpu() - took
         over = time.time()
