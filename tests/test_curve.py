@@ -254,6 +254,13 @@ def test_a_healing_run_has_no_verdict_until_four_evals_after_its_healing_step() 
     assert not curve.stalled(healing, TARGET, reference=reference, healing_samples=2800, max_samples=8192).stop
 
 
+def test_only_evals_from_four_after_the_healing_step_on_count_against_a_healing_run() -> None:
+    flat = run_of(*[0.955] * 15)
+    healed = curve.stalled(flat[:11], TARGET, reference=None, healing_samples=2800, max_samples=8192)
+    assert not healed.stop, "it has seven evals since its healing step, and the first four say nothing"
+    assert curve.stalled(flat, TARGET, reference=None, healing_samples=2800, max_samples=8192).reason == "stalled"
+
+
 @settings(deadline=None)
 @given(anything, st.floats(0, 1e5), st.floats(1, 1e6))
 def test_no_sequence_of_evals_breaks_a_stall_test_or_a_forecast(evals: list[Eval], healing: float, end: float) -> None:
