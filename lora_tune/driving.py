@@ -11,7 +11,6 @@ import click
 
 from lora_tune import view
 from lora_tune.driver import Driver, Outcome
-from lora_tune.paths import near as near
 from lora_tune.terminal import redraws
 
 _CANCEL_SECONDS = 90.0

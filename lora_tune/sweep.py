@@ -20,11 +20,11 @@ from lora_tune.commandline import (
     sweep_paths,
 )
 from lora_tune.driver import Outcome, proposal
-from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly
+from lora_tune.driving import after_interrupt, make_view, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.leasing import take_lease, wait_for_lease
 from lora_tune.overview import other_score
-from lora_tune.paths import SweepPaths
+from lora_tune.paths import SweepPaths, near
 from lora_tune.records import Sweep, Trial, Verdict
 from lora_tune.redact import redact
 from lora_tune.running import Around, Plan, driver, make_clock, open_sweep, settle

@@ -34,10 +34,10 @@ from lora_tune.confirm.race import (
 )
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
 from lora_tune.driver import proposal
-from lora_tune.driving import after_interrupt, make_view, near, run_interruptibly
+from lora_tune.driving import after_interrupt, make_view, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.leasing import take_lease
-from lora_tune.paths import SweepPaths
+from lora_tune.paths import SweepPaths, near
 from lora_tune.records import Sweep, Trial
 from lora_tune.redact import redact
 from lora_tune.running import Around, Plan, at_work, doubts, given_back, make_clock

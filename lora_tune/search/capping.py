@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lora_tune.curve.family import LARGEST_EXPONENT, Family
-from lora_tune.curve.forecast import Forecast, forecast
+from lora_tune.curve.forecast import Forecast, chance_words, forecast
 from lora_tune.curve.points import first_reached, usable_loss, usable_samples
 from lora_tune.curve.stall import GO_ON, Verdict
 from lora_tune.curve.timing import Timing
@@ -100,7 +100,7 @@ def cap(
     return Verdict(
         True,
         f"capped: the chance of reaching {target:g} within {limit:.0f} s, the time that {100 * (1 - risk / 2):.3g}% of "
-        f"runs of {incumbent.name} stay under, is {100 * chance:.2g}%",
+        f"runs of {incumbent.name} stay under, is {chance_words(chance)}",
         "capped",
     )
 
