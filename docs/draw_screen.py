@@ -13,12 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lora_tune.records import Sweep, TrialState
+from lora_tune.records import StopKind, Sweep, TrialState
 from lora_tune.store import Store, sqlite_url
 from lora_tune.study import find_study, load_study
 from lora_tune.view import screen
 
 IMAGES = Path(__file__).parent / "images"
+START_UP = 2.0
+"""Seconds from the job's start to ``run_start``, from which evals are timed: imports and the checkpoint."""
 
 
 def at(sweep: Sweep, moment: float) -> Sweep:
@@ -34,9 +36,11 @@ def at(sweep: Sweep, moment: float) -> Sweep:
     for key, attempt in sweep.attempts.items():
         if attempt.trial in trials and (attempt.started_at or 0) <= moment:
             open_ = attempt.ended_at is None or attempt.ended_at > moment
+            if attempt.stop_at is not None and attempt.stop_at > moment:
+                attempt = replace(attempt, stop=StopKind.NONE, stop_sentence="", stop_at=None)
             attempts[key] = replace(attempt, ended_at=None, state="running") if open_ else attempt
-            begun = attempt.started_at or 0.0
-            seen = [e for e in sweep.evals.get(key, ()) if begun + 6 + e.seconds <= moment or not open_]
+            begun = (attempt.started_at or 0.0) + START_UP
+            seen = [e for e in sweep.evals.get(key, ()) if begun + e.seconds <= moment or not open_]
             evals[key] = tuple(seen)
     return replace(sweep, trials=trials, attempts=attempts, evals=evals)
 
