@@ -238,6 +238,7 @@ class Measuring(RealClock):
     """Sets the driver's interrupt when the time is over; notes each tick's seconds and what the process had used."""
 
     def __init__(self, warm: Callable[[], bool], seconds: float) -> None:
+        super().__init__()
         self.ticks: list[float] = []
         self._warm, self._seconds = warm, seconds
         self._woke = time.perf_counter()
