@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=6)
     options = parser.parse_args()
     paths = SweepPaths(options.sweep)
+    if not paths.study.is_file():
+        raise SystemExit(f"{options.sweep}: there is no sweep; run make sweep first, or name one with --sweep")
     study = load_study(paths.study)
     store = Store(sqlite_url(paths.database), read_only=True)
     (name,) = store.names()
