@@ -33,6 +33,7 @@ from lora_tune.sweep import main as sweep_main
 from lora_tune.workloads.command import CommandWorkload
 from tests.builders import study_of, sweep_of, with_trial
 from tests.fakes import record
+from tests.recorded import recorded
 from tests.tiny import STUDY as TINY_STUDY
 from tests.waiting import wait_for
 
@@ -88,9 +89,7 @@ class House:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def load(self, name: str) -> Sweep:
-        found = Store(sqlite_url(self.paths.database), read_only=True).load(name)
-        assert found is not None
-        return found
+        return recorded(self.paths.database, name)
 
     @property
     def race(self) -> Sweep:

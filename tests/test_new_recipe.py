@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lora_tune.store import Store, sqlite_url
 from tests.conftest import REPOSITORY
+from tests.recorded import recorded
 
 PAGE = REPOSITORY / "docs" / "new-recipe.md"
 
@@ -35,10 +35,7 @@ def test_they_sweep_with_nothing_but_the_page(tmp_path: Path) -> None:
         command = [sys.executable, *line.split()[1:]]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
-    store = Store(sqlite_url(tmp_path / "sweeps" / "mine" / "sweep.db"), read_only=True)
-    sweep = store.load("mine")
-    store.close()
-    assert sweep is not None
+    sweep = recorded(tmp_path / "sweeps" / "mine" / "sweep.db", "mine")
     assert sweep.best() is not None, done.stdout
     for trial in sweep.trials.values():
         samples = [e.samples for e in sweep.last_evals(trial.number)]

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from lora_tune import curve, open_schedule
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.store import Store, sqlite_url
 from lora_tune.study import Study, parse_study
 from lora_tune.sweep import main
+from tests.recorded import recorded
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 SIMULATED = (STUDIES / "simulated_h100.toml").read_text()
@@ -112,8 +112,7 @@ def test_a_simulated_open_sweep_chooses_its_schedule_and_says_so(tmp_path: Path)
     options = ["--study", str(file), "--output", str(tmp_path / "sweep"), "--trials", "40", "--quiet"]
     done = CliRunner().invoke(main, options)
     assert done.exit_code == 0, done.output
-    sweep = Store(sqlite_url(tmp_path / "sweep" / "sweep.db"), read_only=True).load("opened")
-    assert sweep is not None
+    sweep = recorded(tmp_path / "sweep" / "sweep.db", "opened")
     later = [t for t in sweep.trials.values() if "VAL_CHECK_INTERVAL" in t.parameters]
     assert later
     assert all("first eval at" in t.why for t in later)

@@ -18,6 +18,7 @@ import pytest
 from lora_tune.records import Sweep, TrialState
 from lora_tune.store import LEASE_SECONDS, Store
 from tests.postgres import PASSWORD, Postgres
+from tests.recorded import recorded
 from tests.test_sweep import TRIAL, executions, study
 from tests.waiting import wait_for
 
@@ -70,11 +71,7 @@ class Place:
         return (self.folder / f"out{self.processes.index(process)}").read_text()
 
     def sweep(self, name: str) -> Sweep:
-        store = Store(self.url, read_only=True)
-        found = store.load(name)
-        store.close()
-        assert found is not None
-        return found
+        return recorded(self.url, name)
 
     def begun(self, name: str) -> int:
         return len(list((self.folder / "sweeps" / name / "trials").glob("*/*/started.json")))

@@ -19,7 +19,7 @@ import pytest
 from lora_tune.launchers.command import alive, read_json
 from lora_tune.mllog import MllogReader
 from lora_tune.records import Sweep, TrialState, Verdict
-from lora_tune.store import Store, sqlite_url
+from tests.recorded import recorded
 from tests.waiting import wait_for
 
 TRIAL = r"""
@@ -93,13 +93,7 @@ def sweep(place: Path, *arguments: str, name: str = "quick") -> subprocess.Compl
 
 
 def records(place: Path, name: str = "quick") -> Sweep:
-    store = Store(sqlite_url(place / "sweeps" / name / "sweep.db"), read_only=True)
-    try:
-        found = store.load(name)
-    finally:
-        store.close()
-    assert found is not None
-    return found
+    return recorded(place / "sweeps" / name / "sweep.db", name)
 
 
 def executions(place: Path, name: str = "quick") -> dict[str, int]:

@@ -12,18 +12,15 @@ import pytest
 from lora_tune.export import time_interval
 from lora_tune.mllog import MllogReader
 from lora_tune.records import Sweep, TrialState, Verdict
-from lora_tune.store import Store, sqlite_url
 from lora_tune.study import load_study
 from lora_tune.workloads.recipe import TINY_UNTRAINED
+from tests.recorded import recorded
 from tests.tiny import STUDY
 
 
 @pytest.fixture(scope="module")
 def sweep(tiny_sweep: Path) -> Sweep:
-    store = Store(sqlite_url(tiny_sweep / "sweep.db"), read_only=True)
-    found = store.load("tiny")
-    assert found is not None
-    return found
+    return recorded(tiny_sweep / "sweep.db", "tiny")
 
 
 def test_after_the_kill_every_trial_is_accounted_for_and_none_ran_twice(sweep: Sweep, tiny_sweep: Path) -> None:

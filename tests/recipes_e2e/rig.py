@@ -16,10 +16,10 @@ from typing import Any
 from lora_tune.handover import toml_text
 from lora_tune.paths import SweepPaths
 from lora_tune.records import Attempt, Sweep, Trial
-from lora_tune.store import Store, sqlite_url
 from lora_tune.study import Study, load_study
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
+from tests.recorded import recorded
 
 STANDINS = REPOSITORY / "tests" / "standins"
 
@@ -86,13 +86,7 @@ class Rig:
         return load_study(self.file)
 
     def sweep(self) -> Sweep:
-        store = Store(sqlite_url(self.paths.database), read_only=True)
-        try:
-            found = store.load(self.name)
-        finally:
-            store.close()
-        assert found is not None
-        return found
+        return recorded(self.paths.database, self.name)
 
     def trials(self) -> list[Trial]:
         return list(self.sweep().trials.values())

@@ -13,6 +13,20 @@ from tests.recipes_e2e.mlperf_rig import mlperf_rig
 pytestmark = pytest.mark.slurm
 
 
+def rack_site(nodes: int, folder: Path) -> dict[str, object]:
+    """``nodes`` of a GB200 rack as the site of a study; container, data and model stand for themselves."""
+    return {
+        "system": "GB200",
+        "nodes": nodes,
+        "gpus_per_node": 4,
+        "gres": "gpu:4",
+        "mpi": "none",
+        "container": "c.sqsh",
+        "data": str(folder),
+        "model": str(folder),
+    }
+
+
 def test_trials_of_three_nodes_with_a_batch_of_nine(slurm: Cluster, tmp_path: Path) -> None:
     """Three nodes stand for the eighteen: 12 GPUs, TP1 CP4, three ranks of three samples."""
     points = [
@@ -26,16 +40,7 @@ def test_trials_of_three_nodes_with_a_batch_of_nine(slurm: Cluster, tmp_path: Pa
         "gb200",
         target=2.6,
         environment={"FAIL_MODE": "userbuffers@SEED=1003", "STANDIN_STEP_SECONDS": "0.008"},
-        site={
-            "system": "GB200",
-            "nodes": 3,
-            "gpus_per_node": 4,
-            "gres": "gpu:4",
-            "mpi": "none",
-            "container": "c.sqsh",
-            "data": str(tmp_path),
-            "model": str(tmp_path),
-        },
+        site=rack_site(3, tmp_path),
         points=points,
         LR='{ type = "float", low = 1e-5, high = 8e-4, log = true }',
         layout='{ type = "layout", tp = [1, 2], cp = [2, 4], gbs = [9, 12] }',
@@ -70,16 +75,7 @@ def test_the_shipped_trial_takes_the_whole_rack(slurm: Cluster, tmp_path: Path) 
             "gb200",
             target=2.6,
             environment={"STANDIN_STEP_SECONDS": "0.002"},
-            site={
-                "system": "GB200",
-                "nodes": 18,
-                "gpus_per_node": 4,
-                "gres": "gpu:4",
-                "mpi": "none",
-                "container": "c.sqsh",
-                "data": str(tmp_path),
-                "model": str(tmp_path),
-            },
+            site=rack_site(18, tmp_path),
             trials=1,
         )
         assert rig.sweep_once().returncode == 0, rig.said

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lora_tune.records import Verdict
-from lora_tune.store import Store, sqlite_url
 from tests.cluster import Cluster
+from tests.recorded import recorded
 
 pytestmark = pytest.mark.slurm
 
@@ -43,8 +43,7 @@ def test_the_peft_recipe_trains_through_submitit_and_srun(slurm: Cluster, tmp_pa
     done = subprocess.run([*command, str(tmp_path / "sweep")], env=dict(os.environ), capture_output=True, timeout=240)
     said = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, said
-    sweep = Store(sqlite_url(tmp_path / "sweep" / "sweep.db"), read_only=True).load("own")
-    assert sweep is not None
+    sweep = recorded(tmp_path / "sweep" / "sweep.db", "own")
     assert [trial.verdict for trial in sweep.trials.values()] == [Verdict.REACHED] * 2
     for attempt in sweep.attempts.values():
         assert attempt.exit_code == 0

@@ -21,9 +21,9 @@ from lora_tune.facts import Run
 from lora_tune.mllog import MllogReader
 from lora_tune.paths import AttemptPaths, SweepPaths
 from lora_tune.records import Sweep
-from lora_tune.store import Store
 from tests.conftest import REPOSITORY
 from tests.postgres import Postgres
+from tests.recorded import recorded
 from tests.waiting import wait_for
 
 How = Literal["stop", "freeze"]
@@ -205,13 +205,7 @@ class Room:
         return wrong
 
     def sweep(self) -> Sweep:
-        store = Store(self.url, read_only=True)
-        try:
-            found = store.load(self.name)
-        finally:
-            store.close()
-        assert found is not None
-        return found
+        return recorded(self.url, self.name)
 
     def _acts(self, event: str, before: float) -> list[float]:
         """Seconds from what called for ``event`` to the driver's doing it, where the former was in the outage."""
