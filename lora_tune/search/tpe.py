@@ -59,11 +59,14 @@ class WindowedTPESampler(TPESampler):
     def _sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
         # The history is as infer_relative_search_space has just read it.
         few = len(self._history.finished) < self._n_startup_trials
-        return {} if few or not search_space else self._sample(study, trial, search_space)
+        return {} if few or not search_space else self._propose(study, trial, search_space)
 
     def _sample(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
-        history = self._history
-        trials = history.read(study)
+        self._history.read(study)
+        return self._propose(study, trial, search_space)
+
+    def _propose(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
+        history, trials = self._history, self._history.trials
         window = history.finished[-NEWEST:]
         best = sorted(rank[-1] for rank in history.ranks[: default_gamma(len(window))])
         running = (n for n in history.open if trials[n].state is TrialState.RUNNING and n != trial.number)
@@ -99,6 +102,8 @@ class _History:
     """What is known of a study's trials, each of which is read once when it has finished."""
 
     def __init__(self) -> None:
+        self.trials: Sequence[FrozenTrial] = ()
+        """All trials by number, as read last."""
         self.finished: list[int] = []
         """Numbers of complete and pruned trials, rising."""
         self.ranks: list[Rank] = []
@@ -110,9 +115,9 @@ class _History:
         self._upto = 0
         self._rows: dict[tuple[str, ...], tuple[Space, dict[int, Row | None]]] = {}
 
-    def read(self, study: optuna.Study) -> Sequence[FrozenTrial]:
-        """All trials; those that have finished since the last call are taken in."""
-        trials = study._get_trials(deepcopy=False)
+    def read(self, study: optuna.Study) -> None:
+        """Read all trials; those that have finished since the last call are taken in."""
+        self.trials = trials = study._get_trials(deepcopy=False)
         before, self.open = [*self.open, *range(self._upto, len(trials))], []
         for number in before:
             trial = trials[number]
@@ -121,7 +126,6 @@ class _History:
             elif trial.state is not TrialState.FAIL:
                 self._add(trial, study)
         self._upto = len(trials)
-        return trials
 
     def _add(self, trial: FrozenTrial, study: optuna.Study) -> None:
         if not self.finished:

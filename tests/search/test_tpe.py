@@ -142,6 +142,22 @@ def test_of_a_long_study_the_best_and_the_newest_are_modelled(monkeypatch: pytes
     assert others == [*range(500, NEWEST + 500), open_.number], "the newest, and the open one"
 
 
+def test_asking_reads_the_trials_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = optuna.create_study(sampler=WindowedTPESampler(seed=0, n_startup_trials=2, multivariate=True))
+    for number in range(5):
+        study.tell(study.ask(SPACES["usual"]), number)
+    whole = study._storage.get_all_trials
+    copies: list[None] = []
+
+    def watched(study_id: int, deepcopy: bool = True, states: Any = None) -> Any:
+        copies.extend([None] if states is None else [])
+        return whole(study_id, deepcopy, states)
+
+    monkeypatch.setattr(study._storage, "get_all_trials", watched)
+    study.ask(SPACES["usual"])
+    assert len(copies) == 1
+
+
 def test_without_one_complete_trial_the_nearest_to_that_are_followed_as_by_optuna() -> None:
     def asked(kind: type[TPESampler]) -> list[Any]:
         study = optuna.create_study(sampler=kind(seed=5, n_startup_trials=5, multivariate=True))
