@@ -12,8 +12,6 @@ from typing import Any, Protocol
 from lora_tune.curve import Timing
 from lora_tune.lab.problem import Problem
 
-PROBE_SAMPLES = 768.0
-"""Samples that a probe trains."""
 RESOLUTION = 300
 """Looks at the recommendation over a whole budget, at most."""
 
@@ -131,7 +129,7 @@ def _look(problem: Problem, method: Method, trace: Trace, total: float) -> None:
 def _events(problem: Problem, ask: Ask, outcome: Any) -> list[tuple[float, str, Any]]:
     """(seconds since start, kind, value) of a trial: evals, then its end as it would come without anybody's help."""
     if ask.kind == "probe":
-        first = outcome.init_seconds + PROBE_SAMPLES / outcome.samples_per_second + outcome.seconds_per_eval
+        first = outcome.init_seconds + problem.probe_samples / outcome.samples_per_second + outcome.seconds_per_eval
         end = (
             min(first, outcome.end_seconds),
             "infeasible" if outcome.end == "oom" and outcome.end_seconds < first else "probed",

@@ -64,14 +64,14 @@ METHODS: dict[str, Callable[[Problem, int], OptunaMethod]] = {
     "tpe": lambda p, seed: OptunaMethod(p, tpe(seed)),
     "tpe+median": lambda p, seed: OptunaMethod(p, tpe(seed), MedianPruner()),
     "tpe+hyperband": lambda p, seed: OptunaMethod(
-        p, tpe(seed), HyperbandPruner(min_resource=1536, max_resource=6144, reduction_factor=3)
+        p, tpe(seed), HyperbandPruner(min_resource=p.rungs[0], max_resource=p.rungs[1], reduction_factor=3)
     ),
     "tpe multivariate": lambda p, seed: OptunaMethod(p, TPESampler(seed=seed, multivariate=True, constant_liar=True)),
     "gp": lambda p, seed: OptunaMethod(p, GPSampler(seed=seed), penalised=True),
     "cmaes": lambda p, seed: OptunaMethod(p, CmaEsSampler(seed=seed), penalised=True),
     "random": lambda p, seed: OptunaMethod(p, RandomSampler(seed=seed)),
     "random+asha": lambda p, seed: OptunaMethod(
-        p, RandomSampler(seed=seed), SuccessiveHalvingPruner(min_resource=1536, reduction_factor=3)
+        p, RandomSampler(seed=seed), SuccessiveHalvingPruner(min_resource=p.rungs[0], reduction_factor=3)
     ),
 }
 """Name -> a method for (problem, seed)."""

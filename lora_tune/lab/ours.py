@@ -36,7 +36,7 @@ class GreyBox:
         normalised = getattr(problem.surface, "score", "") == "mlperf_score" and not joint
         self._goal = Goal(
             target=problem.target,
-            schedule=None if joint else closed_schedule,
+            schedule=closed_schedule if problem.published and not joint else None,
             reference_samples=rcp_mean if normalised else no_reference,
             family=public_family if prior else no_family,
             nodes=problem.nodes,
@@ -88,17 +88,22 @@ class GreyBox:
         return dict(found.values)
 
 
+def published(problem: Problem) -> tuple[Observation, ...]:
+    """The published results where they are about this problem, as a study's ``curves`` says in the product."""
+    return llama2_70b_lora() if problem.published else ()
+
+
 def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
     """The published table with its learning rates multiplied: it praises rates at which runs diverge."""
     return tuple(replace(o, values={**o.values, "LR": factor * o.values["LR"]}) for o in llama2_70b_lora())
 
 
 METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
-    "ours": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora()),
+    "ours": lambda p, seed: GreyBox(p, seed, prior=published(p)),
     "ours, no prior": lambda p, seed: GreyBox(p, seed),
-    "ours, no probes": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora(), probes=False),
-    "ours, no capping": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora(), capped=False),
-    "ours, no replicates": lambda p, seed: GreyBox(p, seed, prior=llama2_70b_lora(), sampler=WithoutReplicates),
+    "ours, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
+    "ours, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
+    "ours, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),
     "ours, no decomposition": lambda p, seed: GreyBox(p, seed, probes=False, sampler=WithoutDecomposition),
     "ours, misleading prior": lambda p, seed: GreyBox(p, seed, prior=misleading()),
 }

@@ -15,6 +15,9 @@ from lora_tune.search.coordinates import Coordinates, from_unit, unit
 from lora_tune.space import Space
 from lora_tune.surfaces.simulated_run import rcp_samples
 
+CLOSED_INTERVAL = 384.0
+"""Samples between evals in the closed division."""
+
 Values = Mapping[str, Any]
 
 
@@ -22,7 +25,9 @@ Values = Mapping[str, Any]
 class Problem:
     """surface: has ``outcome(parameters, seed)`` and ``expected_score(parameters)``. nodes: of one trial.
 
-    trial_minutes: the time limit that every method's runs are held to.
+    trial_minutes: the time limit that every method's runs are held to. interval: samples between evals; None: the
+    closed division's schedule, and the published Llama-2-70B results are about this problem. rungs: samples of half a
+    good run and of two, between which successive halving compares.
     """
 
     name: str
@@ -31,7 +36,19 @@ class Problem:
     nodes: int = 1
     target: float = 0.925
     trial_minutes: float = 60.0
+    interval: float | None = None
+    rungs: tuple[int, int] = (1536, 6144)
     _scores: dict[tuple[Any, ...], float] = field(default_factory=dict)
+
+    @property
+    def published(self) -> bool:
+        """Whether published results are about this problem."""
+        return self.interval is None
+
+    @property
+    def probe_samples(self) -> float:
+        """Samples that a probe trains: two blocks."""
+        return 2 * (self.interval or CLOSED_INTERVAL)
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:

@@ -64,8 +64,8 @@ class SimulatedRun:
     def variant(self, number: int) -> SimulatedRun:
         """Another site of the same kind; 0 is the public average itself.
 
-        Level (sd 2.8%), speed (4%) and eval speed (5%) vary as they do between public submissions; that the best
-        learning rate moves (sd 15% in ln), memory differs by 1.5 GB and layouts have other kernels is assumption.
+        The level varies (sd 2.8%) as it does between public submissions; that the best learning rate moves (sd 15% in
+        ln) is assumption. For the machine see ``Machine.elsewhere``.
         """
         if number == 0:
             return self
@@ -74,14 +74,7 @@ class SimulatedRun:
         return replace(
             self,
             site=Site(level=0.028 * level, learning_rate=0.15 * rate, gbs=0.023 * gbs, steps=0.02 * steps),
-            machine=replace(
-                self.machine,
-                speed=math.exp(0.04 * speed),
-                eval_speed=math.exp(0.05 * evals),
-                memory_offset_gb=1.5 * memory,
-                quirks=number,
-                init_median=self.machine.init_median * math.exp(0.3 * init),
-            ),
+            machine=self.machine.elsewhere(number, speed, evals, memory, init),
         )
 
     def recipe(self, parameters: Mapping[str, object]) -> Recipe:

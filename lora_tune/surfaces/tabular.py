@@ -2,14 +2,15 @@
 
 The table is what ``python -m lora_tune.recipes.many_adapters`` writes, an .npz with one row a trial, a full grid:
 
-    <KNOB>     [trials] for each knob of the grid, SEED among them, with at least two seeds
+    <KNOB>     [trials] for each knob of the grid, SEED among them, with at least two seeds; text is not read
     batch      [trials] sequences per optimizer step
     samples    [trials, evals] training samples at each evaluation, filled up with NaN
     eval_loss  [trials, evals]; NaN where training diverged, and behind its end
 
 Between grid points curves are interpolated: linearly in the logarithm for knobs whose values are positive and span
 more than a factor of four, else linearly; batch and MAX_STEPS take the nearest value. Outside the grid the edge counts.
-A run's seed picks one of the measured seeds. Measured: every loss. Assumption: seconds, which come from ``machine``.
+A run's seed picks one of the measured seeds. Measured: every loss. Assumption: seconds and memory, which come from
+``machine``: as if Llama-2-70B were trained on it in this many samples.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from lora_tune.surfaces.run_log import Course, Outcome, draw, log_lines, timed
 
 Array = npt.NDArray[np.float64]
 SAME = 1e-9
+BATCH = ("MINIBS", "MBS")
+"""Knobs that the column ``batch`` says already."""
 NEAREST = ("GBS", "MAX_STEPS")
 """Axes that decide where a run evaluates and ends: curves of different lengths do not mix."""
 
@@ -46,6 +49,11 @@ class Table:
     def seeds(self) -> int:
         """Measured seeds of each point."""
         return int(self.losses.shape[-2])
+
+    @property
+    def interval(self) -> float:
+        """Samples between evals."""
+        return float(np.nanmin(self.samples[..., 0]))
 
 
 def read_table(path: Path) -> Table:
@@ -73,13 +81,15 @@ def read_table(path: Path) -> Table:
 
 
 def _is_knob(column: npt.NDArray[Any], name: str, rows: int) -> bool:
-    return name.isupper() and name != "SEED" and column.shape == (rows,) and column.dtype.kind in "iuf"
+    return name.isupper() and name not in ("SEED", *BATCH) and column.shape == (rows,) and column.dtype.kind in "iuf"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TabularSurface:
     """A surface over ``table``: call it with parameters and a seed for the log.
 
+    Parameters read: the table's axes, TP, PP, CP, MINIBS, MBS; VAL_CHECK_INTERVAL if present: evaluations are then as
+    many samples apart, or the next larger distance that was measured.
     machine: gives seconds by layout; a layout's batch must be one of the table's. target: the loss to reach.
     aliases: parameter name -> the table's knob where they differ.
     """
@@ -100,6 +110,13 @@ class TabularSurface:
         }
         return log_lines(self.outcome(parameters, seed), header)
 
+    def variant(self, number: int) -> TabularSurface:
+        """Another site: its machine differs (``Machine.elsewhere``), the measured losses stay. 0 is this surface."""
+        if number == 0:
+            return self
+        draws = np.random.default_rng([number, 21]).normal(size=4).tolist()
+        return replace(self, machine=self.machine.elsewhere(number, *draws))
+
     def curves(self, parameters: Mapping[str, object]) -> tuple[Array, Array]:
         """Samples (evals) and losses (seeds, evals) at ``parameters``, interpolated; cut where the run ends."""
         named = {self.aliases.get(name, name): value for name, value in parameters.items()}
@@ -117,7 +134,9 @@ class TabularSurface:
             if weight > best:
                 best, samples = weight, self.table.samples[at][0]
         kept = np.isfinite(samples) & (samples <= self._total(parameters) + SAME)
-        return samples[kept], losses[:, kept]
+        samples, losses = samples[kept], losses[:, kept]
+        seen = _evaluated(samples, float(str(parameters.get("VAL_CHECK_INTERVAL") or 0)))
+        return samples[seen], losses[:, seen]
 
     def outcome(self, parameters: Mapping[str, object], seed: int) -> Outcome:
         """One run: a measured seed's curve, this seed's luck with memory and start-up."""
@@ -159,6 +178,14 @@ class TabularSurface:
         finished = float(finishes.mean())
         failed = (1 - lives) * 0.25 * seconds + lives * (1 - finished) * whole
         return seconds + failed / (lives * finished)
+
+
+def _evaluated(samples: Array, interval: float) -> npt.NDArray[np.int64]:
+    """Which of the measured evals a run with ``interval`` samples between evals has: the last one in any case."""
+    passed = np.floor((samples + SAME) / interval) if interval > 0 else np.arange(1.0, len(samples) + 1)
+    new = np.diff(passed, prepend=0.0) > 0
+    new[-1:] = True
+    return np.flatnonzero(new)
 
 
 def _neighbours(value: float, axis: tuple[float, ...], *, nearest: bool) -> list[tuple[int, float]]:

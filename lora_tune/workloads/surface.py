@@ -12,12 +12,13 @@ from lora_tune.layout import config_file_name
 from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.study import Study
+from lora_tune.surfaces import SHIPPED
 from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.recipe import layout_of
 
 PROBE_BLOCK = 384
-"""Samples of each of a probe's blocks; the second is warm."""
+"""Samples of each of a probe's blocks where VAL_CHECK_INTERVAL does not say; the second is warm."""
 PARAMETERS = "parameters.json"
 """File of a job that holds its parameters and seed, for the launcher."""
 
@@ -27,7 +28,7 @@ class SurfaceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    surface: str = Field(description="path/to/module.py:function, or a shipped one: h100, h100_time, h100x64, gb200x72")
+    surface: str = Field(description=f"path/to/module.py:function, or a shipped one: {', '.join(SHIPPED)}")
     cluster_nodes: int | None = Field(None, ge=1, description="nodes of the simulated cluster [enough for parallel]")
     queue_minutes: float = Field(0, ge=0, description="mean wait of a job in the queue beside waiting for nodes")
     node_failures_per_1000_hours: float = Field(0, ge=0, description="failures of one node in 1,000 hours of running")
@@ -47,8 +48,9 @@ class SurfaceWorkload:
         """A job whose only file says what is simulated. A probe ends after two blocks, each with its eval."""
         parameters = dict(proposal.parameters)
         if proposal.probe:
-            steps = math.ceil(PROBE_BLOCK / int(parameters.get("GBS", 1)))
-            parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": PROBE_BLOCK, "SKIP_EVALS": 0}
+            block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_BLOCK)
+            steps = math.ceil(block / int(parameters.get("GBS", 1)))
+            parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": block, "SKIP_EVALS": 0}
         record = {"parameters": parameters, "seed": proposal.seed}
         site = self._study.site
         return Job(

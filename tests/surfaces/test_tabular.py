@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lora_tune.errors import InputError
-from lora_tune.surfaces.machine import Machine
+from lora_tune.surfaces.machine import MEMORY_SPREAD_GB, Degrees, Machine
+from lora_tune.surfaces.run_log import TEARDOWN_SECONDS
 from lora_tune.surfaces.tabular import TabularSurface, read_table
 
 RATES, STEPS, MINIBS, SEEDS = (1e-4, 1e-3, 1e-2), (100, 200), (4, 8), (1, 2, 3)
@@ -37,8 +39,8 @@ def write_table(path: Path, *, drop: int = 0, without: str = "") -> Path:
     columns = dict(
         zip(("LR", "MAX_STEPS", "MINIBS", "SEED"), (np.array(c) for c in zip(*rows, strict=True)), strict=True)
     )
-    batch = columns.pop("MINIBS")
-    arrays = {**columns, "batch": batch, "samples": samples, "eval_loss": losses, "meta": np.array(json.dumps({}))}
+    columns |= {"MODEL": np.array(["base"] * len(rows)), "batch": columns["MINIBS"]}
+    arrays = {**columns, "samples": samples, "eval_loss": losses, "meta": np.array(json.dumps({}))}
     arrays.pop(without, None)
     np.savez(path, **arrays)
     return path
@@ -88,6 +90,36 @@ def test_what_diverged_or_never_reached_the_target_does_so_here(surface) -> None
     assert np.isnan(blown.train[-1][1])
     assert surface.outcome(point(1e-4), 1).end == "aborted"
     assert np.isinf(surface.expected_score(point(1e-4)))
+
+
+def test_fewer_evals_are_those_measured_at_the_distance_asked_for_and_the_last(surface) -> None:
+    every, losses = surface.curves(point(1e-3))
+    assert list(every[:3]) == [80, 160, 240]
+    samples, fewer = surface.curves({**point(1e-3), "VAL_CHECK_INTERVAL": 150})
+    assert list(samples) == [160, 320, 480, 640, 800, 960, 1120, 1200, 1360, 1520, 1600]
+    assert np.array_equal(fewer, losses[:, np.isin(every, samples)])
+
+
+def test_another_site_has_another_machine_and_the_same_losses(surface) -> None:
+    other = surface.variant(3)
+    assert surface.variant(0) is surface
+    assert np.array_equal(other.curves(point(1e-3))[1], surface.curves(point(1e-3))[1])
+    assert other.expected_score(point(1e-3)) != pytest.approx(surface.expected_score(point(1e-3)), rel=1e-3)
+    assert other.expected_score(point(1e-3)) == surface.variant(3).expected_score(point(1e-3))
+
+
+def test_the_true_score_is_what_running_until_one_succeeds_costs(tmp_path) -> None:
+    """Two seeds of three reach the target within the schedule, and one layout in ten dies of memory."""
+    table = read_table(write_table(tmp_path / "t.npz"))
+    tight = replace(MACHINE, memory_gb=MACHINE.memory(Degrees.of(point(1e-3))) + 2.2 * MEMORY_SPREAD_GB)
+    surface = TabularSurface(table=table, machine=tight, target=1.021)
+    seconds, successes = 0.0, 0
+    for seed in range(3000):
+        run = surface.outcome(point(1e-3), seed)
+        seconds += run.end_seconds - run.init_seconds - (TEARDOWN_SECONDS if run.end == "oom" else 0.0)
+        successes += run.end == "success"
+    assert 0.55 < successes / 3000 < 0.65
+    assert surface.expected_score(point(1e-3)) == pytest.approx(seconds / successes, rel=0.03)
 
 
 def test_a_table_that_is_no_full_grid_is_refused_with_the_reason(tmp_path) -> None:
