@@ -1,42 +1,56 @@
 #!/usr/bin/env bash
 # All GPUs of one host, stage by stage:  bash benchmarks/gpu/many_gpus.sh STAGE...   (OUT: folder for results, default gpu_out)
 #
-#   base     train the small base that the sweep's trials adapt (about 1 minute, on one GPU)
+#   base     train the small base that the small trials adapt (about 90 s on one GPU; imports go on beside it)
 #   probes   layouts and precisions of the whole 70B shape, in order of interest (SECONDS_PROBES, default 500; ONLY)
-#   sweep    a study under real Slurm (STUDY, default nemo_h200x4 on four GPUs and h200x8 on eight; TRIALS)
-#   confirm  more seeds of the sweep's leading configs (SEEDS, default 3)
+#   layouts  the study of the 70B shape's throughput under real Slurm (nemo_h200x4; TRIALS_LAYOUTS; SECONDS_LAYOUTS)
+#   sweep    a study of the small Llama under real Slurm (STUDY, default nemo_small_h200x4, on eight GPUs h200x8; TRIALS)
+#   confirm  more seeds of that sweep's leading configs (SEEDS, default 3)
+#   overlap  the small Llama with and without overlapped communication: the losses must be alike
 set -u
 OUT=${OUT:-gpu_out}
 mkdir -p "$OUT"
 source benchmarks/gpu/prepare.sh "${LT:-/tmp/lora_tune}"  # named, or it would inherit our stages
 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 GPUS=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
-study=${STUDY:-nemo_h200x4}
+study=${STUDY:-nemo_small_h200x4}
 [ "$GPUS" -lt 8 ] || study=${STUDY:-h200x8}
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+case " $* " in *" base "*) start_base ;; esac
+start_worker lora_tune.recipes.nemo.trial
 
 for stage in "$@"; do
     echo "== $stage $(date +%T)"
     case $stage in
-    base)
-        [ -f "$LT/base/config.json" ] || timeout 180 python3 -m benchmarks.gpu.make_base "$LT/base" | tee "$OUT/base.json"
-        ;;
+    base) base_ready ;;
     probes)
-        start_worker lora_tune.recipes.nemo.trial
+        worker_ready
         # shellcheck disable=SC2086
         timeout 570 python3 -m benchmarks.gpu.probes --gpus "$GPUS" --llama "${LLAMA:-70b}" --batch "${BATCH:-$GPUS}" \
             --total "${SECONDS_PROBES:-500}" --out "$OUT/probes.json" ${ONLY:+--only $ONLY}
         ;;
-    sweep | confirm)
+    layouts)
         start_slurm
-        start_worker lora_tune.recipes.nemo.trial
-        what=(lora_tune.sweep --study "$study" ${TRIALS:+--trials "$TRIALS"})
-        [ "$stage" = sweep ] || what=(lora_tune.confirm --study "$study" --seeds "${SEEDS:-3}")
-        timeout "${SECONDS_SWEEP:-540}" python3 -m "${what[@]}" --output "$LT/sweeps/$study" 2>&1 | tee "$OUT/$stage.txt"
-        tar czf "$OUT/sweep.tgz" -C "$LT/sweeps" "$study"
+        worker_ready
+        under_slurm nemo_h200x4 "${SECONDS_LAYOUTS:-400}" sweep ${TRIALS_LAYOUTS:+--trials "$TRIALS_LAYOUTS"}
+        ;;
+    sweep)
+        start_slurm
+        worker_ready
+        under_slurm "$study" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
+        ;;
+    confirm)
+        start_slurm
+        worker_ready
+        under_slurm "$study" "${SECONDS_CONFIRM:-300}" confirm --top 2 --seeds "${SEEDS:-3}" --confidence 0.999
+        ;;
+    overlap)
+        worker_ready
+        timeout 120 python3 -m benchmarks.gpu.overlap --base "$LT/base" --gpus "$GPUS" --out "$OUT/overlap.json"
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac
 done
+echo "== end $(date +%T)"
 cp "$LT/worker.log" "$OUT/worker.log" 2>/dev/null
 [ ! -d "$OUT/logs" ] || { tar czf "$OUT/logs.tgz" -C "$OUT" logs && rm -r "$OUT/logs"; }

@@ -1,47 +1,70 @@
 #!/usr/bin/env bash
 # One GPU, stage by stage:  bash benchmarks/gpu/one_gpu.sh STAGE...   (OUT: folder for results, default gpu_out)
 #
-#   base     train the small base that the trials adapt (about 1 minute)
+#   base     train the small base that the trials adapt (about 90 s; imports for the sweep go on beside it)
 #   curves   eval curves over learning rates: which target separates good from bad
 #   probes   throughput variants of an 8-layer slice of the 70B shape
-#   sweep    the study under real Slurm (STUDY, default nemo_h100x1; TRIALS; WORKER, what its trials import)
-#   tables   whole eval curves of thousands of adapters (TOKENS of a pass: memory); small needs the base
-# A warm worker serves all of them, and stays for the next call while the machine does.
+#   sweep    the study under real Slurm (STUDY, default nemo_h100x1; TRIALS; SECONDS_SWEEP)
+#   confirm  more seeds of the sweep's best two (SEEDS, default 5)
+#   peft     some trials of peft_h100x1 under Slurm (TRIALS_PEFT, default 6)
+#   compare  the NeMo recipe, the PEFT recipe and transformers.Trainer side by side (SHAPE, default 7b)
+#   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; TOKENS of a pass: memory)
+# A warm worker serves NeMo's stages, and stays for the next call while the machine does.
 set -u
 OUT=${OUT:-gpu_out}
 mkdir -p "$OUT"
 source benchmarks/gpu/prepare.sh "${LT:-/tmp/lora_tune}"  # named, or it would inherit our stages
 BASE=$LT/base
+study=${STUDY:-nemo_h100x1}
 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
+case " $* " in *" base "*) start_base ;; esac
+case " $* " in *" sweep "* | *" curves "* | *" probes "* | *" confirm "*) start_worker lora_tune.recipes.nemo.trial ;; esac
 
 for stage in "$@"; do
     echo "== $stage $(date +%T)"
     case $stage in
-    base) [ -f "$BASE/config.json" ] || timeout 180 python3 -m benchmarks.gpu.make_base "$BASE" | tee "$OUT/base.json" ;;
+    base) base_ready ;;
     curves)
-        start_worker lora_tune.recipes.nemo.trial
+        worker_ready
         timeout 400 python3 -m benchmarks.gpu.curves --base "$BASE" --total 300 --out "$OUT/curves.json"
         ;;
     probes)
-        start_worker lora_tune.recipes.nemo.trial
+        worker_ready
         timeout 560 python3 -m benchmarks.gpu.probes --llama 70b_slice8 --total "${SECONDS_PROBES:-300}" --out "$OUT/probes.json"
         ;;
     sweep)
         start_slurm
-        start_worker "${WORKER:-lora_tune.recipes.nemo.trial}"
-        study=${STUDY:-nemo_h100x1}
-        timeout "${SECONDS_SWEEP:-540}" python3 -m lora_tune.sweep --study "$study" ${TRIALS:+--trials "$TRIALS"} \
-            --output "$LT/sweeps/$study" 2>&1 | tee "$OUT/sweep.txt"
-        tar czf "$OUT/sweep.tgz" -C "$LT/sweeps" "$study"
+        worker_ready
+        under_slurm "$study" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
+        ;;
+    confirm)
+        start_slurm
+        worker_ready
+        under_slurm "$study" "${SECONDS_CONFIRM:-300}" confirm --top 2 --seeds "${SEEDS:-5}" --confidence 0.999
+        ;;
+    peft)
+        start_slurm
+        # Another worker at another address: each has one set of imports.
+        (
+            export PYTHONPATH=$PEFT_PATH LORA_TUNE_WORKER=$LT/peft.sock
+            setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" lora_tune.recipes.training >"$LT/peft.log" 2>&1 </dev/null &
+            until_true 90 grep -q ready "$LT/peft.log" && tail -n 1 "$LT/peft.log"
+            under_slurm peft_h100x1 "${SECONDS_PEFT:-120}" sweep --trials "${TRIALS_PEFT:-6}"
+        )
+        ;;
+    compare)
+        timeout 400 python3 -m benchmarks.gpu_side_by_side --shape "${SHAPE:-7b}" --block 6 --peft-path "$PEFT_PATH" \
+            --limit 100 --out "$OUT/side_by_side.json"
         ;;
     tables)
-        for grid in tiny small; do
-            timeout 300 python3 -m lora_tune.recipes.many_adapters --grid "benchmarks/gpu/grid_$grid.json" --seconds 240 \
-                --tokens "${TOKENS:-131072}" --out "$OUT/$grid.npz"
+        for grid in ${GRIDS:-tiny small}; do
+            PYTHONPATH=$PEFT_PATH timeout 300 python3 -m lora_tune.recipes.many_adapters --grid "benchmarks/gpu/grid_$grid.json" \
+                --seconds "${SECONDS_TABLE:-240}" --tokens "${TOKENS:-262144}" --out "$OUT/$grid.npz"
         done
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac
 done
+echo "== end $(date +%T)"
 cp "$LT/worker.log" "$OUT/worker.log" 2>/dev/null
 [ ! -d "$OUT/logs" ] || { tar czf "$OUT/logs.tgz" -C "$OUT" logs && rm -r "$OUT/logs"; }

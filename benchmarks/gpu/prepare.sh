@@ -5,6 +5,7 @@
 #   .whl/      wheels of the driver's packages     .debs/     Slurm, see tests/cluster/gpu_node.sh
 #   .nemo312/  NeMo and Transformer Engine: site312.tar.xz, transformer_engine-*.whl, te_core.tar.xz, *.so, *.METADATA
 # Everything goes below FOLDER (default /tmp/lora_tune). Running it again in a new shell only sets the environment.
+# What takes long goes on in the background: start_base, start_worker; base_ready and worker_ready wait for it.
 LT=${1:-${LT:-/tmp/lora_tune}}
 mkdir -p "$LT"
 
@@ -12,40 +13,88 @@ if [ ! -e "$LT/.ready" ]; then
     if [ -d .whl ]; then
         python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$LT/site" .whl/*.whl
     fi
-    if [ -d .nemo312 ]; then
-        te=$LT/te
+    touch "$LT/.ready"
+fi
+
+# The PEFT recipe wants the machine's own transformers, NeMo an older one.
+PEFT_PATH=$LT/site:$PWD
+export PYTHONPATH=$LT/te:$LT/nemo:$PEFT_PATH PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+# NVLink multicast stays off: it can put GPUs that others share out of service.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 UB_SKIPMC=1
+
+unpack_nemo() {
+    if [ -d .nemo312 ] && [ ! -e "$LT/.nemo" ]; then
+        local te=$LT/te archive
         mkdir -p "$LT/nemo" "$te"
         tar xJf .nemo312/site312.tar.xz -C "$LT/nemo" &
+        archive=$!
         python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$te" .nemo312/transformer_engine-*.whl
         tar xJf .nemo312/te_core.tar.xz -C "$te"
         mkdir -p "$te/transformer_engine/wheel_lib" "$te/transformer_engine_torch-2.9.0.dist-info"
         cp .nemo312/*.so "$te/transformer_engine/wheel_lib/"
         cp .nemo312/*.METADATA "$te/transformer_engine_torch-2.9.0.dist-info/METADATA"
-        wait
+        wait $archive
+        # Once here, instead of in every process.
+        python3 -m compileall -q -j 0 "$LT/nemo" "$LT/te" "$LT/site" lora_tune >/dev/null 2>&1
+        touch "$LT/.nemo"
     fi
-    # Once here, instead of in every process.
-    python3 -m compileall -q -j 0 "$LT" lora_tune >/dev/null 2>&1
-    touch "$LT/.ready"
-fi
+}
 
-export PYTHONPATH=$LT/te:$LT/nemo:$LT/site:$PWD PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
-# NVLink multicast stays off: it can put GPUs that others share out of service.
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 UB_SKIPMC=1
+until_true() { # $1: seconds. $2...: what must become true
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.2
+    done
+}
 
-start_slurm() { # real Slurm on this node
+start_slurm() { # real Slurm on this node, if it does not run yet
+    # shellcheck disable=SC1091
+    [ -f "$LT/slurm/environment" ] && source "$LT/slurm/environment" && timeout 3 scontrol ping | grep -q 'is UP' && return
     bash tests/cluster/gpu_node.sh start "$LT/slurm" .debs
     # shellcheck disable=SC1091
     source "$LT/slurm/environment"
 }
 
+under_slurm() { # $1: study. $2: seconds. $3...: a command of lora_tune and its arguments
+    local study=$1 seconds=$2
+    shift 2
+    timeout "$seconds" python3 -m "lora_tune.$1" --study "$study" "${@:2}" --output "$LT/sweeps/$study" 2>&1 |
+        tee "$OUT/$study.$1.txt"
+    tar czf "$OUT/$study.tgz" -C "$LT/sweeps" "$study"
+}
+
+start_base() { # the small base that trials adapt, on the first GPU
+    [ -f "$LT/base/config.json" ] || [ -e "$LT/base.log" ] && return
+    PYTHONPATH=$PEFT_PATH timeout 180 python3 -m benchmarks.gpu.make_base "$LT/base" >"$LT/base.log" 2>&1 &
+    BASE_PROCESS=$!
+}
+
+said() { # $1: word. $2: log. $3: process that writes it; true as well when that has ended
+    grep -q "$1" "$2" || ! kill -0 "$3" 2>/dev/null
+}
+
+base_ready() {
+    until_true 180 said '"seconds"' "$LT/base.log" "${BASE_PROCESS:-0}"
+    cp "$LT/base.log" "$OUT/base.json" && tail -n 2 "$LT/base.log"
+}
+
 start_worker() { # $@: modules to import. Every trial is forked from it
     export LORA_TUNE_WORKER=$LT/worker.sock
-    [ -S "$LORA_TUNE_WORKER" ] && return
-    setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" "$@" >"$LT/worker.log" 2>&1 </dev/null &
-    local end=$((SECONDS + 150))
-    until grep -q ready "$LT/worker.log" 2>/dev/null; do
-        [ $SECONDS -lt $end ] && kill -0 $! 2>/dev/null || { tail -n 5 "$LT/worker.log" >&2; unset LORA_TUNE_WORKER; return 1; }
-        sleep 0.2
-    done
-    tail -n 1 "$LT/worker.log"
+    [ -e "$LT/worker.log" ] && return
+    touch "$LT/worker.log"
+    (
+        [ "$1" != lora_tune.recipes.nemo.trial ] || unpack_nemo
+        exec setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" "$@" >"$LT/worker.log" 2>&1 </dev/null
+    ) &
+    WORKER_PROCESS=$!
+}
+
+worker_ready() {
+    until_true 200 said ready "$LT/worker.log" "${WORKER_PROCESS:-0}"
+    grep ready "$LT/worker.log" && return
+    tail -n 5 "$LT/worker.log" >&2
+    unset LORA_TUNE_WORKER
+    return 1
 }
