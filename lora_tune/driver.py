@@ -76,7 +76,8 @@ class Driver:
         self._voice = Voice(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = Watch(study, ports, self._book, self._jobs, self._voice)
         self._unsaved = Changes()
-        self._saved_at = self._surveyed_at = -math.inf
+        self._away = False  # the database took nothing when it was last asked, at _asked_at
+        self._asked_at = self._surveyed_at = -math.inf
 
     @property
     def sweep(self) -> Sweep:
@@ -106,7 +107,7 @@ class Driver:
 
     def tick(self) -> str:
         """One round. Returns why the sweep is over, "" while it is not."""
-        if self._now() - self._saved_at >= LEASE_SECONDS:
+        if self._now() - self._asked_at >= LEASE_SECONDS:
             self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
         self._cancel_orphans()
         self._look_at_jobs()
@@ -117,7 +118,7 @@ class Driver:
                 sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
                 self._book.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
-            if self._refusal.final is None:
+            if self._refusal.final is None and not self._away:
                 self._submit(trial)
         reason = self._refill()
         self._save()
@@ -133,7 +134,9 @@ class Driver:
         live = [self._newest(t) for t in self._book.open_trials() if t.state is TrialState.RUNNING]
         seen = self._watch.look(live)
         for attempt in seen.absent:
-            if self._now() - attempt.intended_at >= self._settle and self._refusal.final is None:
+            if self._now() - attempt.intended_at < self._settle:
+                continue
+            if self._refusal.final is None and not self._away:
                 self._launch(attempt)
         # The search hears of evals when everything is decided: jobs wait to be stopped.
         for number, evals in seen.fresh.items():
@@ -150,7 +153,7 @@ class Driver:
         launcher = self._ports.launcher
         if not isinstance(launcher, Surveys) or self._now() - self._surveyed_at < SURVEY_SECONDS:
             return
-        if not self._save():
+        if self._away or not self._save():
             return
         self._surveyed_at = self._now()
         wanted = {self._newest(t).job_name for t in self._book.open_trials() if t.state is TrialState.RUNNING}
@@ -219,8 +222,7 @@ class Driver:
         )
         self._book.put_attempt(attempt)
         self._book.put_trial(replace(trial, state=TrialState.RUNNING, sentence=""))
-        self._save()
-        if not self._unsaved:
+        if self._save():
             self._launch(attempt)
 
     def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
@@ -279,16 +281,18 @@ class Driver:
         except StoreError as error:
             words = f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written"
             self._voice.trouble("database", words)
+            self._away = True
             return False
+        finally:
+            self._asked_at = self._now()
         self._voice.trouble("database", "")
-        self._unsaved = Changes()
-        self._saved_at = self._now()
+        self._unsaved, self._away = Changes(), False
         return True
 
     def _tell(self) -> None:
         """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""
         untold = self._book.untold()
-        if self._unsaved or not untold:
+        if self._away or not untold:
             return
         told = [t for t in untold if self._guard(functools.partial(self._ports.session.tell, t))]
         if self._flush():

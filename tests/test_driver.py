@@ -33,6 +33,7 @@ from tests.fakes import (
     SurveyedCluster,
     Turn,
     command_study,
+    curve_script,
     record,
     write_study,
 )
@@ -176,11 +177,13 @@ class Away:
 
     def __init__(self, inner: Any, names: tuple[str, ...]) -> None:
         self.inner, self.names, self.away = inner, names, False
+        self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return functools.partial(self._call, name) if name in self.names else getattr(self.inner, name)
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        self.asked.append(name)
         if self.away:
             raise StoreError("the database does not answer")
         return getattr(self.inner, name)(*arguments)
@@ -203,6 +206,50 @@ def test_a_database_that_is_away_is_caught_up_with(tmp_path: Path, cluster: Fake
     store.away = session.away = False
     driver.run()
     assert_all_accounted_for(there, 4)
+
+
+def test_while_the_database_is_away_it_is_asked_once_a_tick(tmp_path: Path) -> None:
+    cluster = SurveyedCluster(FakeClock())
+    there = house(tmp_path, cluster, trials=2, parallel=2)
+    store = Away(there.store, ("save",))
+    driver = there.driver(store=store)
+    driver.tick()
+    store.away = True
+    driver.tick()
+    store.asked.clear()
+    driver._surveyed_at -= SURVEY_SECONDS
+    for _ in range(60):
+        there.clock.sleep(1)
+        driver.tick()
+    assert store.asked == ["save"] * 60
+    store.away = False
+    driver.run()
+    assert_all_accounted_for(there, 2)
+
+
+def test_without_the_database_a_failed_trial_waits_for_its_next_attempt(tmp_path: Path) -> None:
+    """Another driver, which would not know of the attempt, would start the same job."""
+    lines = iter(["bash: /data/x: No space left on device"] * 2)
+    cluster = FakeCluster(
+        FakeClock(),
+        lambda environment, at: iter([(5.0, line)]) if (line := next(lines, "")) else curve_script(environment, at),
+    )
+    there = house(tmp_path, cluster, trials=2, parallel=2)
+    store = Away(there.store, ("save",))
+    driver = there.driver(store=store)
+    driver.tick()
+    store.away = True
+    for _ in range(30):
+        there.clock.sleep(1)
+        driver.tick()
+    assert all(job.ended is not None for job in cluster.jobs.values())
+    assert sorted(cluster.starts) == ["fake-0000-0", "fake-0001-0"]
+    store.away = False
+    for _ in range(2):
+        driver.tick()
+    assert sorted(cluster.starts) == ["fake-0000-0", "fake-0000-1", "fake-0001-0", "fake-0001-1"]
+    driver.run()
+    assert_all_accounted_for(there, 2)
 
 
 def test_a_driver_that_lost_its_lease_neither_writes_nor_submits(tmp_path: Path, cluster: FakeCluster) -> None:
