@@ -19,7 +19,7 @@ from lora_tune.jobs import Jobs, proposal, write_files
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
 from lora_tune.ports import Clock, Ports, RealClock, Search, View
-from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.refusal import Refusal
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.study import Study
@@ -136,7 +136,10 @@ class Driver:
         for attempt in seen.absent:
             if self._now() - attempt.intended_at < self._settle:
                 continue
-            if self._refusal.final is None and not self._away:
+            if attempt.stop is StopKind.USER:
+                self._book.put_attempt(replace(attempt, ended_at=self._now()))
+                self._cancelled(self.sweep.trials[attempt.trial])
+            elif self._refusal.final is None and not self._away:
                 self._launch(attempt)
         # The search hears of evals when everything is decided: jobs wait to be stopped.
         for number, evals in seen.fresh.items():
@@ -261,7 +264,7 @@ class Driver:
         deadline = self._now() + limit
         for trial in self._book.open_trials():
             if trial.state is TrialState.WAITING:
-                self._book.put_trial(trial.finished(Verdict.CANCELLED, "cancelled by the user", self._now()))
+                self._cancelled(trial)
                 continue
             self._watch.give_up(self._newest(trial))
         while self._book.open_trials() and self._now() < deadline:
@@ -270,6 +273,10 @@ class Driver:
         self._save()
         self._tell()
         return not self._book.open_trials()
+
+    def _cancelled(self, trial: Trial) -> None:
+        """The end of a trial that has no job."""
+        self._book.put_trial(trial.finished(Verdict.CANCELLED, "cancelled by the user", self._now()))
 
     # -- records -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import pytest
 
 from lora_tune.book import Book
 from lora_tune.driver import SURVEY_SECONDS, Driver, Ports
-from lora_tune.errors import StoreError, SurroundingsError, SweepBusyError
+from lora_tune.errors import LauncherError, StoreError, SurroundingsError, SweepBusyError
 from lora_tune.jobs import write_files
 from lora_tune.paths import SweepPaths
 from lora_tune.records import StopKind, Sweep, TrialState, Verdict
@@ -23,7 +23,7 @@ from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
 from lora_tune.study import Study, load_study
 from lora_tune.view import Quiet
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Proposal
+from lora_tune.workloads.base import Job, Proposal
 from tests.builders import study_of, sweep_of
 from tests.fakes import (
     Crash,
@@ -509,6 +509,27 @@ def test_cancel_all_leaves_nothing_running(tmp_path: Path, cluster: FakeCluster)
     assert driver.cancel_all(60)
     assert all(job.ended is not None for job in cluster.jobs.values())
     assert {t.verdict for t in there.sweep().trials.values()} == {Verdict.CANCELLED}
+
+
+def test_cancel_all_starts_nothing_that_was_not_submitted_yet(tmp_path: Path) -> None:
+    class Slow(FakeCluster):
+        late = True
+
+        def submit(self, job: Job) -> str:
+            if self.late:
+                raise LauncherError("Socket timed out")
+            return super().submit(job)
+
+    cluster = Slow(FakeClock())
+    there = house(tmp_path, cluster)
+    driver = there.driver()
+    driver.tick()
+    cluster.late = False
+    assert driver.cancel_all(90)
+    assert cluster.starts == {}
+    sweep = there.sweep()
+    assert {t.verdict for t in sweep.trials.values()} == {Verdict.CANCELLED}
+    assert all(a.ended_at is not None and a.node_hours(0) == 0 for a in sweep.attempts.values())
 
 
 def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path, cluster: FakeCluster) -> None:
