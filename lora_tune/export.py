@@ -21,6 +21,7 @@ from lora_tune import __version__, handover, view
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, NothingReachedError
 from lora_tune.paths import near
+from lora_tune.raced import runs_words
 from lora_tune.records import Sweep, Trial
 from lora_tune.study import Study
 from lora_tune.workloads import load as load_workload
@@ -47,10 +48,12 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
         result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
     more: tuple[str, ...] = ()
-    if "confirmed_seconds" in facts:
-        mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
-        words = f"{facts['confirmed_runs']} further runs: mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"
-        more = (f"{facts['confirmed']} with {words}",)
+    if "confirmed" in facts:
+        words = runs_words(facts["confirmed_runs"], facts["confirmed_missed"])
+        if "confirmed_seconds" in facts:
+            mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
+            words += f"; mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"
+        more = (f"{facts['confirmed']} with further seeds: {words}",)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import deque
-from collections.abc import Sequence
-from statistics import geometric_mean
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,10 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lora_tune import curve
+from lora_tune import curve, raced
 from lora_tune.fitted_table import CURVE_WIDTH, Cells, FittedTable
 from lora_tune.mllog import Eval
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.search import replicates
 from lora_tune.study import Study
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -166,7 +167,7 @@ def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> Renderab
 
 def _headline(study: Study, sweep: Sweep) -> Text:
     if any(t.replicate_of is not None for t in sweep.trials.values()):
-        return _race(sweep)
+        return _race(study, sweep)
     best = sweep.best(maximise=study.maximise)
     if best is None:
         missing = f"target: eval loss {study.objective.target:g}    no trial has reached it yet"
@@ -178,19 +179,26 @@ def _headline(study: Study, sweep: Sweep) -> Text:
     return text
 
 
-def _race(sweep: Sweep) -> Text:
+def _race(study: Study, sweep: Sweep) -> Text:
     """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
-    seconds: dict[int, list[float]] = {}
-    for trial in sweep.reached():
-        if trial.replicate_of is not None:
-            runs = trial.facts.get("runs") or (trial.facts,)
-            seconds.setdefault(trial.replicate_of, []).extend(r["objective"] for r in runs if r.get("objective"))
-    means = sorted((geometric_mean(each), number, len(each)) for number, each in seconds.items() if each)
-    shown = [
-        f"trial {number} {duration(mean)} ({count} run{'s' if count > 1 else ''})" for mean, number, count in means
-    ]
+    shown = race_words(raced.replicates(sweep), raced.seed_spread(study))
     text = Text("mean of runs: ", style="bold")
-    return text.append(", ".join(shown) or "none has reached the target yet", style="bold green")
+    return text.append("; ".join(shown) or "none is over yet", style="bold green")
+
+
+def race_words(runs: Mapping[int, Sequence[raced.Replicate]], prior_sd: float) -> list[str]:
+    """Where the configurations of a race stand, the fastest first: mean, 90% interval, runs, and those that missed.
+
+    runs: by the trial that they repeat. prior_sd: as in :func:`search.replicates.means`.
+    """
+    means = replicates.means(raced.results(runs, runs), prior_sd)
+    found = []
+    for number, own in runs.items():
+        name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own))
+        mean, low, high = means.get(name, (math.inf, math.inf, math.inf))
+        time = f"{duration(mean)} ({duration(low)} to {duration(high)}, {count})" if name in means else f"({count})"
+        found.append((mean, f"{name} {time}"))
+    return [words for _, words in sorted(found)]
 
 
 def _budget(study: Study, sweep: Sweep, now: float) -> Table:

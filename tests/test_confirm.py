@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import io
 import json
 import shutil
 import signal
@@ -13,17 +15,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from lora_tune import decide, outcome
+from lora_tune import decide, export, outcome, view
 from lora_tune.confirm import main
 from lora_tune.confirm.command import replicate_study
 from lora_tune.confirm.outcome import confirmation, confirmed, summary
-from lora_tune.confirm.race import Race, contenders, replicates, seed_spread
+from lora_tune.confirm.race import Race, contenders
 from lora_tune.confirm.submission import short_complaints, split_runs
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.mllog import MllogReader
 from lora_tune.paths import SweepPaths
+from lora_tune.raced import replicates, seed_spread
 from lora_tune.records import CHOSEN, PASSED_OVER, Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.report import report_html
 from lora_tune.search.replicates import RaceSettings
@@ -161,7 +165,7 @@ def test_the_sweep_keeps_its_trials_and_takes_the_chosen_one_as_its_best(house: 
     assert best.facts["confirmed_low"] < best.facts["confirmed_seconds"] < best.facts["confirmed_high"]
     (config,) = house.paths.best.glob("config_*.sh")
     assert "SPEED=2.5" in config.read_text()
-    assert "# chosen with 10 further runs: mean " in config.read_text()
+    assert "# chosen with further seeds: 10 runs; mean " in config.read_text()
     report = house.paths.report.read_text()
     assert "Trial 1 is better than trial 0" in report
     assert "Olympic mean of 10 runs" in report
@@ -385,6 +389,43 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     assert "node-hours; take trial" in words
     facts = {t.number: t.facts["confirmed"] for t in confirmed(sweep, found, replicates(records))}
     assert sorted(facts.values()) == [CHOSEN, PASSED_OVER]
+
+
+def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_missed() -> None:
+    """On the screen, in the lines while it runs, in the verdict, on the report's page, in the exported config."""
+    study, sweep, field = leaders(3)
+    first, second, third = field
+    records = raced(EMPTY, first, 100, 104, 97)
+    records = raced(records, second, 80, 81, None)
+    records = raced(records, third, None, None, None)
+    said: list[str] = []
+    settings = RaceSettings(most=3, prior_sd=seed_spread(study))
+    race = Race(field, settings, lambda: records, per_job=1, together=False, say=said.append)
+    race.tell(records.trials[0])
+    found = confirmation(study, records, field, replicates(records), race.standing())
+    assert found is not None
+    (line,) = said
+    shown = " ".join(screen_text(study, records).split())
+    for place in found.places:
+        missed = {0: "", 1: ", 1 did not reach the target", 3: ", none reached the target"}[place.missed]
+        times = (view.duration(t) for t in (place.mean, place.low, place.high))
+        words = "{} ({} to {}, ".format(*times) if place.mean is not None else "("
+        for text in (shown, line):
+            assert f"trial {place.trial} {words}3 runs{missed})" in text
+    noted = {t.number: t for t in confirmed(sweep, found, replicates(records))}
+    page = report_html(study, replace(sweep, trials={**sweep.trials, **noted}), 0.0)
+    assert page.count('<td class="num">3</td><td class="num">1</td>') == 1, "runs, and those that missed"
+    now = datetime.datetime.now(datetime.UTC)
+    told = {number: " ".join(export.provenance(study, t, now)) for number, t in noted.items()}
+    assert "with further seeds: 3 runs; mean 100.3 s" in told[first.number]
+    assert "with further seeds: 3 runs, 1 did not reach the target; mean 80.5 s" in told[second.number]
+    assert "passed over with further seeds: 3 runs, none reached the target" in told[third.number]
+
+
+def screen_text(study: Study, race: Sweep) -> str:
+    console = Console(width=1000, record=True, file=io.StringIO())
+    console.print(view.screen(study, race, 0.0, []))
+    return console.export_text()
 
 
 def test_where_no_run_reaches_the_target_nothing_is_chosen() -> None:

@@ -23,21 +23,14 @@ from lora_tune.commandline import (
     study_option,
 )
 from lora_tune.confirm.outcome import Confirmation, confirmation, confirmed, summary
-from lora_tune.confirm.race import (
-    SEEDS_OFFSET,
-    Race,
-    Replicate,
-    contenders,
-    introduction,
-    replicates,
-    seed_spread,
-)
+from lora_tune.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
 from lora_tune.driver import proposal
 from lora_tune.driving import after_interrupt, make_view, run_interruptibly
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.leasing import take_lease
 from lora_tune.paths import SweepPaths, near
+from lora_tune.raced import Replicate, replicates, seed_spread
 from lora_tune.records import Sweep, Trial
 from lora_tune.redact import redact
 from lora_tune.running import Around, Plan, at_work, doubts, given_back, make_clock

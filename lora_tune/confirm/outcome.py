@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lora_tune.confirm.race import Replicate, name_of, results, seed_spread
 from lora_tune.overview import objective_words
+from lora_tune.raced import Replicate, missed, name_of, results, seed_spread
 from lora_tune.records import CHOSEN, PASSED_OVER, Sweep, Trial
 from lora_tune.search.replicates import CannotSeparate, Decided, Plan, means
 from lora_tune.study import Study
@@ -74,7 +74,7 @@ def confirmation(
     own = runs.get(trial.number, ())
     reached = any(math.isfinite(r.objective) for r in own)
     chosen = trial.number if reached else None
-    mean = means(results(runs, field), seed_spread(study))
+    mean = means(results(runs, [t.number for t in field]), seed_spread(study))
     places = [_place(t.number, runs.get(t.number, ()), mean.get(name_of(t.number)), chosen) for t in field]
     return Confirmation(
         sentence=verdict.sentence,
@@ -92,7 +92,7 @@ def _place(trial: int, runs: Sequence[Replicate], mean: tuple[float, float, floa
     return Place(
         trial=trial,
         runs=len(runs),
-        missed=sum(not math.isfinite(r.objective) for r in runs),
+        missed=missed(runs),
         mean=middle,
         low=low,
         high=high,

@@ -6,19 +6,18 @@ and search stay what they are. Where a race stands follows from its records alon
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.mllog import Eval
 from lora_tune.overview import ranked
+from lora_tune.raced import name_of, replicates, results
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.search.replicates import PRIOR_SD, RAW_SD, Plan, RaceSettings, RunSummary, means, plan
+from lora_tune.search.replicates import Plan, RaceSettings, plan
 from lora_tune.study import Study
-from lora_tune.view import duration, parameters_text
+from lora_tune.view import duration, parameters_text, race_words
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
@@ -26,30 +25,8 @@ if TYPE_CHECKING:
 SEEDS_OFFSET = 1000
 """Added to the study's ``search.seed``: no replicate has a seed of the sweep's first million trials."""
 
-NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
-"""Ends that say nothing about a configuration; such a replicate is run again."""
-
 FAILURES = 3
 """Replicates of one configuration that may fail for reasons of the machine before the race stops."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicate:
-    """One run of a configuration that is over.
-
-    of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: seconds as the
-    study counts them, infinite for a run that did not reach the target; seconds, samples: as the log states them.
-    node_hours: its share of its job's.
-    """
-
-    of: int
-    trial: int
-    position: int
-    seed: int
-    objective: float
-    seconds: float | None
-    samples: float | None
-    node_hours: float
 
 
 def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
@@ -61,57 +38,6 @@ def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
     if not found:
         raise InputError(f"no trial of {study.name} reached eval loss {study.objective.target:g}; nothing to confirm")
     return found[:top]
-
-
-def seed_spread(study: Study) -> float:
-    """How much the objective varies between seeds, where runs do not say: less by the fitted curve than by the stop."""
-    return PRIOR_SD if study.objective.estimator == "curve" else RAW_SD
-
-
-def name_of(trial: int) -> str:
-    """How a configuration is called in a race."""
-    return f"trial {trial}"
-
-
-def replicates(race: Sweep) -> dict[int, list[Replicate]]:
-    """The runs that are over and count, by the trial whose configuration they repeat, in the order of their seeds."""
-    found: dict[int, list[Replicate]] = {}
-    for trial in sorted(race.trials.values(), key=lambda t: t.number):
-        if trial.replicate_of is not None and trial.verdict is not None and trial.verdict not in NOT_A_RESULT:
-            found.setdefault(trial.replicate_of, []).extend(_runs(trial))
-    return found
-
-
-def _runs(trial: Trial) -> list[Replicate]:
-    """The runs of one job. One that died of memory or blew up takes all its seeds with it."""
-    assert trial.replicate_of is not None
-    hours = float(trial.facts.get("node_hours", 0.0))
-    alone = {**trial.facts, "seconds": trial.seconds, "samples": trial.samples}
-    listed: Sequence[Mapping[str, object]] = trial.facts.get("runs") or [
-        {**alone, "seed": trial.seed + i, "position": i} for i in range(trial.replicates)
-    ]
-    return [
-        Replicate(
-            of=trial.replicate_of,
-            trial=trial.number,
-            position=int(str(run["position"])),
-            seed=int(str(run["seed"])),
-            objective=_number(run.get("objective")) or math.inf,
-            seconds=_number(run.get("seconds")),
-            samples=_number(run.get("samples")),
-            node_hours=hours / len(listed),
-        )
-        for run in listed
-    ]
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[Trial]) -> dict[str, list[RunSummary]]:
-    """What the race is decided by: the runs of each contender."""
-    return {name_of(t.number): [RunSummary(r.objective, r.node_hours) for r in runs.get(t.number, ())] for t in field}
 
 
 class Race:
@@ -137,7 +63,8 @@ class Race:
 
     def standing(self) -> Plan:
         """Where the race stands."""
-        return plan(results(replicates(self._records()), self._field), self._settings, together=self._together)
+        runs = results(replicates(self._records()), [t.number for t in self._field])
+        return plan(runs, self._settings, together=self._together)
 
     def ask(self) -> Asked | str:
         """The next job, or why there is none. Raises SurroundingsError where the machine fails the same runs."""
@@ -180,16 +107,10 @@ class Race:
         """A replicate is over: say where the race stands."""
         if record.verdict is Verdict.FAILED and record.replicate_of is not None:
             self._failed[record.replicate_of] += 1
-        done = results(replicates(self._records()), self._field)
-        shown = means(done, self._settings.prior_sd)
-        words = [
-            f"{name} {duration(shown[name][0])} ({duration(shown[name][1])} to {duration(shown[name][2])}, "
-            f"{len(runs)} run{'s' if len(runs) > 1 else ''})"
-            for name, runs in done.items()
-            if name in shown
-        ]
-        if words:
-            self._say("so far: " + "; ".join(words))
+        done = replicates(self._records())
+        own = {t.number: done[t.number] for t in self._field if t.number in done}
+        if own:
+            self._say("so far: " + "; ".join(race_words(own, self._settings.prior_sd)))
 
     def flush(self) -> None:
         """Nothing waits to be written."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.confirm.race import replicates
+from lora_tune.raced import replicates
 from lora_tune.records import Verdict
 from lora_tune.store import Store, sqlite_url
 from tests.slurm.house import House
