@@ -18,7 +18,6 @@ from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from lora_tune import decide
 from lora_tune.errors import StoreError
@@ -26,7 +25,7 @@ from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
 from lora_tune.search.observations import Observation
 from lora_tune.search.tpe import WindowedTPESampler
-from lora_tune.search.trial_storage import TrialStorage
+from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
 from lora_tune.space import FixedParameter
 from lora_tune.study import Study
 
@@ -114,7 +113,7 @@ def _translated(method: Method) -> Method:
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return method(*arguments, **options)
-        except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        except UNANSWERED as error:
             words = str(getattr(error, "orig", None) or error).splitlines()[0]
             raise StoreError(f"Optuna's database does not answer: {words}") from error
 

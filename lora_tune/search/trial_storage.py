@@ -18,10 +18,14 @@ from typing import Any
 
 import sqlalchemy as sa
 from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.exceptions import StorageInternalError
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
+
+UNANSWERED = (StorageInternalError, sa.exc.SQLAlchemyError)
+"""What is raised when the database does not answer: by Optuna's own storage, and by :meth:`TrialStorage.flush`."""
 
 _TABLES = (
     "trials",
@@ -111,7 +115,7 @@ class TrialStorage(InMemoryStorage):
     def flush(self) -> None:
         """Write what has changed, in one transaction. What could not be written stays to be written.
 
-        Raises SQLAlchemyError when the database does not take it.
+        Raises one of UNANSWERED when the database does not take it.
         """
         if not self._changed:
             return
