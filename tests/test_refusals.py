@@ -21,6 +21,7 @@ from tests.fakes import FakeClock, FakeCluster, curve_script
 from tests.test_driver import House, assert_all_accounted_for, house
 
 FAILED = "Batch job submission failed: "
+POLICY = f"{FAILED}Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 LASTING = {
     f"{FAILED}Invalid account or account/partition combination specified": "site.account",
@@ -36,6 +37,7 @@ LASTING = {
     "Unable to open file run.sub": "workload.implementation",
     f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)": "trial_minutes",
     f"{FAILED}User's group not permitted to use this partition": "site.partition",
+    f"QOSMaxWallDurationPerJobLimit; {POLICY}": "trial_minutes",
 }
 """What Slurm 22.05 printed, asked for each of these -> what the remedy names."""
 
@@ -44,15 +46,23 @@ BY_SIZE = (
     f"{FAILED}Requested node configuration is not available",
     f"{FAILED}More processors requested than permitted",
     f"Memory specification can not be satisfied; {FAILED}Requested node configuration is not available",
-)
+    *(
+        f"{reason}; {POLICY}"
+        for reason in (
+            "QOSMaxNodePerJobLimit", "QOSMaxCpuPerJobLimit", "QOSMaxCpuMinutesPerJobLimit", "QOSMaxNodePerUserLimit",
+            "QOSGrpNodeLimit", "QOSMinNode", "QOSMaxCpuPerNode",
+        )
+    ),
+)  # fmt: skip
 
 PASSING = (
     f"{FAILED}Unable to contact slurm controller (connect failure)",
     f"{FAILED}Required partition not available (inactive or drain)",
     f"{FAILED}Socket timed out on send/recv operation",
     f"{FAILED}Slurm temporarily unable to accept job, sleeping and retrying",
-    f"AssocMaxSubmitJobLimit; {FAILED}Job violates accounting/QOS policy (job submit limit, user's size and/or "
-    "time limits)",
+    f"AssocMaxSubmitJobLimit; {POLICY}",
+    f"QOSMaxSubmitJobPerUserLimit; {POLICY}",
+    POLICY,
 )
 
 

@@ -12,7 +12,7 @@ from lora_tune.errors import LauncherError, RefusedError
 _PASSING = re.compile(
     r"(?i)unable to contact slurm|timed out|connect(?:ion)? (?:failure|refused|reset)|no route to host|"
     r"temporarily|zero bytes were transmitted|unexpected message|controller .{0,40}(?:busy|standby|backup|shutting)|"
-    r"job violates accounting/QOS policy|SubmitJobLimit|SubmitJobsPer|"
+    r"job violates accounting/QOS policy|"
     r"partition not available|reservation not usable now|required node not available|still in use|"
     r"unable to resolve|DNS SRV|protocol authentication error|munge"
 )
@@ -35,6 +35,15 @@ _LASTING = (
 )
 """Pattern of an answer that stays the same -> what mends it."""
 
+_LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)(?!Submit|Jobs)(\w+)")
+"""A limit of the QOS (its flag DenyOnLimit) that this job is beyond by itself, whatever else runs."""
+
+_WALL_REMEDY = "lower budget.trial_minutes, or take a site.qos that allows more (sacctmgr show qos format=name,maxwall)"
+_LIMIT_REMEDY = (
+    "correct site.nodes and gpus_per_node, or budget.trial_minutes, or take a site.qos that allows more, or take the "
+    "node count out of the space (sacctmgr show qos format=name,maxwall,maxtres,mintres)"
+)
+
 _SIZE = (
     r"(?i)node count|node configuration|more processors|memory specification|number of (?:tasks|cpus)|nodes? requested"
 )
@@ -49,6 +58,9 @@ def refusal(job: str, words: str) -> LauncherError:
 
     An answer that is not known, of a site's own submission filter for example, is a refusal that may not last.
     """
+    if limit := _LIMIT.search(words):
+        wall = limit[1].startswith("Wall")
+        return RefusedError(job, words, _WALL_REMEDY if wall else _LIMIT_REMEDY, by_size=not wall)
     if _PASSING.search(words):
         return LauncherError(f"{job} was not submitted: {words}")
     if re.search(_SIZE, words):
