@@ -44,6 +44,8 @@ class Arrivals:
         seen, at = self._known[-1] if self._known else (0, begun)
         if seen > status.st_size:  # another file than the one whose times are known
             self._known, seen, at = [], 0, begun
+            with contextlib.suppress(OSError):
+                self._kept.unlink()
         if status.st_size > seen:
             self.guessed_seconds = max(0.0, min(self._clock(), status.st_mtime) - at)
             self._gap_rate = self.guessed_seconds / (status.st_size - seen)

@@ -138,6 +138,13 @@ def test_another_file_than_the_one_whose_times_are_known(tmp_path: Path) -> None
     second = follow(log, clock, begun=clock.now - 20)
     second.poll(clock.now)
     assert seconds(second.run()) == pytest.approx([0, 5], abs=1)
+    for step in range(3, 15):
+        clock.now += 10
+        append(log, lines(step, step), clock.now)
+        second.poll(clock.now)
+    third = follow(log, clock, begun=BEGAN)
+    third.poll(clock.now)
+    assert third.run().evals == second.run().evals, "the times of the file that is gone are forgotten"
 
 
 def test_a_log_with_time_stamps_needs_no_times(tmp_path: Path) -> None:
