@@ -145,7 +145,7 @@ class Driver:
         for number, evals in seen.fresh.items():
             if evals:
                 self._guard(functools.partial(self._ports.session.report, number, evals))
-        if any(seen.fresh.values()):
+        if any(seen.fresh.values()) and not self._away:
             self._flush()
 
     def _cancel_orphans(self) -> None:
@@ -184,6 +184,8 @@ class Driver:
             reason = decide.may_propose(self._study, self.sweep, self._ports.clock.unhurried())
             if reason:
                 return reason
+            if self._away:  # another driver may have taken over, and proposes as well
+                return ""
             try:
                 asked = self._ports.session.ask()
             except StoreError as error:

@@ -227,6 +227,26 @@ def test_while_the_database_is_away_it_is_asked_once_a_tick(tmp_path: Path) -> N
     assert_all_accounted_for(there, 2)
 
 
+def test_a_driver_that_was_overtaken_without_the_database_tells_the_search_nothing(tmp_path: Path) -> None:
+    """Its next proposal would have the number of one of the other driver's."""
+    there = house(tmp_path, FakeCluster(FakeClock()), trials=6, parallel=2)
+    store = Away(there.store, ("save",))
+    driver = there.driver(store=store)
+    session = Away(there.session, ("ask", "flush"))
+    object.__setattr__(driver._ports, "session", session)
+    driver.tick()
+    store.away = session.away = True
+    for _ in range(60):
+        there.clock.sleep(1)
+        driver.tick()
+    there.store.take_lease("fake", "another", there.clock.now(), dead=True)
+    store.away = session.away = False
+    session.asked.clear()
+    with pytest.raises(SweepBusyError, match="taken over"):
+        driver.tick()
+    assert session.asked == []
+
+
 def test_without_the_database_a_failed_trial_waits_for_its_next_attempt(tmp_path: Path) -> None:
     """Another driver, which would not know of the attempt, would start the same job."""
     lines = iter(["bash: /data/x: No space left on device"] * 2)
