@@ -123,7 +123,7 @@ def _look(problem: Problem, method: Method, trace: Trace, total: float) -> None:
     trace.points.append((total, regret))
     claim = getattr(method, "claimed_regret", None)
     if claim is not None and math.isfinite(claim) and tuned is not None:
-        trace.claims.append((total, claim, regret))
+        trace.claims.append((total, claim, problem.exact_regret(tuned)))
 
 
 def _events(problem: Problem, ask: Ask, outcome: Any) -> list[tuple[float, str, Any]]:

@@ -104,10 +104,10 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
     """
     beliefs = believe(model, candidates(model, rng))
     now = _now(model, beliefs)
-    layout_values = _layout_values(beliefs, now)
+    layout_values = _layout_values(beliefs, now, beliefs.death_after)
     found: list[Action] = []
     if probes:
-        found += _probes(model, beliefs, now, layout_values)
+        found += _probes(model, beliefs, now)
     chosen = _promising(model, beliefs, rng)
     for seeds in SEEDS:
         falls = _falls(model, beliefs, now, chosen, seeds)
@@ -141,12 +141,15 @@ def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, chosen: Array, seeds
     return found
 
 
-def _layout_values(beliefs: Beliefs, now: _Now) -> Array:
-    """(m, groups, len(Z)): each group's best ln seconds once layout m is known to live and how fast it is."""
+def _layout_values(beliefs: Beliefs, now: _Now, death: Array) -> Array:
+    """(m, groups, len(Z)): each group's best ln seconds once it is known how fast layout m is and that it lived.
+
+    death (m): the chance of death of each after that.
+    """
     found = np.broadcast_to(now.best[:, None], (len(now.logs), len(now.best), len(Z))).copy()
     for g, columns in enumerate(beliefs.columns):
         spread = beliefs.spread[columns]
-        known = now.alive[columns] + death_logs(beliefs.death_after[columns])
+        known = now.alive[columns] + death_logs(death[columns])
         drawn = known[:, None] + spread[:, None] * Z
         found[columns, g] = np.minimum(found[columns, g], drawn)
     # A tested layout stays what it is, and one that runs already needs no second messenger: neither is news.
@@ -163,9 +166,8 @@ def _expected(falls: Array, seconds: Array, value: float) -> Array:
     return np.asarray(value - rows @ (lowest @ WEIGHTS).T)
 
 
-def _probes(model: SearchModel, beliefs: Beliefs, now: _Now, layout_values: Array) -> list[Action]:
-    still = np.zeros((len(beliefs.groups), 1))
-    gains = (1 - beliefs.death) * _expected(still, layout_values, now.value)
+def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
+    gains, times = _probe_gains(beliefs, now)
     best = [int(np.argmin(beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)[r])) for r in beliefs.rows]
     found = []
     for g, columns in enumerate(beliefs.columns):
@@ -184,10 +186,26 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now, layout_values: Arra
                     node_hours=seconds * model.goal.nodes / 3600,
                     new_layout=True,
                     risk=float(beliefs.death[m]),
-                    seeds=1,
+                    seeds=int(times[m]),
                 )
             )
     return found
+
+
+def _probe_gains(beliefs: Beliefs, now: _Now) -> tuple[Array, Array]:
+    """Gain per probe of each layout (m), and as how many probes in a row it is the highest (m).
+
+    A layout that died once is not worth having after one survival, but may be after several; probes of it go on while
+    it lives, so that k of them cost as many as survivals are expected before.
+    """
+    still = np.zeros((len(beliefs.groups), 1))
+    gains, times = np.zeros(len(beliefs.death)), np.ones(len(beliefs.death))
+    for probes in SEEDS:
+        alive, expected, death = beliefs.survivals(probes)
+        values = _layout_values(beliefs, now, death)
+        each = alive * _expected(still, values, now.value) / expected
+        gains, times = np.maximum(gains, each), np.where(each > gains, probes, times)
+    return gains, times
 
 
 def _full_runs(

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution
 from lora_tune.curve import Schedule
 from lora_tune.search.coordinates import Coordinates, from_unit, unit
 from lora_tune.search.gaussian import Array
-from lora_tune.search.goal import Goal
+from lora_tune.search.goal import Goal, Slopes
 from lora_tune.search.model import SearchModel
 
 CONFIGURATIONS = 240
@@ -129,7 +129,7 @@ class Beliefs:
     configurations (n): ln samples, ``mean`` and ``covariance``; ``total``: samples at which training ends.
     layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds,
     ``together`` (m, m): its covariance; ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it
-    ran in this study; ``due``: it runs now.
+    ran in this study; ``due``: it runs now. slopes: per group, how its score follows its samples.
     """
 
     groups: list[Group]
@@ -146,6 +146,7 @@ class Beliefs:
     death_after: Array
     tested: Flags
     due: Flags
+    slopes: list[Slopes]
 
     @property
     def death_doubt(self) -> Array:
@@ -153,27 +154,41 @@ class Beliefs:
         weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
         return np.asarray(np.sqrt(self.death * (1 - self.death) / (weight + 1)))
 
+    def survivals(self, runs: int) -> tuple[Array, Array, Array]:
+        """Of ``runs`` runs in a row of each layout, ended by its first death: chance that all live, runs expected, and
+        the chance of death after that (m each), for the Beta beliefs of :attr:`death_doubt`."""
+        weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
+        alive, expected = np.ones(len(weight)), np.zeros(len(weight))
+        for done in range(runs):
+            expected = expected + alive
+            alive = alive * ((1 - self.death) * weight + done) / (weight + done)
+        return alive, expected, self.death * weight / (weight + runs)
+
     @property
     def sd(self) -> Array:
         """Sd of ln samples (n)."""
         return np.sqrt(np.diag(self.covariance))
 
     def configuration_logs(self, goal: Goal, mean: Array, sd: Array) -> Array:
-        """Expected ln of the samples that count, rules and risk included: (n), or (n, k) as ``mean`` is."""
+        """Expected ln of the samples that count, rules, evals and risk included: (n), or (n, k) as ``mean`` is.
+
+        Differences within a group are those of ln(score).
+        """
         found = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
-        for group, rows in zip(self.groups, self.rows, strict=True):
+        for group, rows, slopes in zip(self.groups, self.rows, self.slopes, strict=True):
             total = self.total[rows] if mean.ndim == 1 else self.total[rows][:, None]
             scored = goal.scored_ln_samples(mean[rows], sd[rows], group.batch, group.schedule)
-            found[rows] = scored + goal.log_risk(mean[rows], sd[rows], total, group.schedule)
+            found[rows] = slopes.log_score(mean[rows], scored) + goal.log_risk(
+                mean[rows], sd[rows], total, group.schedule
+            )
         return found
 
     def layout_logs(self, goal: Goal, ln_samples: Sequence[float]) -> Array:
-        """ln of the seconds per layout (m) of runs that need ``ln_samples[g]`` in group g, if they live."""
+        """ln of the seconds per layout (m) of runs that count as ``ln_samples[g]`` in group g, if they live."""
         found = np.empty(len(self.speed))
-        for group, columns, needed in zip(self.groups, self.columns, ln_samples, strict=True):
-            found[columns] = goal.log_seconds(
-                np.array([needed]), np.exp(self.speed[columns]), np.exp(self.evals[columns]), group.schedule
-            )
+        for group, columns, needed, slopes in zip(self.groups, self.columns, ln_samples, self.slopes, strict=True):
+            speed, evals = np.exp(self.speed[columns]), np.exp(self.evals[columns])
+            found[columns] = goal.log_seconds(np.array([slopes.at]), speed, evals, group.schedule) + needed - slopes.at
         return found
 
 
@@ -200,12 +215,23 @@ def believe(model: SearchModel, groups: list[Group]) -> Beliefs:
         total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
         spread=np.zeros(len(layouts)), together=np.zeros((len(layouts), len(layouts))),
         death=death, death_after=death_after,
-        tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]),
+        tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]), slopes=[],
     )  # fmt: skip
+    beliefs.slopes[:] = [_slopes(model.goal, beliefs, g) for g in range(len(groups))]
     share = _eval_share(model.goal, beliefs)
     beliefs.together[:] = (1 - share) ** 2 * speed_covariance + share**2 * eval_covariance
     beliefs.spread[:] = np.sqrt(np.diag(beliefs.together))
     return beliefs
+
+
+def _slopes(goal: Goal, beliefs: Beliefs, g: int) -> Slopes:
+    """Around the best that group g may hope for, by reference or belief, on its fastest layout that may well live."""
+    group, columns = beliefs.groups[g], beliefs.columns[g]
+    at = max(float(beliefs.mean[beliefs.rows[g]].min()), goal.ln_reference(group.batch, group.schedule))
+    speed, evals = np.exp(beliefs.speed[columns]), np.exp(beliefs.evals[columns])
+    seconds = goal.log_seconds(np.array([at]), speed, evals, group.schedule)
+    m = int(np.argmin(seconds + beliefs.death[columns]))
+    return goal.slopes(at, float(speed[m]), float(evals[m]), group.schedule)
 
 
 def _eval_share(goal: Goal, beliefs: Beliefs) -> float:

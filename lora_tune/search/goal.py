@@ -45,6 +45,30 @@ HALF = 0.5
 """Eval intervals by which an eval overshoots the crossing on average, were curves and their readings exact."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slopes:
+    """How ln(score) follows ln(samples) around ``at``: a line on either side of the reference.
+
+    seconds, stop: growth of ln(seconds) and of ln(samples at the stop) per ln(samples at the crossing). first: ln of
+    the samples before which no crossing is seen.
+    """
+
+    at: float
+    seconds: float
+    stop: float
+    first: float
+
+    def log_score(self, mean: Array, scored: Array) -> Array:
+        """Expected ln(score) on a layout, plus ``at`` less its ln(seconds) there; shapes as ``scored``.
+
+        score = seconds(s) max(1, R / s), so ln(score) = ln seconds(s) - ln(s) + max(ln s, ln R): what converging below
+        R saves in samples is taken back, but it saves evals out of proportion, as the first are skipped, and those
+        stay saved. mean: of ln(samples). scored: from :meth:`Goal.scored_ln_samples`.
+        """
+        kept = (self.seconds - self.stop) * (np.maximum(mean, self.first) - self.at)
+        return np.asarray(self.at + kept + self.stop * (scored - self.at))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What is wanted of a run, and what a run may cost.
@@ -71,6 +95,26 @@ class Goal:
         evals = 1.0 + (stop - schedule.first_samples) / interval
         return np.asarray(np.log(stop / speed + evals * eval_seconds))
 
+    def slopes(self, ln_samples: float, speed: float, eval_seconds: float, schedule: Schedule) -> Slopes:
+        """The slopes of :meth:`log_seconds` at a reading of ``ln_samples`` and at these speeds."""
+        interval = max(schedule.interval_samples, 1e-9)
+        late = self.overshoot * interval
+        stop = max(schedule.first_samples, math.exp(min(ln_samples, 60.0)) + late)
+        evals = 1.0 + (stop - schedule.first_samples) / interval
+        growth = (stop - late) * (1 / speed + eval_seconds / interval)
+        return Slopes(
+            at=ln_samples,
+            seconds=growth / (stop / speed + evals * eval_seconds),
+            stop=(stop - late) / stop,
+            first=math.log(max(schedule.first_samples - late, 1.0)),
+        )
+
+    def ln_reference(self, batch: float, schedule: Schedule) -> float:
+        """ln of the reference mean as a crossing, ``overshoot`` eval intervals before; -inf where there is none."""
+        reference = self.reference_samples(batch) if math.isfinite(batch) else 0.0
+        reference -= self.overshoot * schedule.interval_samples
+        return math.log(reference) if reference > 0 else -math.inf
+
     def scored_ln_samples(self, mean: Array, sd: Array, batch: float, schedule: Schedule) -> Array:
         """Expected ln of the samples that the score counts, for a belief N(mean, sd) of ln(mean samples).
 
@@ -78,16 +122,15 @@ class Goal:
         E max(x, ln R) = ln R + (mean - ln R) Phi(d) + sd phi(d), d = (mean - ln R) / sd. The reference is a mean of
         stops, ``overshoot`` eval intervals after the crossings that the belief is about.
         """
-        reference = self.reference_samples(batch) if math.isfinite(batch) else 0.0
-        reference -= self.overshoot * schedule.interval_samples
-        if reference <= 0:
+        reference = self.ln_reference(batch, schedule)
+        if not math.isfinite(reference):
             return mean
         from scipy.special import ndtr
 
         sd = np.maximum(sd, 1e-9)
-        gap = mean - math.log(reference)
+        gap = mean - reference
         d = gap / sd
-        return np.asarray(math.log(reference) + gap * ndtr(d) + sd * np.exp(-0.5 * d * d) / math.sqrt(2 * math.pi))
+        return np.asarray(reference + gap * ndtr(d) + sd * np.exp(-0.5 * d * d) / math.sqrt(2 * math.pi))
 
     def log_risk(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
         """ln of the factor that unfinished runs cost: 1 / p, p from :meth:`finish_probability`; at most ln(50)."""

@@ -33,6 +33,8 @@ OVERSHOOT_WEIGHT = 10.0
 """Runs that the belief in an overshoot of half an interval is worth."""
 LARGEST = 400
 """Readings that a model keeps; beyond, an even choice of them."""
+OCTAVES = math.log(4)
+"""The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
 GOLDEN = 0.5 * (math.sqrt(5) - 1)
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 """Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
@@ -78,6 +80,10 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
         sd[1 + rate] = max(0.3, 0.25 * half**2)
     weights = np.ones(width)
     weights[-1] = 0.7
+    if rate is not None:
+        # Two octaves are the unit, as of batch and schedule: how smooth the valley is does not depend on how wide a
+        # range is searched. In halves of a range of three decades the residual could not bend within a factor of eight.
+        weights[rate] = _half_range(coordinates) / OCTAVES
     return Prior(
         mean=np.r_[mean, curve_mean],
         sd=np.r_[sd, curve_sd],

@@ -194,7 +194,12 @@ def explain(model: SearchModel, action: Action) -> str:
     )
     parts = []
     if action.kind == "probe":
-        parts.append("short run to measure an untried layout")
+        features = model.coordinates.memory_features
+        own = [o for o in model.observations if o.infeasible and not o.source]
+        died = features(action.values) in [features(o.values) for o in own]
+        parts.append(
+            "short run " + ("of a layout that died, in case of bad luck" if died else "to measure an untried layout")
+        )
     elif again:
         parts.append("another seed of known hyperparameters" + (" on an untried layout" if action.new_layout else ""))
     else:

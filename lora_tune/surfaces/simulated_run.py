@@ -105,8 +105,8 @@ class SimulatedRun:
         )
         return timed(course, luck, self.machine.cold_seconds(), rng)
 
-    def expected_score(self, parameters: Mapping[str, object]) -> float:
-        """The truth: seconds until a run succeeds when failed ones are run again, means over many seeds.
+    def expected_score(self, parameters: Mapping[str, object], draws: int = DRAWS) -> float:
+        """The truth: seconds until a run succeeds when failed ones are run again, means over ``draws`` seeds.
 
         With ``mlperf_score`` the mean is multiplied by max(1, RCP mean / mean samples). Infinite when nearly every
         run fails. The same parameters always give the same number.
@@ -117,7 +117,7 @@ class SimulatedRun:
             return math.inf
         rng = np.random.default_rng(11)
         crossing = math.exp(convergence.ln_samples(recipe, self.site))
-        losses = convergence.noisy_losses(convergence.median_losses(at, crossing, recipe.gbs), rng, DRAWS)
+        losses = convergence.noisy_losses(convergence.median_losses(at, crossing, recipe.gbs), rng, draws)
         reached = losses <= TARGET
         finishes = reached.any(axis=1)
         lives = 1 - self.machine.oom_probability(layout)

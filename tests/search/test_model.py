@@ -18,9 +18,9 @@ from lora_tune.curve import Schedule, Timing, predicted_seconds
 from lora_tune.mllog import Eval
 from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
-from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit
-from lora_tune.search.goal import Goal, closed_schedule, public_family
-from lora_tune.search.model import learn, thinned
+from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit, matern
+from lora_tune.search.goal import Goal, closed_schedule, public_family, rcp_mean
+from lora_tune.search.model import convergence_prior, learn, thinned
 from lora_tune.search.observations import Observation, of_trial, readings
 
 LAYOUTS = (
@@ -185,6 +185,35 @@ def test_samples_below_the_reference_count_as_the_reference(mean: float, sd: flo
     assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("batch", "speed", "evals"), [(8, 2.2, 35.0), (9, 40.0, 2.4), (72, 60.0, 2.4), (128, 100.0, 3.0)]
+)
+@pytest.mark.parametrize("away", [-0.1, -0.03, 0.03, 0.1])
+def test_the_score_follows_samples_as_the_rules_have_it_evals_included(batch, speed, evals, away) -> None:
+    """seconds * max(1, R / stop): skipped evals stay saved below the reference, and evals outgrow samples above it."""
+    schedule = closed_schedule(batch)
+    goal = Goal(reference_samples=rcp_mean)
+    at = goal.ln_reference(batch, schedule)
+
+    def exact(x: float) -> float:
+        stop = math.exp(x) + goal.overshoot * schedule.interval_samples
+        seconds = goal.log_seconds(np.array([x]), np.array([speed]), np.array([evals]), schedule)[0]
+        return float(seconds) + max(0.0, math.log(rcp_mean(batch) / stop))
+
+    mean = np.array([at + away, at])
+    scored = goal.scored_ln_samples(mean, np.full(2, 1e-6), batch, schedule)
+    one, other = goal.slopes(at, speed, evals, schedule).log_score(mean, scored)
+    assert one - other == pytest.approx(exact(at + away) - exact(at), rel=0.12)
+    assert one < other if away < 0 else one > other + away - 1e-3
+
+
+def test_without_a_reference_the_score_follows_seconds() -> None:
+    schedule, mean = closed_schedule(72), np.log([7000.0, 7400.0])
+    found = Goal().slopes(float(mean[0]), 60.0, 2.4, schedule).log_score(mean, mean)
+    seconds = Goal().log_seconds(mean, np.array([60.0]), np.array([2.4]), schedule)
+    assert found[1] - found[0] == pytest.approx(seconds[1] - seconds[0], rel=0.02)
+
+
 def test_a_schedule_that_ends_too_early_is_a_risk_and_one_without_evals_hopeless() -> None:
     goal, schedule = Goal(), closed_schedule(8)
     mean, sd = np.log([3000.0] * 4), np.full(4, 0.02)
@@ -268,6 +297,20 @@ def test_a_learning_rate_tried_on_one_layout_informs_the_others() -> None:
     assert mean[0] == pytest.approx(math.log(3072), abs=0.05)
     assert covariance[0, 0] < 0.01 < covariance[1, 1]
     assert mean[1] > mean[0] + 0.5
+
+
+def test_how_smooth_the_valley_of_rates_is_does_not_depend_on_the_range_searched() -> None:
+    def alike(low: float, high: float) -> float:
+        c = Coordinates(distributions={**SPACE, "LR": FloatDistribution(low, high, log=True)}, gpus=8)
+        prior = convergence_prior(c, 8.0)
+        x = np.array([c.convergence_features({**VALUES, "LR": rate}) for rate in (3e-4, 6e-4)]) * prior.weights
+        return float(matern(x[:1], x[1:], prior.length)[0, 0])
+
+    assert alike(1e-5, 1e-2) == pytest.approx(alike(1e-4, 1e-3))
+    # An octave of the rate counts as an octave of the schedule.
+    steps = np.array([[0.0], [math.log(2) / math.log(4)]])
+    prior = convergence_prior(COORDINATES, 8.0)
+    assert alike(1e-5, 1e-2) == pytest.approx(float(matern(steps[:1], steps[1:], prior.length)[0, 0]))
 
 
 def test_what_runs_already_is_counted_as_known_but_changes_no_mean() -> None:
