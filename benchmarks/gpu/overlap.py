@@ -1,8 +1,8 @@
 """Does overlapped tensor-parallel communication leave the training as it is? ``python -m benchmarks.gpu.overlap``.
 
-The small Llama is trained with TP=2, SP=1 and the rest of the GPUs as CP, in bf16 and in FP8, with TP_COMM_OVERLAP 0 and
-1, everything else alike. Prints the eval losses of each, and the largest difference that overlap makes: a transfer that
-is left out shows as another curve.
+The small Llama is trained with TP=2, SP=1 and the rest of the GPUs as CP, in bf16 and in FP8, with TP_COMM_OVERLAP 0
+and 1, everything else alike. Prints the eval losses of each, and the largest difference that overlap makes: a transfer
+that is left out shows as another curve.
 """
 
 from __future__ import annotations

@@ -22,14 +22,25 @@ PEAK_TFLOPS = 790.0
 FP8 = {"FP8": 1}
 CUDNN = {"NVTE_NORM_FWD_USE_CUDNN": 1, "NVTE_NORM_BWD_USE_CUDNN": 1}
 PARAMS = {**FP8, "FP8_PARAMS": 1}
+OVERLAP = {"TP_COMM_OVERLAP": 1}
+TP2_CP2: dict[str, object] = {"TP": 2, "CP": 2, "SP": 1, **PARAMS}
 ON_FOUR: dict[str, dict[str, object]] = {
     "tp4_sp_fp8": {"TP": 4, "SP": 1, **FP8},
     "tp4_sp_fp8params": {"TP": 4, "SP": 1, **PARAMS},
-    "tp2_cp2_sp_fp8params": {"TP": 2, "CP": 2, "SP": 1, **PARAMS},
+    "tp2_cp2_sp_fp8params": TP2_CP2,
+    "tp2_cp2_sp_fp8params_p2p": {**TP2_CP2, "CP_COMM_TYPE": "p2p"},
+    "tp2_cp2_sp_fp8params_p2p_overlap": {**TP2_CP2, "CP_COMM_TYPE": "p2p", **OVERLAP},
+    "tp2_cp2_sp_fp8params_overlap": {**TP2_CP2, **OVERLAP},
+    "tp2_cp2_sp_fp8params_p2p_dpa": {**TP2_CP2, "CP_COMM_TYPE": "p2p", "FP8_DPA": 1},
+    "tp2_cp2_sp_fp8params_p2p_dpa_overlap": {**TP2_CP2, "CP_COMM_TYPE": "p2p", "FP8_DPA": 1, **OVERLAP},
+    "tp2_cp2_sp_fp8params_a2a_dpa_overlap": {**TP2_CP2, "FP8_DPA": 1, **OVERLAP},
+    "tp2_cp2_sp_fp8params_p2p_act": {**TP2_CP2, "CP_COMM_TYPE": "p2p", "FP8_ACT": 1},
     "tp2_dp2_sp_fp8params": {"TP": 2, "SP": 1, **PARAMS},
+    "tp2_dp2_sp_fp8params_act_overlap": {"TP": 2, "SP": 1, **PARAMS, "FP8_ACT": 1, **OVERLAP},
+    "tp4_sp_fp8_overlap": {"TP": 4, "SP": 1, **FP8, **OVERLAP},
     "tp1_cp4_fp8params": {"CP": 4, **PARAMS},
     "tp4_sp_fp8params_dpa": {"TP": 4, "SP": 1, **PARAMS, "FP8_DPA": 1},
-    "tp4_sp_fp8params_overlap": {"TP": 4, "SP": 1, "TP_COMM_OVERLAP": 1, **PARAMS},
+    "tp4_sp_fp8params_overlap": {"TP": 4, "SP": 1, **PARAMS, **OVERLAP},
     "tp4_sp_fp8params_graph": {"TP": 4, "SP": 1, "MCORE_CUDA_GRAPH": 1, **PARAMS},
     "tp4_sp_fp8params_cudnn": {"TP": 4, "SP": 1, **PARAMS, **CUDNN},
     "tp2_cp2_sp_fp8": {"TP": 2, "CP": 2, "SP": 1, **FP8},

@@ -170,7 +170,7 @@ def build_optimizer(settings: Settings, *, cuda: bool) -> Any:
     return nl.MegatronOptimizerModule(config=config, lr_scheduler=cosine)
 
 
-class Strategy(nl.MegatronStrategy):  # type: ignore[misc]
+class Strategy(nl.MegatronStrategy):
     """NeMo's strategy, without what the end of a process does at once.
 
     Lightning ends by copying the whole model to host memory: 28 s for the 70B shape on four GPUs, measured, in which
