@@ -157,7 +157,7 @@ class Beliefs:
     def survivals(self, runs: int) -> tuple[Array, Array, Array]:
         """Of ``runs`` runs in a row of each layout, ended by its first death: chance that all live, runs expected, and
         the chance of death after that (m each), for the Beta beliefs of :attr:`death_doubt`."""
-        weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
+        weight = np.maximum(self.death_after / np.maximum(self.death - self.death_after, 1e-9), 1e-9)
         alive, expected = np.ones(len(weight)), np.zeros(len(weight))
         for done in range(runs):
             expected = expected + alive

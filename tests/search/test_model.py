@@ -169,6 +169,22 @@ def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() ->
     assert untried_small < 0.15
 
 
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_hundreds_of_runs_of_layouts_that_live_or_die_leave_a_belief_and_no_certainty(seed: int) -> None:
+    """An undamped Newton step ends where every chance is 0 or 1, of layouts that nobody tried too."""
+    rng = np.random.default_rng(seed)
+    doublings = rng.integers(0, 4, (12, 2)).astype(float)
+    runs = doublings[np.minimum(rng.geometric(0.3, 400) - 1, 11)]
+    died = runs.sum(axis=1) + rng.normal(0, 0.05, 12)[0] < 2.0
+    found = memory.fit(runs, list(died), ("tp", "cp"))
+    rows, mean, sd = np.c_[np.ones(400), runs], np.array([-1.0, -1.5, -1.0]), np.array([1.5, 1.0, 1.0])
+    p = 1 / (1 + np.exp(-rows @ found.coefficients))
+    slope = rows.T @ (died - p) - (found.coefficients - mean) / sd**2
+    assert np.abs(slope).max() < 0.01  # the most probable coefficients
+    assert np.abs(found.coefficients).max() < 15
+
+
 def test_seconds_are_those_of_the_curve_statistics() -> None:
     schedule = closed_schedule(8)
     found = Goal().log_seconds(np.log([3000.0]), np.array([2.2]), np.array([35.0]), schedule)[0]
