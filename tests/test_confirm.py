@@ -20,7 +20,7 @@ from rich.console import Console
 from lora_tune import decide, export, outcome, view
 from lora_tune.confirm import main
 from lora_tune.confirm.command import replicate_study
-from lora_tune.confirm.outcome import confirmation, confirmed, summary
+from lora_tune.confirm.outcome import as_json, confirmation, confirmed, summary
 from lora_tune.confirm.race import Race, contenders
 from lora_tune.confirm.submission import short_complaints, split_runs
 from lora_tune.errors import InputError, SurroundingsError
@@ -420,6 +420,26 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     assert "with further seeds: 3 runs; mean 100.3 s" in told[first.number]
     assert "with further seeds: 3 runs, 1 did not reach the target; mean 80.5 s" in told[second.number]
     assert "passed over with further seeds: 3 runs, none reached the target" in told[third.number]
+
+
+@pytest.mark.parametrize("curves", ["own", "llama2_70b_lora"])
+def test_a_configuration_that_missed_twice_has_no_score_in_words_and_in_json(curves: str) -> None:
+    study, sweep, _ = leaders(1)
+    study = study.model_copy(update={"objective": study.objective.model_copy(update={"curves": curves})})
+    chosen = next(t for t in contenders(study, sweep, 99) if t.parameters["GBS"] == 8)
+    records = raced(EMPTY, chosen, 1700.0, 1720.0, 1690.0, None, None)
+    found = confirmation(study, records, [chosen], replicates(records), race_of([chosen], records, most=5).standing())
+    assert found is not None
+    words = summary(study, sweep, found)
+    assert "no olympic mean: 2 of 5 runs did not reach the target" in words
+    assert " inf" not in words
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    told = json.loads(json.dumps(as_json(found)), parse_constant=refuse)
+    assert (told["scored"]["olympic"], told["scored"]["minutes"]) == (None, None)
+    assert told["places"][0]["missed"] == 2
 
 
 def screen_text(study: Study, race: Sweep) -> str:

@@ -22,7 +22,7 @@ from lora_tune.commandline import (
     storage_option,
     study_option,
 )
-from lora_tune.confirm.outcome import Confirmation, confirmation, confirmed, summary
+from lora_tune.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
 from lora_tune.driver import proposal
@@ -209,7 +209,7 @@ def _hand_over(
     if folder is not None and found.chosen is not None:
         write_results(folder, _texts(options, race, runs[found.chosen][: options.settings.most]))
         checks = check(folder)
-    record = {**asdict(found), "checks": asdict(checks) if checks else None, "confidence": options.settings.confidence}
+    record = {**as_json(found), "checks": asdict(checks) if checks else None, "confidence": options.settings.confidence}
     text = json.dumps(record, indent=1, default=str)
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
     written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lora_tune.overview import objective_words
@@ -34,7 +34,8 @@ class Place:
 class Scored:
     """The chosen configuration under MLPerf's rules, in minutes; ``sentences`` for people.
 
-    olympic: mean without the fastest and the slowest run. factor: RCP normalisation, 1 where no reference applies.
+    olympic: mean without the fastest and the slowest run, infinite like ``minutes`` where two did not reach the target.
+    factor: RCP normalisation, 1 where no reference applies.
     passes: probability that ten new runs pass convergence and RCP checks, None where these do not apply.
     """
 
@@ -110,13 +111,10 @@ def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[fl
     minutes = [r.seconds / 60 if r.seconds is not None else math.inf for r in runs]
     batch = trial.parameters.get("GBS")
     olympic = rules.olympic_mean(minutes)
+    none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
     if study.objective.curves != rules.BENCHMARK or not isinstance(batch, int):
         low, high = (bound / 60 for bound in mean[1:])
-        words = (
-            f"olympic mean of {len(runs)} runs {duration(60 * olympic)}"
-            if math.isfinite(olympic)
-            else f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
-        )
+        words = f"olympic mean of {len(runs)} runs {duration(60 * olympic)}" if math.isfinite(olympic) else none
         words += "; no reference convergence point applies, since the study is not of llama2_70b_lora"
         return Scored(
             runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
@@ -137,8 +135,16 @@ def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[fl
     )
     return Scored(
         runs=len(runs), olympic=found.olympic_minutes, factor=found.factor, minutes=found.minutes, low=ahead.low,
-        high=ahead.high, passes=ahead.passes, sentences=(words, found.sentence, ahead.sentence),
+        high=ahead.high, passes=ahead.passes,
+        sentences=(words, found.sentence, ahead.sentence) if math.isfinite(olympic) else (none, ahead.sentence),
     )  # fmt: skip
+
+
+def as_json(found: Confirmation) -> dict[str, Any]:
+    """Everything as plain data; None for the score of a configuration that has none: JSON knows no infinity."""
+    score = asdict(found.scored) if found.scored else {}
+    finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in score.items()}
+    return {**asdict(found), "scored": finite or None}
 
 
 def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
