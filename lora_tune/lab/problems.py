@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from lora_tune.lab.problem import Problem
 from lora_tune.space import FloatParameter, IntParameter, LayoutParameter, Parameter, Space
 from lora_tune.surfaces.gb200 import function as gb200x72
 from lora_tune.surfaces.h100 import function as h100
 from lora_tune.surfaces.h100 import sixty_four_nodes, time_to_target
+from lora_tune.surfaces.tabular import TabularSurface
 
 
 def _hyperparameters() -> dict[str, Parameter]:
@@ -65,11 +69,55 @@ def gb200(variant: int) -> Problem:
     return Problem("gb200x72", gb200x72.variant(variant), space, nodes=18, trial_minutes=20)
 
 
+def lora_tiny(variant: int) -> Problem:
+    """Measured trials of the tiny task, over the grid's own ranges; its schedules are the ones measured."""
+    from lora_tune.surfaces.lora_tables import tiny
+
+    return _table("lora_tiny", tiny.variant(variant))
+
+
+def lora_small(variant: int) -> Problem:
+    """Measured trials of a 23.5 M Llama, likewise."""
+    from lora_tune.surfaces.lora_tables import small
+
+    return _table("lora_small", small.variant(variant))
+
+
+def _table(name: str, surface: TabularSurface) -> Problem:
+    """A table's own ranges of rate, warm-up and batch, on 8 GPUs with every layout of those batches."""
+    from lora_tune.surfaces.lora_tables import fewest_samples
+
+    axes = surface.table.axes
+    steps = [int(n) for n in axes["MAX_STEPS"]]
+    layout = LayoutParameter(
+        type="layout", tp=(1, 2, 4, 8), pp=(1, 2, 4), cp=(1, 2, 4, 8), mbs=(1, 2), gbs=tuple(map(int, axes["GBS"]))
+    )
+    space = Space(
+        {
+            "LR": FloatParameter(type="float", low=axes["LR"][0], high=axes["LR"][-1], log=True),
+            "MAX_STEPS": IntParameter(
+                type="int", low=steps[0], high=steps[-1], step=math.gcd(*np.diff(steps).tolist())
+            ),
+            "WARMUP_STEPS": IntParameter(type="int", low=0, high=int(axes["WARMUP_STEPS"][-1])),
+            "layout": layout,
+        },
+        nodes=1,
+        gpus_per_node=8,
+    )
+    good = fewest_samples(surface.table, surface.target)
+    return Problem(
+        name, surface, space, target=surface.target, interval=surface.table.interval,
+        rungs=(round(good / 2), round(2 * good)),
+    )  # fmt: skip
+
+
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "h100": h100_wide,
     "h100_expert": h100_expert,
     "h100_time": h100_time,
     "h100x64": h100x64,
     "gb200x72": gb200,
+    "lora_tiny": lora_tiny,
+    "lora_small": lora_small,
 }
 """Name -> the problem at site ``variant`` (0: the public average)."""

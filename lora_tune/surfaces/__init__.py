@@ -28,6 +28,8 @@ SHIPPED = {
     "h100_time": "h100.py:time_to_target",
     "h100x64": "h100.py:sixty_four_nodes",
     "gb200x72": "gb200.py:function",
+    "lora_tiny": "lora_tables.py:tiny",
+    "lora_small": "lora_tables.py:small",
 }
 """Short names of the surfaces in this package."""
 

@@ -30,6 +30,8 @@ from lora_tune.surfaces.machine import Degrees, Machine
 from lora_tune.surfaces.run_log import Course, Outcome, draw, log_lines, timed
 
 Array = npt.NDArray[np.float64]
+TABLES = Path(__file__).parent / "tables"
+"""Folder of the shipped tables."""
 SAME = 1e-9
 BATCH = ("MINIBS", "MBS")
 """Knobs that the column ``batch`` says already."""
@@ -55,18 +57,24 @@ class Table:
         """Samples between evals."""
         return float(np.nanmin(self.samples[..., 0]))
 
+    def stops(self, target: float) -> Array:
+        """Samples at the first eval at or under ``target`` [*axes, seeds]; infinite where there is none."""
+        reached = np.where(self.losses <= target, self.samples, np.inf)
+        return np.asarray(reached.min(axis=-1))
+
 
 def read_table(path: Path) -> Table:
     """The table in an .npz file. Raises InputError when it is not a full grid of at least two seeds."""
     try:
-        data = np.load(path, allow_pickle=False)
+        with np.load(path, allow_pickle=False) as file:
+            data = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: is not a table of trials: {error}; make one with recipes.many_adapters") from error
-    missing = {"SEED", "samples", "eval_loss", "batch"} - set(data.files)
+    missing = {"SEED", "samples", "eval_loss", "batch"} - data.keys()
     if missing:
         raise InputError(f"{path}: has no {', '.join(sorted(missing))}; make it with recipes.many_adapters")
     rows = len(data["SEED"])
-    columns = {n: data[n].astype(np.float64) for n in data.files if _is_knob(data[n], n, rows)}
+    columns = {n: data[n].astype(np.float64) for n in data if _is_knob(data[n], n, rows)}
     columns["GBS"] = data["batch"].astype(np.float64)
     axes = {n: tuple(sorted(set(c.tolist()))) for n, c in columns.items() if len(set(c.tolist())) > 1 or n == "GBS"}
     seeds = sorted(set(data["SEED"].tolist()))

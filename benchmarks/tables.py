@@ -1,0 +1,123 @@
+"""The shipped tables of real trials: ``python -m benchmarks.tables [NAME...]`` prints what is in them.
+
+``python -m benchmarks.tables --ship TABLE.npz NAME`` makes the shipped file from what
+``python -m lora_tune.recipes.many_adapters`` wrote: losses rounded to 0.0001, columns of text and folders left out.
+
+Printed: how many of the grid's points reach a target with every seed, and how far apart those are, for a range of
+targets. A surface's target is the loss that a quarter of the points reach with every seed, rounded down to 0.01: good
+runs meet it amid their schedule, as MLPerf's do, and most points never do. Then, at that target, mean samples by
+learning rate, batch and schedule, and the spread between seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lora_tune.surfaces.tabular import TABLES, Table, read_table
+
+SHARE = 0.25
+"""Of the grid's points that reach the target with every seed."""
+FOLDERS = ("MODEL", "DATADIR")
+NAMES = ("lora_tiny", "lora_small")
+
+
+def chosen_target(table: Table) -> float:
+    """The loss that ``SHARE`` of the points reach with every seed, rounded down to 0.01."""
+    lowest = np.min(np.where(np.isnan(table.losses), np.inf, table.losses), axis=-1)
+    return math.floor(100 * float(np.quantile(lowest.max(axis=-1), SHARE))) / 100
+
+
+def compact(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays to ship of those that many_adapters wrote."""
+    kept = {name: column for name, column in data.items() if column.dtype.kind in "iuf"}
+    meta = json.loads(str(data["meta"]))
+    meta["grid"] = {name: value for name, value in meta["grid"].items() if name not in FOLDERS}
+    kept["samples"] = data["samples"].astype(np.float32)
+    kept["eval_loss"] = np.round(data["eval_loss"].astype(np.float64), 4).astype(np.float32)
+    return {**kept, "meta": json.dumps(meta)}
+
+
+def ship(source: Path, name: str) -> Path:
+    """Write the compact file of a full grid. Raises InputError when it is none."""
+    read_table(source)
+    TABLES.mkdir(exist_ok=True)
+    path = TABLES / f"{name}.npz"
+    with np.load(source, allow_pickle=False) as data:
+        np.savez_compressed(path, **compact(data))
+    return path
+
+
+def show(name: str) -> None:
+    """Print what is in a shipped table."""
+    path = TABLES / f"{name}.npz"
+    table = read_table(path)
+    meta = json.loads(str(np.load(path)["meta"]))
+    points = math.prod(len(v) for v in table.axes.values())
+    print(f"\n{name}: {points * table.seeds} trials of {meta['parameters'] / 1e6:.1f} M parameters, on")
+    print(f"{meta['device']} in {meta['seconds']} s, {meta['date']}; {path.stat().st_size // 1000} kB")
+    for axis, values in [*table.axes.items(), ("seeds", (table.seeds,))]:
+        print(f"  {axis}: {', '.join(f'{v:g}' for v in values)}")
+    target = chosen_target(table)
+    print(f"\n{'target':>8} {'by all seeds':>13} {'by some':>8} {'fewest samples':>15} {'median':>7} {'most':>6}")
+    for at in sorted({round(target + step, 2) for step in (-0.06, -0.04, -0.02, 0.0, 0.02, 0.04, 0.06)}):
+        found = table.stops(at)
+        all_seeds, some = np.isfinite(found).all(axis=-1), np.isfinite(found).any(axis=-1)
+        means = found.mean(axis=-1)[all_seeds]
+        told = [f"{x:.0f}" for x in (means.min(), np.median(means), means.max())] if len(means) else ["", "", ""]
+        mark = " <" if at == target else ""
+        print(f"{at:8.2f} {all_seeds.mean():13.0%} {some.mean():8.0%} {told[0]:>15} {told[1]:>7} {told[2]:>6}{mark}")
+    by_rate(table, target)
+
+
+def by_rate(table: Table, target: float) -> None:
+    """Mean samples to the target by learning rate (rows), batch and schedule (columns), the best warm-up each."""
+    found = table.stops(target)
+    names = list(table.axes)
+    rate = names.index("LR")
+    shown = [names.index(n) for n in ("GBS", "MAX_STEPS") if n in names]
+    columns = list(itertools.product(*(range(len(table.axes[names[i]])) for i in shown)))
+    print(f"\nMean samples to {target:g} (- where a seed does not reach it), the best warm-up each")
+    heads = ["/".join(f"{table.axes[names[i]][at]:g}" for i, at in zip(shown, c, strict=True)) for c in columns]
+    print(f"{'LR':>8} " + " ".join(f"{h:>8}" for h in heads) + f"   ({'/'.join(names[i] for i in shown)})")
+    for row, value in enumerate(table.axes["LR"]):
+        cells = []
+        for column in columns:
+            index: list[Any] = [slice(None)] * len(names)
+            index[rate] = row
+            for i, at in zip(shown, column, strict=True):
+                index[i] = at
+            best = float(found[tuple(index)].mean(axis=-1).min())
+            cells.append(f"{best:8.0f}" if math.isfinite(best) else f"{'-':>8}")
+        print(f"{value:8g} " + " ".join(cells))
+    all_seeds = np.isfinite(found).all(axis=-1)
+    spread = np.log(found[all_seeds]).std(axis=-1, ddof=1)
+    print(f"spread of ln(samples) between seeds of a point: median {np.median(spread):.1%}, root mean square ", end="")
+    print(f"{np.sqrt((spread**2).mean()):.1%}; evals are {table.interval:g} samples apart")
+
+
+def main() -> int:
+    """Ship a table, or show the shipped ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(NAMES))
+    parser.add_argument("--ship", type=Path, metavar="TABLE", help="make the shipped file NAME of this one")
+    options = parser.parse_args()
+    for name in options.names:
+        if options.ship:
+            print(ship(options.ship, name))
+        show(name)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
