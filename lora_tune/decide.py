@@ -10,7 +10,7 @@ from lora_tune import curve
 from lora_tune.diagnose import Diagnosis, FailureKind
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.mllog import Eval, Run
-from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.records import Attempt, StopKind, Sweep, Verdict
 from lora_tune.study import Study
 
 GRACE_SECONDS = 30.0
@@ -30,9 +30,6 @@ NODE_FAULTS = 2
 
 NODE_FAULT_SECONDS = 24 * 3600.0
 """How long a node is left out: it may have been mended since."""
-
-SAME_FAILURES = 3
-"""Trials in a row that fail for a reason of configuration before the whole sweep stops."""
 
 
 NO_FAILURE = Diagnosis()
@@ -279,55 +276,3 @@ def suspect_nodes(sweep: Sweep, now: float) -> dict[str, str]:
         for node, by_trial in faults.items()
         if len(by_trial) >= NODE_FAULTS
     }
-
-
-def may_propose(study: Study, sweep: Sweep, now: float) -> str:
-    """ "" when another trial may be proposed, otherwise the reason why not, in words.
-
-    The budget is checked against what was spent and what runs, so it is exceeded by no more than what runs.
-    """
-    budget = study.budget
-    open_trials = sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
-    if budget.trials is not None and len(sweep.trials) >= budget.trials:
-        return f"all {budget.trials} trials are proposed"
-    if reason := spent(study, sweep, now):
-        return reason
-    if open_trials >= budget.parallel:
-        return f"{open_trials} of {budget.parallel} slots are taken"
-    return ""
-
-
-def spent(study: Study, sweep: Sweep, now: float) -> str:
-    """ "" while anything may be submitted, another attempt too; otherwise which budget is used up."""
-    budget = study.budget
-    if budget.node_hours is not None and sweep.node_hours(now) >= budget.node_hours:
-        return f"the budget of {budget.node_hours:g} node-hours is spent"
-    if budget.wall_hours is not None and now - sweep.began_at >= budget.wall_hours * 3600:
-        return f"the {budget.wall_hours:g} hours of the sweep are over"
-    return ""
-
-
-def not_worth(study: Study, gain: float | None) -> str:
-    """Why the next node-hour is not worth its cost, "" when it is or nobody knows.
-
-    gain: share of the score by which it is expected to improve the recommendation (``GreyBoxSampler.expected_gain``).
-    """
-    least = study.budget.stop_below
-    if least is None or gain is None or gain >= least:
-        return ""
-    return (
-        f"the next node-hour is expected to improve the score by {100 * gain:.2g}%, "
-        f"less than budget.stop_below = {100 * least:g}%"
-    )
-
-
-def hopeless(sweep: Sweep, mended_at: float = -math.inf) -> Trial | None:
-    """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
-
-    Such a sweep would only burn its budget. mended_at: epoch seconds; what failed before has been mended since.
-    """
-    ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
-    recent = [t for t in ended if (t.finished_at or 0.0) >= mended_at][-SAME_FAILURES:]
-    if len(recent) < SAME_FAILURES or any(t.verdict is not Verdict.FAILED for t in ended):
-        return None
-    return recent[-1]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lora_tune import decide, open_schedule
+from lora_tune import budgets, decide, open_schedule
 from lora_tune.book import Book
 from lora_tune.errors import LauncherError, RefusedError, StoreError, SurroundingsError
 from lora_tune.jobs import Jobs, proposal, write_files
@@ -114,7 +114,7 @@ class Driver:
         for trial in self._book.open_trials():
             if trial.state is not TrialState.WAITING:
                 continue
-            if reason := decide.spent(self._study, self.sweep, self._ports.clock.unhurried()):
+            if reason := budgets.spent(self._study, self.sweep, self._ports.clock.unhurried()):
                 sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
                 self._book.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
@@ -173,15 +173,15 @@ class Driver:
 
     def _refill(self) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
-        if (failed := decide.hopeless(self.sweep, self._mended_at)) is not None:
+        if (failed := budgets.hopeless(self.sweep, self._mended_at)) is not None:
             self._save()
             raise SurroundingsError(
-                f"{decide.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
+                f"{budgets.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
                 f"{self._newest(failed).remedy or 'see the job logs'}; mend it and run the same command again"
             )
         until = self._now() + FILL_SECONDS
         while not self.interrupt and self._refusal.final is None and self._now() <= until:
-            reason = decide.may_propose(self._study, self.sweep, self._ports.clock.unhurried())
+            reason = budgets.may_propose(self._study, self.sweep, self._ports.clock.unhurried())
             if reason:
                 return reason
             if self._away:  # another driver may have taken over, and proposes as well

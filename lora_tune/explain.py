@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lora_tune import curve, decide, judge, view
+from lora_tune import budgets, curve, judge, view
 from lora_tune.advice import Advice, advise
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, LoraTuneError
@@ -52,9 +52,9 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
 
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.objective.target))
     known = in_memory(study, sweep, sampler)
-    stop = decide.may_propose(study, sweep, now)
+    stop = budgets.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None and isinstance(sampler, GreyBoxSampler):
-        stop = decide.not_worth(study, sampler.expected_gain(known))
+        stop = budgets.not_worth(study, sampler.expected_gain(known))
     asked = known.ask(study.search_space.distributions())
     why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
     return Next(tuned=dict(asked.params), why=why, stop=stop, recommended=_recommended(sweep, known))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lora_tune import decide
+from lora_tune import budgets
 from lora_tune.records import Sweep, TrialState
 from lora_tune.space import CategoricalParameter, FixedParameter, IntParameter, LayoutParameter
 from lora_tune.study import Study
@@ -64,7 +64,7 @@ def demand(study: Study, sweep: Sweep, now: float) -> Demand:
     open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
     newest = [attempts[-1] for t in open_trials if (attempts := sweep.attempts_of(t.number))]
     more = 0
-    if not decide.may_propose(study, sweep, now):
+    if not budgets.may_propose(study, sweep, now):
         left = (study.budget.trials or len(sweep.trials) + study.budget.parallel) - len(sweep.trials)
         more = min(study.budget.parallel - len(open_trials), left)
     return Demand(

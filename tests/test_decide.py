@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune import decide, judge, outcome
+from lora_tune import budgets, decide, judge, outcome
 from lora_tune.diagnose import Diagnosis, FailureKind
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.mllog import Eval, Run, TrainPoint
@@ -297,7 +297,7 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
 )
 def test_the_budget_is_checked_before_a_proposal(budget: dict[str, Any], trials: int, reason: str) -> None:
     limited = study().with_options({"budget": budget})
-    assert decide.may_propose(limited, sweep(*(trial(i) for i in range(trials))), NOW) == reason
+    assert budgets.may_propose(limited, sweep(*(trial(i) for i in range(trials))), NOW) == reason
 
 
 class TestThroughputAlone:

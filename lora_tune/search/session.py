@@ -19,7 +19,7 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune import decide
+from lora_tune import budgets
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
@@ -176,7 +176,7 @@ class Session:
 
         sampler = self._study.sampler
         gain = sampler.expected_gain(self._study) if isinstance(sampler, GreyBoxSampler) else None
-        return decide.not_worth(self._settings, gain)
+        return budgets.not_worth(self._settings, gain)
 
     @_translated
     def unknown(self, known: Collection[int]) -> list[Asked]:
