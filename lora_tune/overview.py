@@ -9,7 +9,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lora_tune import export, judge, view
-from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.raced import runs_words
+from lora_tune.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
 
 if TYPE_CHECKING:
@@ -138,6 +139,15 @@ def objective_words(study: Study) -> str:
         return "throughput"
     words = f"time to eval loss {study.objective.target:g}"
     return words + ", RCP-normalised" if study.objective.score == "mlperf_score" else words
+
+
+def confirmed_words(best: Trial | None) -> str:
+    """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
+    if best is None or best.facts.get("confirmed") != CHOSEN:
+        return ""
+    mean, low, high = (view.duration(best.facts[f"confirmed_{name}"]) for name in ("seconds", "low", "high"))
+    count = runs_words(best.facts["confirmed_runs"], best.facts["confirmed_missed"])
+    return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
 
 
 def prior_words(study: Study, sweep: Sweep) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lora_tune import errors, view
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option, watch_store
-from lora_tune.overview import Overview, other_score, overview, ranked
+from lora_tune.overview import Overview, confirmed_words, other_score, overview, ranked
 from lora_tune.records import Sweep, Trial, TrialState
 from lora_tune.scaling import scaling, table
 from lora_tune.store import LEASE_SECONDS, Store
@@ -145,6 +145,8 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
     open_ = f"{seen.open} open" if seen.open else ""
     grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
     grid.add_row("best", _best(study, seen))
+    if words := confirmed_words(seen.best):
+        grid.add_row("confirmed", words)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
     grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{view.price(study, seen.node_hours)}{saved}"))

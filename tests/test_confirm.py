@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lora_tune import decide, export, outcome, view
+from lora_tune import decide, export, outcome, status, view
 from lora_tune.confirm import main
 from lora_tune.confirm.command import replicate_study
 from lora_tune.confirm.outcome import as_json, confirmation, confirmed, summary
@@ -413,7 +413,14 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
         for text in (shown, line):
             assert f"trial {place.trial} {words}3 runs{missed})" in text
     noted = {t.number: t for t in confirmed(sweep, found, replicates(records))}
-    page = report_html(study, replace(sweep, trials={**sweep.trials, **noted}), 0.0)
+    console = Console(width=1000, record=True, file=io.StringIO())
+    confirmed_sweep = replace(sweep, trials={**sweep.trials, **noted})
+    console.print(status.picture(study, confirmed_sweep, ("", 0.0), 0.0, every=False))
+    best = found.places[0]
+    mean, low, high = (view.duration(t) for t in (best.mean, best.low, best.high))
+    row = f"chosen: mean {mean} ({low} to {high}, 3 runs, 1 did not reach the target)"
+    assert f"confirmed trial {second.number}, {row}" in " ".join(console.export_text().split())
+    page = report_html(study, confirmed_sweep, 0.0)
     assert page.count('<td class="num">3</td><td class="num">1</td>') == 1, "runs, and those that missed"
     now = datetime.datetime.now(datetime.UTC)
     told = {number: " ".join(export.provenance(study, t, now)) for number, t in noted.items()}
