@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from lora_tune.journal import Journal
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.launchers.command import read_json, write_json
 from lora_tune.paths import SweepPaths
+from lora_tune.refusal import UNKNOWN_SECONDS
 from lora_tune.workloads.base import Job
 
 
@@ -76,10 +78,14 @@ def prepare(paths: SweepPaths, how: Preparation) -> None:
 
 
 def _run(job: Job, how: Preparation) -> JobStatus:
-    """Submit the job, or take up the one that an earlier command submitted, and wait for its end."""
+    """Submit the job, or take up the one that an earlier command submitted, and wait for its end.
+
+    Raises RefusedError for what the scheduler refuses for good, or for too long.
+    """
     ticket = Ticket(name=job.name, folder=job.folder)
     status = JobStatus(state=JobState.LOST)
     submitted = said = ""
+    refused_at = math.inf
     job.folder.mkdir(parents=True, exist_ok=True)
     while status.state.alive or status.state is JobState.LOST:
         try:
@@ -91,8 +97,10 @@ def _run(job: Job, how: Preparation) -> JobStatus:
                 ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=how.now())
                 how.say(f"preparation: {job.name} is job {submitted}")
         except LauncherError as error:
-            if isinstance(error, RefusedError) and error.lasting:
-                raise
+            if isinstance(error, RefusedError):
+                refused_at = min(refused_at, how.now())
+                if error.lasting or how.now() - refused_at >= UNKNOWN_SECONDS:
+                    raise
             if str(error) != said:
                 how.say(str(error))
             said = str(error)

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -283,3 +284,20 @@ def test_a_preparation_that_is_refused_ends_the_command(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"correct site\.account"):
         prepare(SweepPaths(tmp_path / "sweep"), how)
     assert said == ["Socket timed out"], "trouble that lasts is said once"
+
+    began = cluster.clock.now()
+    cluster.answer = lambda job: refusal(job.name, "the site's own filter says no")
+    with pytest.raises(RefusedError, match="filter says no"):
+        prepare(SweepPaths(tmp_path / "sweep"), replace(how, tick=patience(cluster.clock)))
+    assert cluster.clock.now() - began == UNKNOWN_SECONDS
+
+
+def patience(clock: FakeClock) -> Callable[[], None]:
+    """Waits a second at a time, and fails after an hour."""
+    end = clock.now() + 3600
+
+    def wait() -> None:
+        assert clock.now() < end, "asked again for ever"
+        clock.sleep(1)
+
+    return wait
