@@ -45,7 +45,8 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 def trial(*launcher: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """One trial as a program; ``launcher`` are arguments of the interpreter before the module."""
-    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **SHORT, **variables}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environment = {**kept, "OMP_NUM_THREADS": "1", **SHORT, **variables}
     return subprocess.run(
         [sys.executable, *launcher, "-m", MODULE], env=environment, capture_output=True, timeout=120, check=False
     )

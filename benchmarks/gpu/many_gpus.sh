@@ -27,7 +27,7 @@ for stage in "$@"; do
         worker_ready
         # shellcheck disable=SC2086
         timeout 570 python3 -m benchmarks.gpu.probes --gpus "$GPUS" --llama "${LLAMA:-70b}" --batch "${BATCH:-$GPUS}" \
-            --total "${SECONDS_PROBES:-500}" --out "$OUT/probes.json" ${ONLY:+--only $ONLY}
+            --steps "${STEPS:-4}" --total "${SECONDS_PROBES:-500}" --out "$OUT/probes.json" ${ONLY:+--only $ONLY}
         ;;
     layouts)
         start_slurm
@@ -46,7 +46,7 @@ for stage in "$@"; do
         ;;
     overlap)
         worker_ready
-        timeout 120 python3 -m benchmarks.gpu.overlap --base "$LT/base" --gpus "$GPUS" --out "$OUT/overlap.json"
+        timeout 250 python3 -m benchmarks.gpu.overlap --base "$LT/base" --gpus "$GPUS" --out "$OUT/overlap.json"
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac

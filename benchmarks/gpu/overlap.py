@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True, help="model folder that make_base wrote")
     parser.add_argument("--gpus", type=int, default=4)
-    parser.add_argument("--limit", type=float, default=30, help="seconds a run")
+    parser.add_argument("--limit", type=float, default=60, help="seconds a run")
     parser.add_argument("--out", type=Path, default=Path("overlap.json"))
     options = parser.parse_args()
     records = []
@@ -34,6 +34,7 @@ def main() -> None:
                 "CP": options.gpus // 2,
                 "SP": 1,
                 "GLOBAL_BATCH_SIZE": 16,
+                "MBS": 16,
                 "LR": 2e-3,
                 "MAX_STEPS": 40,
                 "VAL_CHECK_INTERVAL": 128,
@@ -41,7 +42,7 @@ def main() -> None:
                 "FP8": fp8,
                 "TP_COMM_OVERLAP": overlap,
                 "NUM_WORKERS": 0,
-                "DIST_TIMEOUT": 30,
+                "DIST_TIMEOUT": 60,
             }
             folder = options.out.parent / "logs"
             outcome = run_trial(name, variables, ranks=options.gpus, limit=options.limit, folder=folder)

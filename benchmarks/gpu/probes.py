@@ -98,7 +98,7 @@ def main() -> None:
         "MAX_STEPS": 100,
         "VAL_CHECK_INTERVAL": options.steps * options.batch,
         "EVAL_SAMPLES": options.batch,
-        "WARMUP_TRAIN_STEPS": 2,
+        "WARMUP_TRAIN_STEPS": 1,
         "WARMUP_VALIDATION_STEPS": 1,
         "PROBE": 1,
         "DATADIR": "lora_tune/recipes/tiny",

@@ -46,6 +46,8 @@ def run_trial(
     name: str, variables: Mapping[str, object], *, ranks: int = 1, module: str = NEMO, limit: float, folder: Path
 ) -> Outcome:
     """Run one trial on ``ranks`` processes, for ``limit`` seconds at most. Its output stays in ``folder/name.log``."""
+    # Its ranks are sessions of their own: whoever ends this program must not leave them on the GPUs.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
     run_id = f"{name}-{os.getpid()}"
@@ -71,15 +73,17 @@ def run_trial(
 def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> bool:
     """Until all have ended; a failed rank takes the others along after 4 s, the limit takes all. Says which it was."""
     end = time.monotonic() + limit
-    while any(p.poll() is None for p in processes) and time.monotonic() < end:
-        if any(p.poll() for p in processes):
-            end = min(end, time.monotonic() + 4)
-        time.sleep(0.05)
-    alive = [p for p in processes if p.poll() is None]
-    failed = any(p.poll() for p in processes)
-    for process in alive:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    try:
+        while any(p.poll() is None for p in processes) and time.monotonic() < end:
+            if any(p.poll() for p in processes):
+                end = min(end, time.monotonic() + 4)
+            time.sleep(0.05)
+    finally:
+        alive = [p for p in processes if p.poll() is None]
+        failed = any(p.poll() for p in processes)
+        for process in alive:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return not alive or failed
 
 

@@ -230,7 +230,14 @@ def full_length(nemo: Nemo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     easy = np.frombuffer(b"for i in range(10):\n    print(i)\n" * 200, np.uint8).astype(int)
     for split in packed_data.SPLITS:
         packed_data.write(folder, split, packed_data.pack(easy, 32))
-    closed = {"LORA_DROPOUT": 0.1, "TARGET": None, "VAL_CHECK_INTERVAL": None, "LR": 4e-4, "EVAL_SAMPLES": 8}
+    closed = {
+        "BENCHMARK": "llama2_70b_lora",
+        "LORA_DROPOUT": 0.1,
+        "TARGET": None,
+        "VAL_CHECK_INTERVAL": None,
+        "LR": 4e-4,
+        "EVAL_SAMPLES": 8,
+    }
     trial = nemo(DATADIR=folder, SEQ=32, MINIBS=8, MBS=8, MAX_STEPS=250, LOGGING_INTERVAL=10, **closed)
     assert trial.codes == (0,), trial.output[-2000:]
     run = trial.run
@@ -286,6 +293,24 @@ def test_what_needs_transformer_engine_is_refused_without_it(nemo: Nemo) -> None
     trial = nemo(FP8=1)
     assert trial.codes == (3,)
     assert "Transformer Engine" in trial.message
+
+
+def test_the_end_copies_no_model_to_host_memory(nemo: Nemo) -> None:
+    trial = nemo(module="tests.recipes.nemo_inside", INSIDE="moves", TARGET=100)
+    assert trial.run.status == "success"
+    assert "copied to host memory" not in trial.output
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_overlap_hides_no_transfer_behind_a_product_that_frozen_weights_lack(nemo: Nemo, overlap: int) -> None:
+    trial = nemo(module="tests.recipes.nemo_inside", INSIDE="overlap", TP=2, SP=1, TP_COMM_OVERLAP=overlap)
+    settings = dict(line.split() for line in trial.output.splitlines() if line.endswith(("True", "False")))
+    wanted = {"bulk_wgrad": False, "bulk_dgrad": False, "overlap_rs_dgrad": True, "overlap_disable_qkv": True}
+    assert settings == {name: str(value is bool(overlap)) for name, value in wanted.items()}
+
+
+def test_a_log_names_the_benchmark_only_for_its_model(nemo: Nemo) -> None:
+    assert nemo(TARGET=100).run.hyperparameters["submission_benchmark"] == "llama_lora"
 
 
 def test_a_killed_rank_ends_the_other(nemo: Nemo) -> None:

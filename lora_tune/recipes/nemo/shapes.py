@@ -37,6 +37,11 @@ class Shape:
         block = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
         return self.layers * block + 2 * self.vocab * self.hidden + self.hidden
 
+    @property
+    def is_benchmark(self) -> bool:
+        """Whether this is the model of MLPerf's llama2_70b_lora."""
+        return self.parameters == SHAPES["70b"].parameters
+
     def step_flops(self, tokens: int, seq: int) -> float:
         """Floating-point operations of a forward and backward pass over ``tokens`` tokens in sequences of ``seq``.
 
