@@ -1,13 +1,14 @@
 """A sweep as a compact record for the repository: ``python -m benchmarks.gpu.record SWEEP_FOLDER RECORD_FOLDER``.
 
-Writes ``study.toml``, ``trials.csv`` (one line a trial), ``curves.csv`` (every eval), the best ``config_*.sh``, and
-prints what the README says of the sweep: trials by verdict, spread, idle time between trials.
+Writes ``study.toml``, ``trials.csv`` (one line a trial), ``curves.csv`` (every eval), the best ``config_*.sh``, what
+``confirm`` found, and prints what the README says of the sweep: trials by verdict, spread, idle time between trials.
 """
 
 from __future__ import annotations
 
 import csv
 import itertools
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -38,6 +39,12 @@ def write_tables(sweep: Sweep, folder: Path) -> None:
             out.writerows([trial, attempt, f"{e.samples:g}", e.loss, e.seconds] for e in evals)
 
 
+def taken_over(log: Path) -> set[int]:
+    """Trials that ran on while no driver did: the gap behind them is that of whoever started the sweep again."""
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return {event["trial"] for event in events if event["event"] == "adopted"}
+
+
 def main(source: Path, target: Path) -> None:
     store = Store(sqlite_url(source / "sweep.db"), read_only=True)
     sweep = store.load(store.names()[0])
@@ -45,6 +52,8 @@ def main(source: Path, target: Path) -> None:
     study = recorded_study(sweep, Path("studies") / f"{sweep.name}.toml")
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "study.toml", target / "study.toml")
+    if (source / "confirm" / "confirmation.json").exists():
+        shutil.copyfile(source / "confirm" / "confirmation.json", target / "confirmation.json")
     write_tables(sweep, target)
     written = export_best(study, sweep, load(study, source / "study.toml"), target)
     assert written is not None, "no trial reached the target"
@@ -57,8 +66,9 @@ def main(source: Path, target: Path) -> None:
         file.write_text("".join(line for line in lines if not line.startswith("# optuna")), encoding="utf-8")
     counts = {v.value: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     times = sorted(t.seconds for t in sweep.trials.values() if t.seconds is not None)
-    ends = sorted((a.started_at, a.ended_at) for a in sweep.attempts.values() if a.started_at and a.ended_at)
-    gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(ends)]
+    adopted = taken_over(source / "driver.log")
+    ends = sorted((a.started_at, a.ended_at, a.trial) for a in sweep.attempts.values() if a.started_at and a.ended_at)
+    gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(ends) if earlier[2] not in adopted]
     print({name: count for name, count in counts.items() if count})
     print(f"seconds to target: {times[0]:.1f} to {times[-1]:.1f} ({times[-1] / times[0]:.1f}x)")
     mean = sum(gaps) / len(gaps)
