@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -324,9 +325,15 @@ def test_a_killed_rank_ends_the_other(nemo: Nemo) -> None:
     assert "rank 0: " in trial.message
 
 
-def test_a_cancelled_trial_ends_at_once(nemo: Nemo) -> None:
+def test_a_cancelled_trial_ends_at_once_and_leaves_nothing_on_its_node(nemo: Nemo) -> None:
+    def left() -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob("nemo-*"))
+
+    before = left()
     (process,) = nemo.start(MAX_STEPS=100000, VAL_CHECK_INTERVAL=384)
     while '"train_loss"' not in nemo.output():
         assert process.poll() is None, nemo.output()[-2000:]
+    assert left() > before
     process.terminate()
     assert nemo.wait([process]).codes == (128 + signal.SIGTERM,)
+    assert left() == before

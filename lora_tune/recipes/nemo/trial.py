@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -101,6 +104,15 @@ def _log_folder(settings: Settings) -> Iterator[str]:
         yield str(settings.logdir)
         return
     with tempfile.TemporaryDirectory(prefix="nemo-", ignore_cleanup_errors=True) as folder:
+        cancel = signal.getsignal(signal.SIGTERM)
+
+        def clean(number: int, frame: FrameType | None) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            if callable(cancel):
+                cancel(number, frame)
+
+        # A cancelled trial ends at once, and every second trial is: its node must not keep what it wrote.
+        signal.signal(signal.SIGTERM, clean)
         yield folder
 
 
