@@ -124,7 +124,7 @@ def test_a_study_names_it_and_a_probe_is_two_blocks_of_the_studys_own_evals(tmp_
     job = SurfaceWorkload(study, settings).job(proposal, tmp_path)
     probe = json.loads(job.files[PARAMETERS])["parameters"]
     log = [text for _, text in surface(probe, 1)]
-    assert sum("eval_accuracy" in line for line in log) == 2
+    assert [json.loads(line[9:])["metadata"]["samples_count"] for line in log if "eval_accuracy" in line] == [40, 80]
 
 
 @pytest.mark.parametrize("name", SURFACES)
