@@ -29,21 +29,9 @@ for stage in "$@"; do
         timeout 570 python3 -m benchmarks.gpu.probes --gpus "$GPUS" --llama "${LLAMA:-70b}" --batch "${BATCH:-$GPUS}" \
             --steps "${STEPS:-4}" --total "${SECONDS_PROBES:-500}" --out "$OUT/probes.json" ${ONLY:+--only $ONLY}
         ;;
-    layouts)
-        start_slurm
-        worker_ready
-        under_slurm nemo_h200x4 "${SECONDS_LAYOUTS:-400}" sweep ${TRIALS_LAYOUTS:+--trials "$TRIALS_LAYOUTS"}
-        ;;
-    sweep)
-        start_slurm
-        worker_ready
-        under_slurm "$study" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
-        ;;
-    confirm)
-        start_slurm
-        worker_ready
-        under_slurm "$study" "${SECONDS_CONFIRM:-300}" confirm --top 2 --seeds "${SEEDS:-3}" --confidence 0.999
-        ;;
+    layouts) TRIALS=${TRIALS_LAYOUTS:-} SECONDS_SWEEP=${SECONDS_LAYOUTS:-400} sweep_stage nemo_h200x4 ;;
+    sweep) sweep_stage "$study" ;;
+    confirm) confirm_stage "$study" "${SEEDS:-3}" ;;
     overlap)
         worker_ready
         timeout 250 python3 -m benchmarks.gpu.overlap --base "$LT/base" --gpus "$GPUS" --out "$OUT/overlap.json"
@@ -51,6 +39,4 @@ for stage in "$@"; do
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac
 done
-echo "== end $(date +%T)"
-cp "$LT/worker.log" "$OUT/worker.log" 2>/dev/null
-[ ! -d "$OUT/logs" ] || { tar czf "$OUT/logs.tgz" -C "$OUT" logs && rm -r "$OUT/logs"; }
+gather_logs

@@ -32,19 +32,11 @@ for stage in "$@"; do
         worker_ready
         timeout 560 python3 -m benchmarks.gpu.probes --llama 70b_slice8 --total "${SECONDS_PROBES:-300}" --out "$OUT/probes.json"
         ;;
-    sweep)
-        start_slurm
-        worker_ready
-        under_slurm "$study" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
-        ;;
-    confirm)
-        start_slurm
-        worker_ready
-        under_slurm "$study" "${SECONDS_CONFIRM:-300}" confirm --top 2 --seeds "${SEEDS:-5}" --confidence 0.999
-        ;;
+    sweep) sweep_stage "$study" ;;
+    confirm) confirm_stage "$study" "${SEEDS:-5}" ;;
     peft)
         start_slurm
-        # Another worker at another address: each has one set of imports.
+        # Another worker, at the address that this study names: each has one set of imports.
         (
             export PYTHONPATH=$PEFT_PATH LORA_TUNE_WORKER=$LT/peft.sock
             setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" lora_tune.recipes.training >"$LT/peft.log" 2>&1 </dev/null &
@@ -65,6 +57,4 @@ for stage in "$@"; do
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac
 done
-echo "== end $(date +%T)"
-cp "$LT/worker.log" "$OUT/worker.log" 2>/dev/null
-[ ! -d "$OUT/logs" ] || { tar czf "$OUT/logs.tgz" -C "$OUT" logs && rm -r "$OUT/logs"; }
+gather_logs

@@ -65,6 +65,24 @@ under_slurm() { # $1: study. $2: seconds. $3...: a command of lora_tune and its 
     tar czf "$OUT/$study.tgz" -C "$LT/sweeps" "$study"
 }
 
+sweep_stage() { # $1: study
+    start_slurm
+    worker_ready
+    under_slurm "$1" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
+}
+
+confirm_stage() { # $1: study. $2: seeds
+    start_slurm
+    worker_ready
+    under_slurm "$1" "${SECONDS_CONFIRM:-300}" confirm --top 2 --seeds "$2" --confidence 0.999
+}
+
+gather_logs() { # into $OUT
+    echo "== end $(date +%T)"
+    cp "$LT/worker.log" "$OUT/worker.log" 2>/dev/null
+    [ ! -d "$OUT/logs" ] || { tar czf "$OUT/logs.tgz" -C "$OUT" logs && rm -r "$OUT/logs"; }
+}
+
 start_base() { # the small base that trials adapt, on the first GPU
     [ -f "$LT/base/config.json" ] || [ -e "$LT/base.log" ] && return
     PYTHONPATH=$PEFT_PATH timeout 180 python3 -m benchmarks.gpu.make_base "$LT/base" >"$LT/base.log" 2>&1 &
