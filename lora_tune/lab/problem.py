@@ -93,11 +93,7 @@ class Problem:
         rng = np.random.default_rng(6)
         names = self.coordinates.convergence_names
         for round_ in range(2 * EXACT_TRIES):
-            width = 0.1 * 0.96**round_
-            near = {
-                n: from_unit(self.distributions[n], unit(self.distributions[n], point[n]) + float(rng.normal(0, width)))
-                for n in names
-            }
+            near = self._near({n: point[n] for n in names}, 0.1 * 0.96**round_, rng)
             point = min(point, {**point, **near}, key=self.exact_score)
         return self.exact_score(point)
 
@@ -130,15 +126,15 @@ class Problem:
     def _descend(self, point: dict[str, Any], layout: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         trials = [self._random(rng, tuple(point)) for _ in range(250)]
         best = min([point, *trials], key=lambda p: self.score({**p, **layout}))
-        width = 0.3
         for round_ in range(160):
-            width = 0.3 * 0.97**round_
-            near = {
-                n: from_unit(self.distributions[n], unit(self.distributions[n], v) + float(rng.normal(0, width)))
-                for n, v in best.items()
-            }
+            near = self._near(best, 0.3 * 0.97**round_, rng)
             best = min(best, near, key=lambda p: self.score({**p, **layout}))
         return best
+
+    def _near(self, point: Mapping[str, Any], width: float, rng: np.random.Generator) -> dict[str, Any]:
+        """A point beside ``point``: sd ``width`` of the half range along each of its parameters."""
+        spread = self.distributions
+        return {n: from_unit(spread[n], unit(spread[n], v) + float(rng.normal(0, width))) for n, v in point.items()}
 
     def single_run_factor(self, tuned: Values, samples: float) -> float:
         """What RCP normalisation makes of one run that stopped after ``samples``, where the score is normalised."""

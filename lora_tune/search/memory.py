@@ -78,7 +78,7 @@ def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
         odds = rows @ at
         return float(y @ odds - np.logaddexp(0.0, odds).sum() - 0.5 * ((at - mean) ** 2 / sd**2).sum())
 
-    for sweep in range(MOST_STEPS):
+    for taken in range(MOST_STEPS):
         p = expit(rows @ beta)
         hessian = rows.T @ (rows * (p * (1 - p))[:, None]) + precision
         step = np.linalg.solve(hessian, rows.T @ (y - p) - precision @ (beta - mean))
@@ -86,7 +86,7 @@ def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
         while log_posterior(beta + step) < log_posterior(beta) - 1e-9:
             step = 0.5 * step
         beta = beta + step
-        if sweep >= FEWEST_STEPS and np.abs(step).max() < 1e-6:
+        if taken >= FEWEST_STEPS and np.abs(step).max() < 1e-6:
             break
     dead: Counter[tuple[float, ...]] = Counter()
     alive: Counter[tuple[float, ...]] = Counter()
