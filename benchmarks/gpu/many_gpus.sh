@@ -3,8 +3,9 @@
 #
 #   base     train the small base that the small trials adapt (about 90 s on one GPU; imports go on beside it)
 #   probes   layouts and precisions of the whole 70B shape, in order of interest (SECONDS_PROBES, default 500; ONLY)
-#   layouts  the study of the 70B shape's throughput under real Slurm (nemo_h200x4; TRIALS_LAYOUTS; SECONDS_LAYOUTS)
-#   sweep    a study of the small Llama under real Slurm (STUDY, default nemo_small_h200x4, on eight GPUs h200x8; TRIALS)
+#   peft     the PEFT recipe's tests of FSDP2, TP and CP on two GPUs
+#   layouts  the study of the 70B shape's throughput under real Slurm (nemo_h200x2 or x4; TRIALS_LAYOUTS; SECONDS_LAYOUTS)
+#   sweep    a study of the small Llama under real Slurm (STUDY, default nemo_small_h200x2 or x4, h200x8; TRIALS)
 #   confirm  more seeds of that sweep's leading configs (SEEDS, default 3)
 #   overlap  the small Llama with and without overlapped communication: the losses must be alike
 set -u
@@ -13,7 +14,7 @@ mkdir -p "$OUT"
 source benchmarks/gpu/prepare.sh "${LT:-/tmp/lora_tune}"  # named, or it would inherit our stages
 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 GPUS=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
-study=${STUDY:-nemo_small_h200x4}
+study=${STUDY:-nemo_small_h200x$GPUS}
 [ "$GPUS" -lt 8 ] || study=${STUDY:-h200x8}
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 case " $* " in *" base "*) start_base ;; esac
@@ -29,7 +30,11 @@ for stage in "$@"; do
         timeout 570 python3 -m benchmarks.gpu.probes --gpus "$GPUS" --llama "${LLAMA:-70b}" --batch "${BATCH:-$GPUS}" \
             --steps "${STEPS:-4}" --total "${SECONDS_PROBES:-500}" --out "$OUT/probes.json" ${ONLY:+--only $ONLY}
         ;;
-    layouts) TRIALS=${TRIALS_LAYOUTS:-} SECONDS_SWEEP=${SECONDS_LAYOUTS:-400} sweep_stage nemo_h200x4 ;;
+    peft)
+        PYTHONPATH=$PEFT_PATH LORA_TUNE_WORKER='' timeout 200 python3 -m pytest -o addopts= -p no:cacheprovider -v \
+            tests/test_recipe_peft.py -k two_gpus 2>&1 | tee "$OUT/peft.txt"
+        ;;
+    layouts) TRIALS=${TRIALS_LAYOUTS:-} SECONDS_SWEEP=${SECONDS_LAYOUTS:-400} sweep_stage "nemo_h200x$GPUS" ;;
     sweep) sweep_stage "$study" ;;
     confirm) confirm_stage "$study" "${SEEDS:-3}" ;;
     overlap)

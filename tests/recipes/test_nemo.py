@@ -151,6 +151,16 @@ def test_a_layout_changes_nothing_but_speed(nemo: Nemo, alone: Trial, layout: di
     assert trial.losses == pytest.approx(alone.losses, abs=2e-5)
 
 
+RECOMPUTED = [{"RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": 2}, {"RECOMPUTE_METHOD": "uniform", "MBS": 4}]
+
+
+@pytest.mark.parametrize("method", RECOMPUTED, ids=["two layers", "all layers"])
+def test_recomputed_layers_learn_as_the_others(nemo: Nemo, alone: Trial, method: dict[str, object]) -> None:
+    """Behind frozen embeddings PyTorch's recomputation drops gradients where nobody asks for them."""
+    trial = nemo(RECOMPUTE_GRANULARITY="full", **method)
+    assert trial.losses == pytest.approx(alone.losses, abs=2e-5)
+
+
 def test_a_pipeline_learns(nemo: Nemo, alone: Trial) -> None:
     """Adapters start from other random numbers on the second stage, so the losses are like the others, not the same."""
     trial = nemo(ranks=2, PP=2)

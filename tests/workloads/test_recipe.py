@@ -46,7 +46,19 @@ def test_where_trials_run_here_what_is_missing_is_missing() -> None:
         workload(launcher="local", model="/nowhere/model").check()
 
 
-@pytest.mark.parametrize("name", ["nemo_h100x1", "nemo_h200x4", "nemo_small_h200x4", "h200x8", "peft_h100x1", "tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nemo_h100x1",
+        "nemo_h200x2",
+        "nemo_h200x4",
+        "nemo_small_h200x2",
+        "nemo_small_h200x4",
+        "h200x8",
+        "peft_h100x1",
+        "tiny",
+    ],
+)
 def test_the_recipe_accepts_every_layout_as_exported(name: str, tmp_path: Path) -> None:
     """Sourced in a clean bash and read by the recipe itself; the base that the GPU studies adapt has a named shape."""
     study = load_study(REPOSITORY / "studies" / f"{name}.toml")

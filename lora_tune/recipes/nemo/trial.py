@@ -21,7 +21,7 @@ from nemo.collections import llm
 from nemo.utils import logging as nemo_logging
 
 from lora_tune.recipes.nemo import checkpoint, hf
-from lora_tune.recipes.nemo.callbacks import Base, Run, Seeds
+from lora_tune.recipes.nemo.callbacks import Base, Recomputation, Run, Seeds
 from lora_tune.recipes.nemo.data import PackedData
 from lora_tune.recipes.nemo.model import (
     attention_name,
@@ -76,6 +76,8 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     callbacks = [Bounded(settings.timeout), Seeds(settings, cuda=cuda), lora, watch]
     if foreign:
         callbacks.insert(0, Base(settings))
+    if settings.speed.recompute:
+        callbacks.append(Recomputation())
     with _log_folder(settings) as folder:
         llm.finetune(
             model=build_model(settings, cuda=cuda),
