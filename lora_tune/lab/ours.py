@@ -45,7 +45,7 @@ class GreyBox:
         self._problem, self._capped = problem, capped
         self._sampler = sampler(
             problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes, capped=capped,
-            seed=seed,
+            fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
         )  # fmt: skip
         self._study = optuna.create_study(sampler=self._sampler)
         self._evals: dict[int, list[Eval]] = {}

@@ -30,8 +30,8 @@ OOM_SECONDS = 60.0
 """What a job that dies of memory costs beyond its start-up."""
 CAP = 1.25
 """Expected cost of a bad run over that of a good one: it is stopped before it ends."""
-PROBE_SAMPLES = 768.0
-"""Samples that a probe trains: a cold block and a warm one."""
+PROBE_BLOCKS = 2
+"""Eval intervals that a probe trains: a cold block and a warm one."""
 ACTIONS = 60
 """Configurations that are valued as actions, out of all candidates."""
 Z, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
@@ -171,10 +171,11 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
     best = [int(np.argmin(beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)[r])) for r in beliefs.rows]
     found = []
     for g, columns in enumerate(beliefs.columns):
+        samples = PROBE_BLOCKS * model.block_samples(beliefs.groups[g].batch)
         for m in range(columns.start, columns.stop):
             if beliefs.tested[m] or beliefs.due[m]:
                 continue
-            work = PROBE_SAMPLES / math.exp(beliefs.speed[m]) + math.exp(beliefs.evals[m])
+            work = samples / math.exp(beliefs.speed[m]) + math.exp(beliefs.evals[m])
             alive = 1 - beliefs.death[m]
             seconds = model.init_seconds + alive * work + (1 - alive) * OOM_SECONDS
             group = beliefs.groups[g]

@@ -24,6 +24,7 @@ RATE = ("LR", "LEARNING_RATE")
 STEPS = ("MAX_STEPS", "STEPS", "TRAIN_STEPS")
 WARMUP = ("WARMUP_STEPS",)
 BATCH = ("GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE")
+INTERVAL = ("VAL_CHECK_INTERVAL",)
 SPEED = re.compile(
     r"TP$|PP$|CP$|VP$|SP$|MBS$|^TP_|^MC_TP|^NCCL|^NVTE|^CUDA|CUDA_GRAPH|^FP8_(?!$)|VBOOST|COMM_|WORKERS|OFFLOAD|"
     r"RECOMPUTE|^AC[GML]$|SHARP|_CTAS|^VAL_MBS|^CP_EVAL|GRAD_ACCUM|COMPILE|FUSED|ATTENTION_BACKEND|NUMA|BIND"
@@ -128,6 +129,11 @@ class Coordinates:
         """Samples after which training ends; infinite when unknown."""
         total = self.steps(values) * self.batch(values)
         return total if math.isfinite(total) else math.inf
+
+    @property
+    def eval_interval(self) -> float:
+        """Samples between evals where the study fixes them; NaN when nothing says it."""
+        return self._named({}, INTERVAL)
 
     def _named(self, values: Values, names: Sequence[str]) -> float:
         for name in names:

@@ -76,7 +76,8 @@ class Goal:
     target: eval loss. schedule: evals by global batch size; None: learned from the trials. reference_samples: RCP mean
     by batch, 0 for none (then the score is plain time to target). family: the published shape of curves by batch.
     nodes: of one trial. limit_seconds: after which a trial is stopped. run_sd: spread of ln(samples) between seeds, for
-    the risk of not finishing. overshoot: eval intervals from the crossing that readings name to the eval that stops.
+    the risk of not finishing, as usual; noise: how many times as far they scatter in this study. overshoot: eval
+    intervals from the crossing that readings name to the eval that stops.
     """
 
     target: float = 0.925
@@ -86,6 +87,7 @@ class Goal:
     nodes: int = 1
     limit_seconds: float = math.inf
     run_sd: float = 0.075
+    noise: float = 1.0
     overshoot: float = HALF
 
     def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:
@@ -140,7 +142,8 @@ class Goal:
         """Chance that a run crosses before its training ends after ``total`` samples (infinite: unknown)."""
         from scipy.special import ndtr
 
-        spread = np.hypot(sd, self.run_sd)
+        # Quieter seeds than usual are no reason to cut schedules finer: what a late end costs is a whole run.
+        spread = np.hypot(sd, self.run_sd * max(1.0, self.noise))
         usable = np.maximum(total - schedule.interval_samples / 2, 1e-9)
         p = ndtr((np.log(usable) - mean) / spread)
         return np.where(total < schedule.first_samples, 0.0, p)

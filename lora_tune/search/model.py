@@ -16,9 +16,10 @@ import numpy.typing as npt
 from optuna.distributions import FloatDistribution
 
 from lora_tune.curve import Schedule
+from lora_tune.rules.division import EVAL_SAMPLES
 from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, trend
-from lora_tune.search.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit
+from lora_tune.search.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
 from lora_tune.search.goal import HALF, Goal
 from lora_tune.search.memory import MemoryModel
 from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
@@ -172,9 +173,16 @@ class SearchModel:
         if self.goal.schedule is not None and math.isfinite(batch):
             return self.goal.schedule(batch)
         if not self.schedules:
-            return Schedule(1.0, 1.0)
+            interval = self.coordinates.eval_interval
+            return Schedule(interval, interval) if interval > 0 else Schedule(1.0, 1.0)
         nearest = min(self.schedules, key=lambda b: abs(b - batch) if math.isfinite(b - batch) else 0.0)
         return self.schedules[nearest]
+
+    def block_samples(self, batch: float) -> float:
+        """Samples between evals at a batch; the closed division's where neither the study nor a trial says it."""
+        if self.goal.schedule is None and not self.schedules and not self.coordinates.eval_interval > 0:
+            return EVAL_SAMPLES
+        return self.schedule(batch).interval_samples
 
 
 def learn(
@@ -208,6 +216,7 @@ def learn(
         scales = _fitted(coordinates, base, (data, speed_data, eval_data), due)
     if not scales.trusted:
         data = _pick(data, np.flatnonzero(data.source == HERE))
+    goal = replace(goal, noise=scales.convergence.noise_scale)
     convergence, speed, evals = (
         condition(data, scales.convergence), condition(speed_data, scales.speed), condition(eval_data, scales.evals)
     )  # fmt: skip
@@ -260,6 +269,7 @@ def _fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data]
         _speed_prior(labels, _SPEED_BELIEF, level),
         _speed_prior(labels, _EVAL_BELIEF, eval_level),
     )
+    starts = (replace(starts[0], noise_scale=repeated_noise(data[0])), *starts[1:])
     moved = [fit(thinned(d, 120), s, _belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
     convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
     return Scales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)

@@ -152,6 +152,8 @@ def readings(
             found[at] = reading
     own_runs = [r.ln_samples for at, r in found.items() if not r.below and not observations[at].source]
     best = min(own_runs, default=None)
+    times = [_first(o.attributes, "stop_seconds") for o in observations if math.isfinite(o.reached) and not o.source]
+    fastest = min((t for t in times if t > 0), default=math.nan)
     for at, o in enumerate(observations):
         if o.open or o.probe or o.infeasible:
             continue
@@ -160,7 +162,21 @@ def readings(
             worst = math.log(totals[at] if math.isfinite(totals[at]) else max(o.bound, 1.0))
             worse = (best if best is not None else worst) + (BLOWN_UP if o.diverged else 0.1)
             found[at] = Reading(max(worst, worse), 0.3 if o.diverged else 0.1, below=True)
+        elif str(o.attributes.get("verdict")) == "capped" and (at not in found or found[at].below):
+            # Whoever capped it knew that it would not get there in the time of the fastest run.
+            within = _samples_within(o, fastest)
+            if within > 0 and (at not in found or math.log(within) > found[at].ln_samples):
+                found[at] = Reading(math.log(within), 0.1, below=True)
     return found
+
+
+def _samples_within(o: Observation, seconds: float) -> float:
+    """Samples that the trial's layout trains in ``seconds``, evals included; 0 where nothing says it."""
+    step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else math.inf
+    if not (o.samples_per_second > 0 and math.isfinite(seconds) and step > 0):
+        return 0.0
+    eval_seconds = o.seconds_per_eval if o.seconds_per_eval > 0 else 0.0
+    return seconds / (1 / o.samples_per_second + eval_seconds / step)
 
 
 def _reading(o: Observation, target: float, family: Family | None) -> Reading | None:
@@ -172,11 +188,17 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
         return None
     if family is not None and usable:
         crossing = curve.estimate(o.evals, target, family=family)
+        ahead = math.log(max(crossing.samples, 1.0) / seen)
+        stalled = str(o.attributes.get("verdict")) == "pruned"
+        if ahead < -2 * _curve_sd(family, len(usable), target) and not stalled:
+            # It should long have crossed: its curve has another shape, of which only the bound is known. (Of one that
+            # the stall test stopped this near to the target, a bound would say that it never arrives.)
+            return Reading(math.log(seen) + NEAREST, SEED_SD, below=True)
         # A run that should have crossed by now and did not is about to: that is a reading too, not just a bound.
-        ahead = max(math.log(max(crossing.samples, 1.0) / seen), NEAREST)
+        ahead = max(ahead, NEAREST)
         if ahead < FARTHEST:
             sd = math.hypot(_curve_sd(family, len(usable), target), 0.25 * ahead, SEED_SD)
-            return Reading(math.log(crossing.samples), sd)
+            return Reading(math.log(seen) + ahead, sd)
         return Reading(math.log(seen) + (FARTHEST if ahead >= FARTHEST else 0.0), 0.3, below=True)
     ahead = max(_ahead(usable, target), NEAREST)
     if ahead < FARTHEST:

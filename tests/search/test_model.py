@@ -18,9 +18,9 @@ from lora_tune.curve import Schedule, Timing, predicted_seconds
 from lora_tune.mllog import Eval
 from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
-from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit, matern
+from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit, matern, repeated_noise
 from lora_tune.search.goal import Goal, closed_schedule, public_family, rcp_mean
-from lora_tune.search.model import convergence_prior, learn, thinned
+from lora_tune.search.model import convergence_prior, learn, thinned, without_open
 from lora_tune.search.observations import Observation, of_trial, readings
 
 LAYOUTS = (
@@ -373,6 +373,40 @@ def test_a_model_of_many_runs_knows_their_noise() -> None:
     ]  # fmt: skip
     # A stop without a curve is read with an error of 6.7%, so the readings are exactly as noisy as claimed.
     assert learn(COORDINATES, Goal(), seen).scales.convergence.noise_scale == pytest.approx(1.0, abs=0.21)
+
+
+def seeds_of(settings: list[float], each: int, spread: float) -> Data:
+    """Readings of sd 0.05 that say ``settings`` (one feature, jumping from one to the next), ``each`` seeds of each."""
+    x = np.repeat(np.linspace(-1, 1, len(settings)), each)[:, None]
+    away = np.random.default_rng(4).normal(0, spread, len(x))
+    return Data(
+        x=x, basis=trend(x, ()), y=np.repeat(settings, each) + away, sd=np.full(len(x), 0.05),
+        source=np.zeros(len(x), np.int64), below=np.zeros(len(x), np.bool_),
+    )  # fmt: skip
+
+
+def test_noise_is_learned_from_repeated_seeds_and_not_from_what_differs_between_settings() -> None:
+    rough = [6.0, 6.5, 6.1, 6.9, 6.3, 6.8, 6.0, 6.6]
+    assert repeated_noise(seeds_of(rough, each=1, spread=0.0)) == 1.0
+    assert repeated_noise(seeds_of(rough, each=20, spread=0.05)) == pytest.approx(1.0, abs=0.1)
+    assert repeated_noise(seeds_of(rough, each=20, spread=0.11)) == pytest.approx(2.2, abs=0.2)
+    assert 1.0 < repeated_noise(seeds_of(rough[:1], each=5, spread=0.11)) < 2.0  # five seeds say little
+
+
+def test_where_seeds_scatter_more_than_usual_a_schedule_that_ends_soon_is_a_greater_risk() -> None:
+    def risk(spread: float) -> float:
+        rng = np.random.default_rng(6)
+        seen = [
+            Observation(number=k, values=VALUES, reached=3000 * math.exp(rng.normal(0, spread)), samples_per_second=2.0)
+            for k in range(40)
+        ]
+        model = learn(COORDINATES, Goal(), [*seen, Observation(number=40, values=VALUES, open=True)])
+        goal = without_open(model).goal
+        assert goal == model.goal  # taking open runs out again does not count the scatter twice
+        return float(1 - goal.finish_probability(np.array([0.0]), np.zeros(1), np.array([1.2]), Schedule(0.1, 0.1))[0])
+
+    assert risk(0.06) == pytest.approx(risk(0.03), abs=0.01)  # as usual: never less than the public runs show
+    assert risk(0.2) > 4 * risk(0.06)
 
 
 def test_how_far_stops_lie_beyond_their_readings_is_learned_and_moves_the_reference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.storages._base import BaseStorage
 from optuna.trial import TrialState
 
+from lora_tune.mllog import Eval
 from lora_tune.search import observations
 from lora_tune.search.goal import Goal, closed_schedule
 from lora_tune.search.observations import Observation, readings
@@ -96,3 +98,42 @@ def test_a_reading_is_that_of_the_family_asked_for() -> None:
         totals = [4000.0] * len(kept)
         assert readings(kept, 0.925, totals) == readings(kept, 0.925, totals) == readings(anew, 0.925, totals)
     assert all(o._read for o in kept if o.reached > 0), "they were read once"
+
+
+def run(*, samples: float, verdict: str, evals: int, slope: float = -0.08, **facts: float) -> Observation:
+    """A run with evals 40 samples apart whose loss falls by ``slope`` per ln(samples) from 1.9 on."""
+    at = [40.0 * (n + 1) for n in range(evals)]
+    curve = tuple(Eval(s, 1.9 + slope * math.log(s / 40), math.nan) for s in at)
+    reached = samples if verdict == "reached" else math.nan
+    return Observation(
+        number=0, values={}, evals=curve, reached=reached, bound=math.nan if verdict == "reached" else samples,
+        samples_per_second=0.5, seconds_per_eval=20.0, attributes={"verdict": verdict, **facts},
+    )  # fmt: skip
+
+
+def test_a_run_capped_before_the_shape_of_curves_is_known_teaches_what_its_capper_knew() -> None:
+    """At 0.5 samples/s and 20 s for each 40 samples, 1,000 s of the fastest run are 400 samples of the capped one."""
+    good = run(samples=480, verdict="reached", evals=12, stop_seconds=1000.0)
+    capped = run(samples=120, verdict="capped", evals=3, slope=-0.01)
+    reading = readings([good, capped], 1.7, [800.0, 800.0])[1]
+    assert reading.below
+    assert math.exp(reading.ln_samples) == pytest.approx(400)
+
+
+@pytest.mark.parametrize("verdict", ["censored", "pruned"])
+def test_a_run_that_ended_unreached_is_never_read_as_crossing_before_its_end(verdict: str) -> None:
+    family = [run(samples=480, verdict="reached", evals=12) for _ in range(4)]
+    late = run(samples=560, verdict=verdict, evals=14)
+    late = replace(late, evals=tuple(e._replace(loss=max(e.loss, 1.71)) for e in late.evals))
+    found = readings([*family, late], 1.7, [800.0] * 4 + [560.0])[4]
+    assert math.exp(found.ln_samples) >= 560
+
+
+def test_a_run_that_should_long_have_crossed_is_a_bound_for_its_curve_has_another_shape() -> None:
+    """Its last evals no longer fall: schedules end soon after the crossing, and some runs of them never arrive."""
+    family = [run(samples=480, verdict="reached", evals=12) for _ in range(4)]
+    flat = run(samples=520, verdict="censored", evals=13)
+    flat = replace(flat, evals=tuple(e._replace(loss=max(e.loss, 1.72)) for e in flat.evals))
+    found = readings([*family, flat], 1.7, [800.0] * 4 + [520.0])[4]
+    assert found.below
+    assert math.exp(found.ln_samples) == pytest.approx(530, abs=10)

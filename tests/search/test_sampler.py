@@ -16,7 +16,8 @@ from scipy.special import betaln
 from lora_tune.lab.arena import play
 from lora_tune.lab.ours import GreyBox, misleading
 from lora_tune.lab.problem import Problem
-from lora_tune.search.acquisition import Action, value_actions
+from lora_tune.mllog import Eval
+from lora_tune.search.acquisition import OOM_SECONDS, Action, value_actions
 from lora_tune.search.candidates import Beliefs
 from lora_tune.search.coordinates import Coordinates
 from lora_tune.search.goal import Goal, closed_schedule
@@ -141,6 +142,25 @@ def test_a_fast_layout_that_died_once_is_valued_as_several_short_runs_and_each_d
     assert once.seeds > 1
     assert never.rate > once.rate > 3 * thrice.rate > 0
     assert "of a layout that died, in case of bad luck" in explain(model, once)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "seen", "samples"),
+    [({"VAL_CHECK_INTERVAL": 40}, (), 80), ({}, (128.0, 256.0, 384.0), 256), ({}, (), 768)],
+    ids=("fixed by the study", "seen in its trials", "unknown: as in the closed division"),
+)
+def test_a_short_run_is_expected_to_train_two_of_the_studys_own_eval_intervals(fixed, seen, samples) -> None:
+    known = Observation(
+        number=0, values=GOOD, samples_per_second=2.2, seconds_per_eval=35.0, reached=3072, init_seconds=70.0,
+        evals=tuple(Eval(s, 0.93 - s / 1e5, math.nan) for s in seen),
+    )  # fmt: skip
+    model = learn(Coordinates(distributions=SPACE, gpus=8, fixed=fixed), Goal(), [known])
+    actions = value_actions(model, np.random.default_rng(0), probes=True, capped=True)
+    short = next(a for a in actions if a.kind == "probe" and a.values["layout"].startswith("tp8 "))
+    speeds, _, evals, _ = model.predict_speed([short.values])
+    work = samples / math.exp(speeds[0]) + math.exp(evals[0])
+    seconds = 70 + (1 - short.risk) * work + short.risk * OOM_SECONDS
+    assert 3600 * short.node_hours == pytest.approx(seconds, rel=1e-3)
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.15, 8), st.integers(1, 8))

@@ -15,6 +15,7 @@ from lora_tune.lab.arena import play
 from lora_tune.lab.ours import METHODS
 from lora_tune.lab.problem import Problem
 from lora_tune.lab.problems import PROBLEMS
+from lora_tune.search.acquisition import PROBE_BLOCKS
 from lora_tune.study import parse_study
 from lora_tune.surfaces import load
 from lora_tune.surfaces.lora_tables import small, tiny
@@ -125,6 +126,14 @@ def test_a_study_names_it_and_a_probe_is_two_blocks_of_the_studys_own_evals(tmp_
     probe = json.loads(job.files[PARAMETERS])["parameters"]
     log = [text for _, text in surface(probe, 1)]
     assert [json.loads(line[9:])["metadata"]["samples_count"] for line in log if "eval_accuracy" in line] == [40, 80]
+
+
+@pytest.mark.parametrize("name", [*SURFACES, "h100"])
+def test_the_search_expects_a_short_run_to_train_what_the_laboratory_charges_for_it(name: str) -> None:
+    problem = PROBLEMS[name](1)
+    model = METHODS["ours"](problem, 1)._sampler.model(problem.distributions, [])
+    batches = set(problem.coordinates.batches_by_layout.values())
+    assert {PROBE_BLOCKS * model.block_samples(batch) for batch in batches} == {problem.probe_samples}
 
 
 @pytest.mark.parametrize("name", SURFACES)
