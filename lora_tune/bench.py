@@ -11,7 +11,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core: the matrices are small, and other runs share the machine
 
 import json
-import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -138,10 +137,11 @@ def _report(records: list[Record], study: str, slots: int, budgets: list[float],
     click.echo(table(records, budgets))
     for method in dict.fromkeys(r.method for r in records):
         found = calibration([r for r in records if r.method == method], budgets[0])
-        if found is not None and math.isfinite(found[0]):
+        if found is not None:
             click.echo(
-                f"{method}: claims a regret of {100 * found[0]:.2f}% on average from {budgets[0]:g} node-hours on, "
-                f"true {100 * found[1]:.2f}%"
+                f"{method}: claims a regret of {100 * found.claimed:.2f}% on average from {budgets[0]:g} node-hours "
+                f"on, true {100 * found.true:.2f}%: ratio {found.claimed / max(found.true, 1e-12):.2f} "
+                f"(90% of draws of other sites: {found.low:.2f} to {found.high:.2f})"
             )
     chart = output.with_name(f"{output.stem}-{study}-{slots}.svg")
     chart.write_text(draw(records, f"{study}, {slots} trials at a time"), encoding="utf-8")

@@ -59,12 +59,34 @@ def percentile(values: Sequence[float], share: float) -> float:
     return float(ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)])
 
 
-def calibration(records: Sequence[Record], after: float) -> tuple[float, float] | None:
-    """(mean claimed, mean true) regret over looks later than ``after`` node-hours; None without claims."""
-    seen = [(c, t) for r in records for at, c, t in r.claims if at >= after and math.isfinite(c) and math.isfinite(t)]
-    if not seen:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Mean claimed and mean true regret over all looks, and the 90% interval of their ratio over draws of sites."""
+
+    claimed: float
+    true: float
+    low: float
+    high: float
+
+
+def calibration(records: Sequence[Record], after: float) -> Calibration | None:
+    """What claims later than ``after`` node-hours are worth; None without claims.
+
+    The interval is the bootstrap's: whole sites are drawn again, since the looks at one site are not independent.
+    """
+    sums = np.array([[f(column) for column in _claims(r, after) for f in (sum, len)] for r in records])
+    if not len(sums) or not sums[:, 1].sum():
         return None
-    return float(np.mean([c for c, _ in seen])), float(np.mean([t for _, t in seen]))
+    drawn = sums[np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))].sum(axis=1)
+    low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 2], 1e-12), (0.05, 0.95))
+    claimed, looks, true, _ = sums.sum(axis=0)
+    return Calibration(claimed=float(claimed / looks), true=float(true / looks), low=float(low), high=float(high))
+
+
+def _claims(record: Record, after: float) -> tuple[list[float], list[float]]:
+    """Claimed and true regrets of a record later than ``after`` node-hours."""
+    seen = [(c, t) for at, c, t in record.claims if at >= after and math.isfinite(c) and math.isfinite(t)]
+    return [c for c, _ in seen], [t for _, t in seen]
 
 
 def table(records: Sequence[Record], budgets: Sequence[float]) -> str:
