@@ -29,7 +29,7 @@ from lora_tune.errors import InputError, LoraTuneError, SurroundingsError
 from lora_tune.mllog import MllogReader, Run
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
-from lora_tune.recipes.lora_model import build
+from lora_tune.recipes.lora_model import build, load_base
 from lora_tune.recipes.ranks import connect, refuse
 from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.settings import TINY
@@ -184,6 +184,13 @@ def test_parallelism_that_cannot_train_is_refused(
 ) -> None:
     with pytest.raises(kind, match=message.replace("*", r"\*")):
         refuse(knobs.read(variables), world, cuda=False)
+
+
+def test_tensor_parallelism_that_adapters_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 gives a rank's layer its share of the width, and peft an adapter of the whole."""
+    monkeypatch.setattr("transformers.__version__", "5.17.0")
+    with pytest.raises(SurroundingsError, match=r"TP=2: transformers 5\.17\.0 is here; allowed is TP=1, or"):
+        load_base(knobs.read({"TP": "2", "SEQ": "128"}))
 
 
 def test_every_sequence_is_evaluated_once_by_some_rank() -> None:

@@ -64,15 +64,23 @@ def main(source: Path, target: Path) -> None:
             continue
         lines = file.read_text(encoding="utf-8").replace(f"{Path.cwd()}/", "").splitlines(keepends=True)
         file.write_text("".join(line for line in lines if not line.startswith("# optuna")), encoding="utf-8")
+    _say(sweep, taken_over(source / "driver.log"))
+
+
+def _say(sweep: Sweep, adopted: set[int]) -> None:
+    """What the README says of the sweep."""
     counts = {v.value: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
-    times = sorted(t.seconds for t in sweep.trials.values() if t.seconds is not None)
-    adopted = taken_over(source / "driver.log")
     ends = sorted((a.started_at, a.ended_at, a.trial) for a in sweep.attempts.values() if a.started_at and a.ended_at)
     gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(ends) if earlier[2] not in adopted]
     print({name: count for name, count in counts.items() if count})
-    print(f"seconds to target: {times[0]:.1f} to {times[-1]:.1f} ({times[-1] / times[0]:.1f}x)")
-    mean = sum(gaps) / len(gaps)
-    print(f"from a trial's end to the next one's start: mean {mean:.1f} s, at most {max(gaps):.0f} s")
+    reached = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
+    for what, found in (
+        ("seconds to target", sorted(t.seconds for t in reached if t.seconds is not None)),
+        ("samples/s", sorted(float(t.facts["samples_per_second"]) for t in reached)),
+    ):
+        if found:
+            print(f"{what}: {found[0]:.4g} to {found[-1]:.4g} ({found[-1] / found[0]:.2f}x)")
+    print(f"from a trial's end to the next one's start: mean {sum(gaps) / len(gaps):.1f} s, at most {max(gaps):.0f} s")
     print(f"node-hours: {sum(t.facts.get('node_hours', 0.0) for t in sweep.trials.values()):.3f}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -20,6 +21,8 @@ from lora_tune.recipes import text
 from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.settings import Settings
 
+TENSOR_PARALLEL_SINCE = (5, 23)
+"""The first release of transformers whose tensor parallelism was seen to train with peft's adapters; 5.17 does not."""
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -93,8 +96,14 @@ def load_base(settings: Settings) -> Any:
 
 
 def _distribution(settings: Settings) -> dict[str, Any]:
+    """What spreads the base over the ranks. Raises SurroundingsError where adapters would not fit its shares."""
     if settings.tp == 1:
         return {}
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < TENSOR_PARALLEL_SINCE:
+        raise SurroundingsError(
+            f"TP={settings.tp}: transformers {transformers.__version__} is here; allowed is TP=1, or transformers 5.23"
+            " and later, whose layers take LoRA adapters under tensor parallelism"
+        )
     from transformers.distributed.configuration_utils import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=settings.tp)}

@@ -31,8 +31,8 @@ SPEED = re.compile(
 )
 """Names of switches that change seconds and memory but not the arithmetic of training (see the public knob list)."""
 
-PACE = ("bubble", "micro")
-"""Speed features that leave memory as it is."""
+PACE = re.compile(r"^bubble$|^micro$|OVERLAP|COMM_|DPA|WORKERS|NCCL|NUMA|BIND|VBOOST|SHARP|_CTAS")
+"""Speed features that leave memory as it is, or nearly."""
 
 LONGEST_WARMUP = 0.4
 """Share of the schedule beyond which a longer warm-up counts as no different: no run is better for it."""
@@ -212,24 +212,32 @@ class Coordinates:
 
     @cached_property
     def speed_labels(self) -> tuple[str, ...]:
-        """What each speed feature means; "" for coded switches."""
+        """What each speed feature means: a switch's name in capitals, with "=choice" where each choice is a feature."""
         labels: list[str] = []
         for name in self.speed_names:
             if name == self.layout:
                 labels += ["tp", "cp", "pp", "mbs", "vp", "bubble", "micro", "sp"]
             else:
-                labels += [""] * len(self._coded(name, None))
+                labels += self._coded_labels(name)
         return tuple(labels) or ("",)
 
     def memory_features(self, values: Values) -> list[float]:
         """The speed features that memory depends on: how many micro-batches follow one another is not among them."""
-        kept = [v for v, label in zip(self.speed_features(values), self.speed_labels, strict=True) if label not in PACE]
+        kept = [
+            v for v, label in zip(self.speed_features(values), self.speed_labels, strict=True) if not PACE.search(label)
+        ]
         return kept or [0.0]
 
     @cached_property
     def memory_labels(self) -> tuple[str, ...]:
         """What each memory feature means."""
-        return tuple(label for label in self.speed_labels if label not in PACE) or ("",)
+        return tuple(label for label in self.speed_labels if not PACE.search(label)) or ("",)
+
+    def _coded_labels(self, name: str) -> list[str]:
+        count, found = len(self._coded(name, None)), self.distributions[name]
+        if count == 1 or not isinstance(found, CategoricalDistribution):
+            return [name.upper()] * count
+        return [f"{name.upper()}={choice}" for choice in found.choices[:count]]
 
     def _coded(self, name: str, value: Any) -> list[float]:
         """A number as one feature, a category as one of several (``value`` None: only the count matters)."""

@@ -12,14 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import expit
 
 from lora_tune.search.gaussian import Array
 
 _BELIEF: Mapping[str, tuple[float, float]] = {
-    "tp": (-1.5, 1.0), "cp": (-1.0, 1.0), "pp": (-0.8, 1.0), "mbs": (1.5, 1.0), "sp": (-0.3, 0.5),
+    "tp": (-1.5, 1.0), "cp": (-1.0, 1.0), "pp": (-0.8, 1.0), "mbs": (1.5, 1.0), "sp": (-0.3, 0.5), "vp": (0.0, 0.5),
+    "FP8_PARAMS": (-1.0, 1.0), "FP8_ACT": (-0.5, 1.0), "RECOMPUTE_GRANULARITY=full": (-2.0, 1.5),
+    "RECOMPUTE_GRANULARITY=selective": (-0.7, 1.0), "RECOMPUTE_GRANULARITY=": (0.5, 1.0),
+    "RECOMPUTE_NUM_LAYERS": (-0.5, 1.0),
 }  # fmt: skip
-"""Log-odds of death per doubling, mean and sd: splitting a model further saves memory, larger micro-batches cost it."""
+"""Log-odds of death per feature, mean and sd: splitting a model further saves memory, larger micro-batches cost it;
+frozen weights in FP8 alone, activations stored in FP8 and recomputed ones save it."""
+_SWITCH = (0.0, 1.0)
+"""The same of a switch that nothing is known of."""
 OWN_WEIGHT = 0.15
 """Runs that the regression's word is worth against a layout's own record.
 
@@ -66,11 +73,23 @@ class MemoryModel:
         return np.array([OWN_WEIGHT + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
 
 
+def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Whether each of ``x`` (n, d) needs at least the memory of one of ``dead`` (m, d), by the beliefs' directions.
+
+    True (n) where some dead row saves at least as much in every feature whose direction is known, and equals the row
+    in the others.
+    """
+    way = np.array([_BELIEF.get(name, _SWITCH)[0] for name in labels])
+    more = (x[:, None, :] - dead[None, :, :]) * np.where(way == 0, 1, np.sign(way))
+    suits = np.where(way == 0, more == 0, more >= 0).all(axis=2)
+    return np.asarray(suits.sum(axis=1) > 0)
+
+
 def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
     """From speed features ``x`` (n, d) of runs and whether each died of memory; labels name the features."""
     layouts = "tp" in labels
-    mean = np.array([-1.0 if layouts else -4.0, *(_BELIEF.get(name, (0.0, 0.5))[0] for name in labels)])
-    sd = np.array([1.5, *(_BELIEF.get(name, (0.0, 0.5))[1] for name in labels)])
+    mean = np.array([-1.0 if layouts else -4.0, *(_BELIEF.get(name, _SWITCH)[0] for name in labels)])
+    sd = np.array([1.5, *(_BELIEF.get(name, _SWITCH)[1] for name in labels)])
     rows, y = np.c_[np.ones(len(x)), x], np.array(died, dtype=np.float64)
     beta, precision = mean.copy(), np.diag(1 / sd**2)
 

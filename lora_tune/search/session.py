@@ -68,8 +68,8 @@ def make_sampler(study: Study, priors: Callable[[], Sequence[Observation]] = tup
         return optuna.samplers.GPSampler(seed=search.seed, n_startup_trials=search.startup_trials)
     if search.sampler == "cmaes":
         return optuna.samplers.CmaEsSampler(seed=search.seed, n_startup_trials=search.startup_trials)
-    if search.sampler == "grey_box" and not study.maximise:  # throughput alone has no samples to target
-        return _grey_box(study, priors)
+    if search.sampler == "grey_box":
+        return _throughput(study) if study.maximise else _grey_box(study, priors)
     # constant_liar keeps parallel proposals apart while their results are open.
     return WindowedTPESampler(
         seed=search.seed, n_startup_trials=search.startup_trials, multivariate=True, constant_liar=True
@@ -101,6 +101,14 @@ def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> Base
         capped=study.pruning.cap,
         seed=study.search.seed,
     )
+
+
+def _throughput(study: Study) -> BaseSampler:
+    """Our own sampler where there is no convergence to learn."""
+    from lora_tune.search.throughput import ThroughputSampler
+
+    space = study.search_space
+    return ThroughputSampler(space.distributions(), gpus=space.gpus, seed=study.search.seed)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

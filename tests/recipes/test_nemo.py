@@ -314,7 +314,7 @@ def test_the_end_copies_no_model_to_host_memory(nemo: Nemo) -> None:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_overlap_hides_no_transfer_behind_a_product_that_frozen_weights_lack(nemo: Nemo, overlap: int) -> None:
-    trial = nemo(module="tests.recipes.nemo_inside", INSIDE="overlap", TP=2, SP=1, TP_COMM_OVERLAP=overlap)
+    trial = nemo(module="tests.recipes.nemo_inside", INSIDE="overlap", TP=2, SP=1, FP8=1, TP_COMM_OVERLAP=overlap)
     settings = dict(line.split() for line in trial.output.splitlines() if line.endswith(("True", "False")))
     wanted = {"bulk_wgrad": False, "bulk_dgrad": False, "overlap_rs_dgrad": True, "overlap_disable_qkv": True}
     assert settings == {name: str(value is bool(overlap)) for name, value in wanted.items()}

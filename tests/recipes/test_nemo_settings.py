@@ -46,6 +46,14 @@ def test_the_rules_schedule(batch: int, first: int, interval: int) -> None:
     assert (schedule.first * batch, schedule.interval * batch) == (first, interval)
 
 
+@pytest.mark.parametrize(("layers", "granularity"), [(0, ""), (8, "full")])
+def test_no_recomputed_layers_are_no_recomputation(layers: int, granularity: str) -> None:
+    graph = int(layers == 0)  # which excludes recomputation
+    recompute = {"RECOMPUTE_GRANULARITY": "full", "RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": layers}
+    found = settings(MINIBS=1, MCORE_CUDA_GRAPH=graph, **recompute)
+    assert (found.speed.recompute, found.speed.recompute_layers) == (granularity, layers)
+
+
 @given(batch=st.integers(1, 128), steps=st.integers(1, 3000))
 def test_every_evaluation_lies_within_the_run_at_equal_distances(batch: int, steps: int) -> None:
     schedule = rule_schedule(batch)
@@ -69,6 +77,7 @@ def test_a_free_schedule_leaves_nothing_out_unless_asked() -> None:
         ({"PP": 8, "LLAMA": "tiny", "MINIBS": 8}, "a divisor of 2 layers"),
         ({"CP": 8, "SEQ": 24}, "2*CP=16"),
         ({"TP_COMM_OVERLAP": 1}, "SP=1"),
+        ({"TP_COMM_OVERLAP": 1, "TP": 2, "SP": 1}, "allowed is 0 with FP8=0"),
         ({"LR": "fast"}, "LR='fast': allowed is a number above 0"),
         ({"LR": "nan"}, "LR"),
         ({"MAX_STEPS": 100, "MINIBS": 1}, "at least 192 steps"),

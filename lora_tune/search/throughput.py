@@ -1,0 +1,166 @@
+"""The sampler of studies that ask for samples/s alone: layouts and switches, speed and memory, no convergence.
+
+Throughput is nearly free of noise and a layout either fits into memory or does not, so no point is worth a second
+look, and what decides is where the next faster one that fits may be. Each proposal has the highest expected
+improvement of the best throughput (Jones et al., 1998), times its chance to fit into memory, per expected second.
+Speed and memory are believed as the grey-box search believes them (:mod:`lora_tune.search.model`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+from scipy.special import ndtr
+
+from lora_tune.search import memory
+from lora_tune.search.coordinates import Coordinates, from_unit, unit
+from lora_tune.search.gaussian import Array
+from lora_tune.search.goal import Goal
+from lora_tune.search.model import Scales, SearchModel, learn
+from lora_tune.search.observations import Observation, of_trial
+
+CANDIDATES = 600
+"""Points that a proposal chooses from, beside the neighbours of the fastest known."""
+FASTEST = 5
+"""Known points whose neighbours are candidates."""
+DOOMED = 0.995
+"""Risk of a point that needs at least the memory of one that died twice."""
+DEATH_SHARE = 0.5
+"""Cost of a run that dies of memory, as a share of one that lives: it ends before it is measured."""
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A proposal: speed in samples/s as expected, gain over the fastest known (a share; NaN without one), risk."""
+
+    values: dict[str, Any]
+    speed: float
+    gain: float
+    risk: float
+
+    @property
+    def why(self) -> str:
+        """In one sentence."""
+        risk = f"{100 * self.risk:.0f}% risk of running out of memory"
+        if math.isnan(self.gain):
+            return f"nothing was measured yet: likely to be fast and to fit; {risk}"
+        return f"about {self.speed:.3g} samples/s expected, {100 * self.gain:+.1f}% from the fastest so far; {risk}"
+
+
+class ThroughputSampler(BaseSampler):
+    """Proposes points of ``distributions`` for trials that report ``samples_per_second`` and die of memory.
+
+    gpus: of one trial. Attributes read are those of :mod:`lora_tune.search.observations`; each trial gets ``why``.
+    """
+
+    def __init__(
+        self, distributions: Mapping[str, BaseDistribution], *, gpus: int = 1, seed: int | None = None
+    ) -> None:
+        self._distributions = dict(distributions)
+        self._coordinates = Coordinates(distributions=self._distributions, gpus=gpus, speed=frozenset(distributions))
+        self._rng = np.random.default_rng(seed)
+        self._random = RandomSampler(seed=seed)
+        self._scales: Scales | None = None
+
+    def reseed_rng(self) -> None:
+        """Fresh randomness for a worker process."""
+        self._rng = np.random.default_rng()
+        self._random.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All parameters."""
+        return dict(self._distributions)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The values of the best point that no trial has had; none, so that they are drawn at random, once all had."""
+        names = frozenset(search_space)
+        trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number and names <= t.params.keys()]
+        observations = [o for t in trials if (o := of_trial(t, names, -math.inf))]
+        tried = {_key(t.params) for t in trials if t.state is not TrialState.WAITING}
+        points = candidates(self._coordinates, observations, tried, self._rng)
+        if not points:
+            return {}
+        model = learn(self._coordinates, Goal(), observations, self._scales)
+        self._scales = model.scales
+        choice = best(model, points)
+        # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
+        study._storage.set_trial_user_attr(trial._trial_id, "why", choice.why)
+        trial.user_attrs["why"] = choice.why
+        return choice.values
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """At random: only where every point was tried."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+
+def best(model: SearchModel, points: Sequence[Values]) -> Choice:
+    """The point of the highest expected improvement per second, under ``model``."""
+    mean, covariance, _, _ = model.predict_speed(points)
+    risk = risk_of(model, points)
+    measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
+    # Before anything was measured, everything is compared with something slow.
+    known = max(measured, default=float(mean.min()) - 1)
+    gain = (1 - risk) * expected_improvement(mean, np.sqrt(np.diag(covariance)), known)
+    at = int(np.argmax(gain / (1 - (1 - DEATH_SHARE) * risk)))
+    ahead = math.expm1(mean[at] - known) if measured else math.nan
+    return Choice(values=dict(points[at]), speed=math.exp(mean[at]), gain=ahead, risk=float(risk[at]))
+
+
+def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
+    """Chance of each point (n) to die of memory: as learned; near certain where a point that died needed no more."""
+    c = model.coordinates
+    risk, _ = model.oom_probability(points)
+    x, dead = (
+        np.array(rows).reshape(len(rows), len(c.memory_labels))
+        for rows in (
+            [c.memory_features(v) for v in points],
+            [c.memory_features(o.values) for o in model.observations if o.infeasible],
+        )
+    )
+    return np.where(memory.needs_as_much(x, dead, c.memory_labels), np.maximum(risk, DOOMED), risk)
+
+
+def expected_improvement(mean: Array, sd: Array, known: float) -> Array:
+    """Expected excess over ``known`` of Gaussians (n): Jones, Schonlau and Welch (1998), equation 15."""
+    z = (mean - known) / sd
+    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return np.asarray((mean - known) * ndtr(z) + sd * density)
+
+
+def candidates(
+    c: Coordinates, observations: Sequence[Observation], tried: Collection[tuple[Any, ...]], rng: np.random.Generator
+) -> list[Values]:
+    """Random points of the space and all that differ from a fastest known one in one parameter; none that was tried."""
+    rows: list[Values] = [
+        {n: from_unit(d, float(rng.uniform(-1, 1))) for n, d in c.distributions.items()} for _ in range(CANDIDATES)
+    ]
+    known = sorted((o for o in observations if o.samples_per_second > 0), key=lambda o: -o.samples_per_second)
+    for o, (name, d) in itertools.product(known[:FASTEST], c.distributions.items()):
+        rows += [{**o.values, name: value} for value in _steps(d, o.values[name])]
+    return [row for key, row in {_key(row): row for row in rows}.items() if key not in tried]
+
+
+def _steps(distribution: BaseDistribution, value: Any) -> list[Any]:
+    """Every other category, or a number moved by a tenth and a third of its range."""
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    return [from_unit(distribution, unit(distribution, value) + step) for step in (-0.67, -0.2, 0.2, 0.67)]
+
+
+def _key(values: Values) -> tuple[Any, ...]:
+    return tuple(sorted(values.items()))
