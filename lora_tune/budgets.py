@@ -40,7 +40,7 @@ def spent(study: Study, sweep: Sweep, now: float) -> str:
 def not_worth(study: Study, gain: float | None) -> str:
     """Why the next node-hour is not worth its cost, "" when it is or nobody knows.
 
-    gain: share of the score by which it is expected to improve the recommendation (``GreyBoxSampler.expected_gain``).
+    gain: share of the score by which it is expected to improve the recommendation (``session.expected_gain``).
     """
     least = study.budget.stop_below
     if least is None or gain is None or gain >= least:

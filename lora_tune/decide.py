@@ -223,7 +223,8 @@ def _after_failure(
     what = attempt.stop_sentence or diagnosis.line or f"job {status.state.value}, exit code {status.exit_code}"
     if kind == "infeasible":
         before = any(a.failure == "infeasible" for a in attempts[:-1])
-        if before or len(attempts) >= study.budget.attempts or study.site.launcher == "local":
+        last = diagnosis.certain or before or len(attempts) >= study.budget.attempts
+        if last or study.site.launcher == "local":
             return Finish(Verdict.INFEASIBLE, what)
         return Retry(f"{what}; once more on another node, memory failures can be flaky", status.nodes)
     if kind == "diverged":

@@ -33,12 +33,14 @@ SHOWN_CHARACTERS = 500
 class Diagnosis:
     """Why an attempt failed. ``kind`` is "" when it did not fail.
 
-    line: the log line that shows it, redacted, or what the cluster said. remedy: what a person can do.
+    line: the log line that shows it, redacted, or what the cluster said. remedy: what a person can do. certain: the
+    same values would fail again on any node.
     """
 
     kind: FailureKind = FailureKind.NONE
     line: str = ""
     remedy: str = ""
+    certain: bool = False
 
 
 class FailureScanner:
@@ -132,7 +134,7 @@ def diagnose(
         return Diagnosis()
     if found and not (state in _STATES_BELOW_LOG and found[0][0].kind in _SAY_LITTLE):
         signature, line = found[0]
-        return Diagnosis(signature.kind, line, signature.remedy)
+        return Diagnosis(signature.kind, line, signature.remedy, signature.certain)
     if state in _STATES_BELOW_LOG:
         kind, remedy = _STATES_BELOW_LOG[state]
         return Diagnosis(kind, redact(reason) or f"the cluster says: {state}", remedy)

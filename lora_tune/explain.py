@@ -47,14 +47,13 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
     from lora_tune.search import priors
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.sampler import GreyBoxSampler
-    from lora_tune.search.session import make_sampler
+    from lora_tune.search.session import expected_gain, make_sampler
 
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.objective.target))
     known = in_memory(study, sweep, sampler)
     stop = budgets.may_propose(study, sweep, now)
-    if not stop and study.budget.stop_below is not None and isinstance(sampler, GreyBoxSampler):
-        stop = budgets.not_worth(study, sampler.expected_gain(known))
+    if not stop and study.budget.stop_below is not None:
+        stop = budgets.not_worth(study, expected_gain(known))
     asked = known.ask(study.search_space.distributions())
     why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
     return Next(tuned=dict(asked.params), why=why, stop=stop, recommended=_recommended(sweep, known))

@@ -41,17 +41,23 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One failure text. ``anchor`` is literal text that every matching line holds: only lines with it are tried."""
+    """One failure text. ``anchor`` is literal text that every matching line holds: only lines with it are tried.
+
+    certain: the same values fail again, wherever they run.
+    """
 
     name: str
     kind: FailureKind
     anchor: bytes
     pattern: re.Pattern[bytes]
     remedy: str
+    certain: bool = False
 
 
-def _signature(name: str, kind: FailureKind, anchor: str, pattern: str, remedy: str) -> Signature:
-    return Signature(name, kind, anchor.encode(), re.compile(pattern.encode()), remedy)
+def _signature(
+    name: str, kind: FailureKind, anchor: str, pattern: str, remedy: str, *, certain: bool = False
+) -> Signature:
+    return Signature(name, kind, anchor.encode(), re.compile(pattern.encode()), remedy, certain)
 
 
 _I, _F, _S = FailureKind.INFEASIBLE, FailureKind.FLAKY, FailureKind.INFRASTRUCTURE
@@ -86,6 +92,7 @@ SIGNATURES = (
         r"(?:nemo|peft)_lora: (?:(?:TP|PP|VP|CP|SP|MBS|MINIBS|SEQ|MAX_STEPS|WARMUP_STEPS|GLOBAL_BATCH_SIZE)=\S+ ?)+: |"
         r"(?:nemo|peft)_lora: (?:TP_COMM_OVERLAP|MCORE_CUDA_GRAPH)=",
         "these values do not go together: exclude them from the space",
+        certain=True,
     ),
     _signature(
         "refused by the recipe",
@@ -139,6 +146,7 @@ SIGNATURES = (
         r"(?i)(?:world.?size|batch|heads|query.?groups|layers|sequence|hidden.?size|parallel)"
         r".{0,120}(?:not|must be|should be|has to be) divisible",
         "this combination of TP, PP, CP and batch size does not divide: exclude it from the space",
+        certain=True,
     ),
     _signature(
         "userbuffers",

@@ -224,8 +224,8 @@ def _check_whole(study: Study, path: Path) -> None:
 def _check_search(study: Study, path: Path) -> None:
     """What the search needs of the other sections."""
     space, budget = study.search_space, study.budget
-    if budget.stop_below is not None and (study.search.sampler != "grey_box" or study.maximise):
-        problem = 'needs search.sampler = "grey_box" and a time to minimise: no other sampler knows its expected gain'
+    if budget.stop_below is not None and study.search.sampler != "grey_box":
+        problem = 'needs search.sampler = "grey_box": no other sampler knows its expected gain'
         raise StudyError(path, "budget.stop_below", problem)
     if study.search.probes and study.search.sampler != "grey_box":
         raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": no other sampler proposes them')

@@ -198,6 +198,7 @@ STEP_LIMIT = Diagnosis(
         (conclude(failure("diverged"), 1.0), Verdict.PRUNED),
         (conclude(failure("infeasible"), attempts=2), Verdict.INFEASIBLE),
         (conclude(failure("infeasible"), launcher="local"), Verdict.INFEASIBLE),
+        (conclude(replace(failure("infeasible"), certain=True)), Verdict.INFEASIBLE),
         (conclude(failure("infrastructure"), attempts=3), Verdict.FAILED),
     ],
 )

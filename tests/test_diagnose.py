@@ -153,6 +153,19 @@ def test_each_failure_text_has_its_class(line: str, kind: str) -> None:
     assert found.remedy
 
 
+@pytest.mark.parametrize(
+    ("line", "certain"),
+    [
+        ("nemo_lora: TP=3 PP=1 CP=1: allowed is a product that divides the 8 processes", True),
+        ("AssertionError: batch size 9 is not divisible by world size 8", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", False),
+    ],
+)
+def test_only_what_memory_decides_may_end_otherwise_on_another_node(line: str, certain: bool) -> None:
+    found = diagnose(line, exit_code=1)
+    assert (found.kind, found.certain) == ("infeasible", certain)
+
+
 def test_each_failure_text_is_found_behind_labels_colours_and_progress_bars() -> None:
     for line, kind in FAILURES:
         for dressed in (f" 7: {line}", f"\x1b[31m{line}\x1b[0m", f"50%|###   |\r{line}", f"{line}\r"):

@@ -103,6 +103,15 @@ def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> Base
     )
 
 
+def expected_gain(known: optuna.Study) -> float | None:
+    """Share of the score by which the next node-hour is expected to improve the best; None where nobody knows."""
+    from lora_tune.search.sampler import GreyBoxSampler
+    from lora_tune.search.throughput import ThroughputSampler
+
+    sampler = known.sampler
+    return sampler.expected_gain(known) if isinstance(sampler, GreyBoxSampler | ThroughputSampler) else None
+
+
 def _throughput(study: Study) -> BaseSampler:
     """Our own sampler where there is no convergence to learn."""
     from lora_tune.search.throughput import ThroughputSampler
@@ -180,11 +189,7 @@ class Session:
         """Why the next node-hour is not worth its cost, by the study's limit; "" where it has none."""
         if self._settings.budget.stop_below is None:
             return ""
-        from lora_tune.search.sampler import GreyBoxSampler
-
-        sampler = self._study.sampler
-        gain = sampler.expected_gain(self._study) if isinstance(sampler, GreyBoxSampler) else None
-        return budgets.not_worth(self._settings, gain)
+        return budgets.not_worth(self._settings, expected_gain(self._study))
 
     @_translated
     def unknown(self, known: Collection[int]) -> list[Asked]:

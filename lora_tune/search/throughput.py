@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,16 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A proposal: speed in samples/s as expected, gain over the fastest known (a share; NaN without one), risk."""
+    """A proposal: speed in samples/s as expected, gain over the fastest known (a share; NaN without one), risk.
+
+    improvement: expected fall of the fastest known one's ln(seconds a sample), per trial that lives.
+    """
 
     values: dict[str, Any]
     speed: float
     gain: float
     risk: float
+    improvement: float
 
     @property
     def why(self) -> str:
@@ -86,20 +91,34 @@ class ThroughputSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The values of the best point that no trial has had; none, so that they are drawn at random, once all had."""
-        names = frozenset(search_space)
-        trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number and names <= t.params.keys()]
-        observations = [o for t in trials if (o := of_trial(t, names, -math.inf))]
-        tried = {_key(t.params) for t in trials if t.state is not TrialState.WAITING}
-        points = candidates(self._coordinates, observations, tried, self._rng)
-        if not points:
+        choice, _ = self._choice(study, skip=trial.number)
+        if choice is None:
             return {}
-        model = learn(self._coordinates, Goal(), observations, self._scales)
-        self._scales = model.scales
-        choice = best(model, points)
         # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
         study._storage.set_trial_user_attr(trial._trial_id, "why", choice.why)
         trial.user_attrs["why"] = choice.why
         return choice.values
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share by which the next node-hour is expected to raise the best throughput; None before one was measured."""
+        choice, observations = self._choice(study)
+        hours = [o.node_hours for o in observations if o.samples_per_second > 0 and o.node_hours > 0]
+        if not hours:
+            return None
+        return math.expm1(min(700.0, choice.improvement / median(hours))) if choice else 0.0
+
+    def _choice(self, study: optuna.Study, skip: int = -1) -> tuple[Choice | None, list[Observation]]:
+        """The best point that no trial but ``skip`` has had, None when there is none, and what the trials taught."""
+        names = frozenset(self._distributions)
+        trials = [t for t in study.get_trials(deepcopy=False) if t.number != skip and names <= t.params.keys()]
+        observations = [o for t in trials if (o := of_trial(t, names, -math.inf))]
+        tried = {_key(t.params) for t in trials if t.state is not TrialState.WAITING}
+        points = candidates(self._coordinates, observations, tried, self._rng)
+        if not points:
+            return None, observations
+        model = learn(self._coordinates, Goal(), observations, self._scales)
+        self._scales = model.scales
+        return best(model, points), observations
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -116,9 +135,15 @@ def best(model: SearchModel, points: Sequence[Values]) -> Choice:
     # Before anything was measured, everything is compared with something slow.
     known = max(measured, default=float(mean.min()) - 1)
     gain = (1 - risk) * expected_improvement(mean, np.sqrt(np.diag(covariance)), known)
-    at = int(np.argmax(gain / (1 - (1 - DEATH_SHARE) * risk)))
-    ahead = math.expm1(mean[at] - known) if measured else math.nan
-    return Choice(values=dict(points[at]), speed=math.exp(mean[at]), gain=ahead, risk=float(risk[at]))
+    rate = gain / (1 - (1 - DEATH_SHARE) * risk)
+    at = int(np.argmax(rate))
+    return Choice(
+        values=dict(points[at]),
+        speed=math.exp(mean[at]),
+        gain=math.expm1(mean[at] - known) if measured else math.nan,
+        risk=float(risk[at]),
+        improvement=float(rate[at]),
+    )
 
 
 def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:

@@ -72,6 +72,24 @@ def test_a_proposal_says_what_it_expects_and_risks() -> None:
     assert "% risk of running out of memory" in why
 
 
+def test_the_expected_gain_falls_as_the_space_becomes_known_and_ends_with_it() -> None:
+    study = new_study()
+    sampler = study.sampler
+    assert isinstance(sampler, ThroughputSampler)
+    assert sampler.expected_gain(study) is None, "nothing was measured"
+    gains = []
+    for _ in range(36):
+        trial = study.ask(dict(SPACE))
+        speed = 0.5 + 0.02 * trial.params["FP8_DPA"] - 0.001 * trial.params["RECOMPUTE_NUM_LAYERS"]
+        trial.set_user_attr("samples_per_second", speed)
+        trial.set_user_attr("node_hours", 0.02)
+        study.tell(trial, speed)
+        gains.append(sampler.expected_gain(study))
+    assert gains[0] > 0.1
+    assert max(gains[20:]) < 0.1 * gains[0]
+    assert gains[-1] == 0.0, "every point was tried"
+
+
 def test_no_point_is_tried_twice_and_an_exhausted_space_is_sampled_at_random() -> None:
     study = new_study()
     seen = []
