@@ -50,7 +50,7 @@ class FittedTable:
             justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
             table.add_column(name, justify=justify, width=width, ratio=ratio, no_wrap=True, overflow="ellipsis")
         for row in self.rows:
-            shown = {**row, "curve": str(row["curve"])[-curve_width:]}
+            shown = {**row, "curve": str(row.get("curve", ""))[-curve_width:]}
             table.add_row(*(shown[name] for name in columns))
         return table
 

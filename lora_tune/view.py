@@ -86,8 +86,8 @@ def parameters_text(trial: Trial) -> str:
 
 
 def short_layout(text: str) -> str:
-    """A layout without its degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1`` is ``tp4 minibs4``."""
-    return " ".join(re.findall(r"[a-z]+(?!1\b)\d+", text)) or text
+    """A layout without its degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1 sp1`` is ``tp4 minibs4 sp1``; SP is a switch."""
+    return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
 
 
 class Quiet:
@@ -241,7 +241,7 @@ def _trials(study: Study, sweep: Sweep, now: float) -> FittedTable:
 def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float, title: str = "") -> FittedTable:
     """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters.
 
-    A throughput study has no target: its samples/s stand in the place of the distance.
+    A throughput study has no target, and its losses say nothing: samples/s stand in the place of all that.
     """
     return FittedTable([_row(study, sweep, trial, now) for trial in trials], title)
 
@@ -259,19 +259,19 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
         state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
         elapsed = now - started if started else None
     target, speed = study.objective.target, trial.facts.get("objective")
-    goal: Cells = {
+    progress: Cells = {
+        "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
+        "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),
         "to target": f"{evals[-1].loss - target:+.4f}" if evals else "-",
         "ETA": duration(None if trial.verdict else seconds_left(evals, target)),
     }
     if study.maximise:
-        goal = {"samples/s": f"{speed:.4g}" if speed is not None else "-"}
+        progress = {"samples/s": f"{speed:.4g}" if speed is not None else "-"}
     return {
         "trial": str(trial.number),
         "state": state,
         "time": duration(elapsed),
-        "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
-        "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),
-        **goal,
+        **progress,
         "parameters": parameters_text(trial),
     }
 

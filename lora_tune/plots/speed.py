@@ -127,6 +127,6 @@ def throughput(study: Study, sweep: Sweep) -> Chart | None:
             ),
             Points(name="one trial", points=points, colour="two", size=3, texts=texts),
         ),
-        note="Trials of one layout should agree within a percent; scatter means a noisy machine.",
+        note="Trials that differ in nothing that costs time agree within a percent; else the machine is noisy.",
         height=90 + 24 * len(found),
     )
