@@ -29,7 +29,7 @@ from lora_tune.errors import InputError, LoraTuneError, SurroundingsError
 from lora_tune.mllog import MllogReader, Run
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
-from lora_tune.recipes.lora_model import build, load_base
+from lora_tune.recipes.lora_model import TENSOR_PARALLEL_SINCE, build, installed, load_base
 from lora_tune.recipes.ranks import connect, refuse
 from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.settings import TINY
@@ -188,7 +188,7 @@ def test_parallelism_that_cannot_train_is_refused(
 
 def test_tensor_parallelism_that_adapters_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.17 gives a rank's layer its share of the width, and peft an adapter of the whole."""
-    monkeypatch.setattr("transformers.__version__", "5.17.0")
+    monkeypatch.setattr("lora_tune.recipes.lora_model.installed", "5.17.0")
     with pytest.raises(SurroundingsError, match=r"TP=2: transformers 5\.17\.0 is here; allowed is TP=1, or"):
         load_base(knobs.read({"TP": "2", "SEQ": "128"}))
 
@@ -502,8 +502,16 @@ def test_accumulation_and_recomputation_change_no_number() -> None:
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
+TENSOR_PARALLEL = pytest.param(
+    {"TP": "2"},
+    marks=pytest.mark.skipif(
+        tuple(map(int, installed.split(".")[:2])) < TENSOR_PARALLEL_SINCE, reason="needs transformers 5.23"
+    ),
+)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: accelerate shards on GPUs only")
-@pytest.mark.parametrize("layout", [{"MINIBS": "2", "FSDP": "1"}, {"CP": "2"}, {"TP": "2"}], ids=str)
+@pytest.mark.parametrize("layout", [{"MINIBS": "2", "FSDP": "1"}, {"CP": "2"}, TENSOR_PARALLEL], ids=str)
 def test_two_gpus_train_what_one_trains(layout: dict[str, str]) -> None:
     one = parse(trial(LORA_DROPOUT="0", CUDA_VISIBLE_DEVICES="0"))
     two = parse(trial(*TORCHRUN, LORA_DROPOUT="0", CUDA_VISIBLE_DEVICES="0,1", **layout))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import __version__ as installed
 from transformers.utils import logging
 
 from lora_tune.errors import InputError, SurroundingsError
@@ -99,9 +99,9 @@ def _distribution(settings: Settings) -> dict[str, Any]:
     """What spreads the base over the ranks. Raises SurroundingsError where adapters would not fit its shares."""
     if settings.tp == 1:
         return {}
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < TENSOR_PARALLEL_SINCE:
+    if tuple(map(int, installed.split(".")[:2])) < TENSOR_PARALLEL_SINCE:
         raise SurroundingsError(
-            f"TP={settings.tp}: transformers {transformers.__version__} is here; allowed is TP=1, or transformers 5.23"
+            f"TP={settings.tp}: transformers {installed} is here; allowed is TP=1, or transformers 5.23"
             " and later, whose layers take LoRA adapters under tensor parallelism"
         )
     from transformers.distributed.configuration_utils import DistributedConfig
