@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune import curve
@@ -115,6 +116,14 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
         probe=facts.get("kind") == "probe",
         attributes=facts,
     )
+
+
+def annotate(study: Study, trial: FrozenTrial, **attributes: str) -> None:
+    """User attributes of a trial, set by the sampler that samples for it."""
+    # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
+    for name, value in attributes.items():
+        study._storage.set_trial_user_attr(trial._trial_id, name, value)
+    trial.user_attrs.update(attributes)
 
 
 def _first(facts: Mapping[str, Any], *names: str) -> float:

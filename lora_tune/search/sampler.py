@@ -17,7 +17,7 @@ from lora_tune.search.acquisition import Action, Recommendation, recommend_from,
 from lora_tune.search.coordinates import Coordinates
 from lora_tune.search.goal import Goal
 from lora_tune.search.model import Scales, SearchModel, learn, without_open
-from lora_tune.search.observations import Observation, of_trial
+from lora_tune.search.observations import Observation, annotate, of_trial
 
 PATIENCE = 4
 """Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
@@ -80,11 +80,11 @@ class GreyBoxSampler(BaseSampler):
             return {}
         observations = self.observations(study, frozenset(search_space), skip=trial.number)
         if self._pieces_missing(study, observations):
-            self._note(study, trial, "full", "no trial recorded samples to target: proposed by Optuna's TPE")
+            annotate(study, trial, why="no trial recorded samples to target: proposed by Optuna's TPE", kind="full")
             return self._fallback.sample_relative(study, trial, search_space)
         model = self.model(search_space, observations)
         action = self.choose(model, value_actions(model, self._rng, probes=self._probes, capped=self._capped))
-        self._note(study, trial, action.kind, explain(model, action))
+        annotate(study, trial, why=explain(model, action), kind=action.kind)
         return dict(action.values)
 
     def choose(self, model: SearchModel, actions: Sequence[Action]) -> Action:
@@ -158,13 +158,6 @@ class GreyBoxSampler(BaseSampler):
             return False
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         return len(done) >= PATIENCE
-
-    @staticmethod
-    def _note(study: optuna.Study, trial: FrozenTrial, kind: str, why: str) -> None:
-        # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
-        study._storage.set_trial_user_attr(trial._trial_id, "why", why)
-        study._storage.set_trial_user_attr(trial._trial_id, "kind", kind)
-        trial.user_attrs.update(why=why, kind=kind)
 
 
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)

@@ -27,7 +27,7 @@ from lora_tune.search.coordinates import Coordinates, from_unit, unit
 from lora_tune.search.gaussian import Array
 from lora_tune.search.goal import Goal
 from lora_tune.search.model import Scales, SearchModel, learn
-from lora_tune.search.observations import Observation, of_trial
+from lora_tune.search.observations import Observation, annotate, of_trial
 
 CANDIDATES = 600
 """Points that a proposal chooses from, beside the neighbours of the fastest known."""
@@ -94,9 +94,7 @@ class ThroughputSampler(BaseSampler):
         choice, _ = self._choice(study, skip=trial.number)
         if choice is None:
             return {}
-        # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
-        study._storage.set_trial_user_attr(trial._trial_id, "why", choice.why)
-        trial.user_attrs["why"] = choice.why
+        annotate(study, trial, why=choice.why)
         return choice.values
 
     def expected_gain(self, study: optuna.Study) -> float | None:
