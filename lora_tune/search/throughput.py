@@ -77,6 +77,7 @@ class ThroughputSampler(BaseSampler):
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
         self._scales: Scales | None = None
+        self._chosen: tuple[object, tuple[Choice | None, list[Observation]]] = (None, (None, []))
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -106,9 +107,20 @@ class ThroughputSampler(BaseSampler):
         return math.expm1(min(700.0, choice.improvement / median(hours))) if choice else 0.0
 
     def _choice(self, study: optuna.Study, skip: int = -1) -> tuple[Choice | None, list[Observation]]:
-        """The best point that no trial but ``skip`` has had, None when there is none, and what the trials taught."""
+        """The best point that no trial but ``skip`` has had, None when there is none, and what the trials taught.
+
+        The answer stays until a trial was begun or ended: a study with ``stop_below`` asks at every look.
+        """
         names = frozenset(self._distributions)
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != skip and names <= t.params.keys()]
+        state = [(t.number, t.state) for t in trials]
+        if state != self._chosen[0]:
+            self._chosen = (state, self._choice_now(trials, names))
+        return self._chosen[1]
+
+    def _choice_now(
+        self, trials: Sequence[FrozenTrial], names: frozenset[str]
+    ) -> tuple[Choice | None, list[Observation]]:
         observations = [o for t in trials if (o := of_trial(t, names, -math.inf))]
         tried = {_key(t.params) for t in trials if t.state is not TrialState.WAITING}
         points = candidates(self._coordinates, observations, tried, self._rng)

@@ -16,10 +16,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState, create_trial
 
 from lora_tune.lab.problems import h100_wide
-from lora_tune.search import memory
+from lora_tune.search import memory, throughput
 from lora_tune.search.coordinates import Coordinates
 from lora_tune.search.session import make_sampler
-from lora_tune.search.throughput import ThroughputSampler, expected_improvement
+from lora_tune.search.throughput import ThroughputSampler, best, expected_improvement
 from lora_tune.study import load_study
 from lora_tune.surfaces.machine import Degrees
 
@@ -106,6 +106,25 @@ def test_open_trials_count_as_known() -> None:
     study = new_study()
     asked = [tuple(study.ask(dict(SPACE)).params.values()) for _ in range(8)]
     assert len(set(asked)) == 8
+
+
+def test_points_are_valued_once_until_a_trial_begins_or_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study with ``stop_below`` asks for the gain at every look, and then for the proposal that it belongs to."""
+    study = new_study()
+    add(study, point(LAYOUTS[0]), 1.0)
+    valued: list[int] = []
+    monkeypatch.setattr(throughput, "best", lambda model, points: valued.append(0) or best(model, points))
+    sampler = study.sampler
+    assert isinstance(sampler, ThroughputSampler)
+    assert sampler.expected_gain(study) == sampler.expected_gain(study)
+    first = study.ask(dict(SPACE))
+    assert len(valued) == 1
+    sampler.expected_gain(study)
+    assert len(valued) == 2
+    first.set_user_attr("samples_per_second", 2.0)
+    study.tell(first, 2.0)
+    sampler.expected_gain(study)
+    assert len(valued) == 3
 
 
 @pytest.mark.parametrize("site", [0, 1, 2])
