@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution
 
-from lora_tune.search.coordinates import Coordinates, from_unit, unit
+from lora_tune.search.coordinates import Coordinates, at_random, from_unit, unit
 from lora_tune.space import Space
 from lora_tune.surfaces.simulated_run import SimulatedRun, rcp_samples
 
@@ -121,7 +121,7 @@ class Problem:
         return min(lowest, *self._scores.values())
 
     def _random(self, rng: np.random.Generator, names: tuple[str, ...]) -> dict[str, Any]:
-        return {n: from_unit(self.distributions[n], float(rng.uniform(-1, 1))) for n in names}
+        return at_random(self.distributions, names, rng)
 
     def _descend(self, point: dict[str, Any], layout: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         trials = [self._random(rng, tuple(point)) for _ in range(250)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from optuna.distributions import CategoricalDistribution
 
 from lora_tune.curve import Schedule
-from lora_tune.search.coordinates import Coordinates, from_unit, unit
+from lora_tune.search.coordinates import Coordinates, at_random, from_unit, unit
 from lora_tune.search.gaussian import Array
 from lora_tune.search.goal import Goal, Slopes
 from lora_tune.search.model import SearchModel
@@ -77,7 +77,7 @@ def _key(c: Coordinates, values: Values) -> tuple[float, ...]:
 
 def _random(c: Coordinates, rng: np.random.Generator) -> dict[str, Any]:
     own = [n for n in c.convergence_names if n not in c.speed_names]
-    return {n: from_unit(c.distributions[n], float(rng.uniform(-1, 1))) for n in own}
+    return at_random(c.distributions, own, rng)
 
 
 def _near(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
@@ -113,9 +113,7 @@ def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
         picked = rng.choice(len(everything), LAYOUTS, replace=False)
         rows = [everything[i] for i in picked]
     else:
-        rows = [
-            {n: from_unit(c.distributions[n], float(rng.uniform(-1, 1))) for n in c.speed_names} for _ in range(LAYOUTS)
-        ]
+        rows = [at_random(c.distributions, c.speed_names, rng) for _ in range(LAYOUTS)]
     tried = [{n: o.values[n] for n in c.speed_names} for o in model.observations if not o.source]
     rows += tried[-60:]
     rows += [_near(c, row, rng, 0.3) for row in tried[-20:]]

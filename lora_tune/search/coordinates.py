@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -64,6 +64,13 @@ def from_unit(distribution: BaseDistribution, u: float) -> Any:
         value = low + round((value - low) / distribution.step) * distribution.step
     value = min(high, max(low, value))
     return round(value) if isinstance(distribution, IntDistribution) else value
+
+
+def at_random(
+    distributions: Mapping[str, BaseDistribution], names: Iterable[str], rng: np.random.Generator
+) -> dict[str, Any]:
+    """A point of the parameters ``names``, each uniform on [-1, 1] over its range."""
+    return {name: from_unit(distributions[name], float(rng.uniform(-1, 1))) for name in names}
 
 
 @dataclass(frozen=True)

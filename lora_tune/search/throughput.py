@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
 from lora_tune.search import memory
-from lora_tune.search.coordinates import Coordinates, from_unit, unit
+from lora_tune.search.coordinates import Coordinates, at_random, from_unit, unit
 from lora_tune.search.gaussian import Array
 from lora_tune.search.goal import Goal
 from lora_tune.search.model import Scales, SearchModel, learn
@@ -181,9 +181,7 @@ def candidates(
     c: Coordinates, observations: Sequence[Observation], tried: Collection[tuple[Any, ...]], rng: np.random.Generator
 ) -> list[Values]:
     """Random points of the space and all that differ from a fastest known one in one parameter; none that was tried."""
-    rows: list[Values] = [
-        {n: from_unit(d, float(rng.uniform(-1, 1))) for n, d in c.distributions.items()} for _ in range(CANDIDATES)
-    ]
+    rows: list[Values] = [at_random(c.distributions, c.distributions, rng) for _ in range(CANDIDATES)]
     known = sorted((o for o in observations if o.samples_per_second > 0), key=lambda o: -o.samples_per_second)
     for o, (name, d) in itertools.product(known[:FASTEST], c.distributions.items()):
         rows += [{**o.values, name: value} for value in _steps(d, o.values[name])]
