@@ -18,7 +18,7 @@ from lora_tune.lab.stopping import Stopper
 from lora_tune.mllog import Eval
 from lora_tune.search.acquisition import recommend_from
 from lora_tune.search.goal import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
-from lora_tune.search.model import without_open
+from lora_tune.search.model import as_known
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
 from lora_tune.search.sampler import GreyBoxSampler
@@ -83,7 +83,7 @@ class GreyBox:
     def recommend(self) -> Mapping[str, Any] | None:
         space = self._problem.distributions
         model = self._sampler.model(space, self._sampler.observations(self._study, frozenset(space)))
-        found = recommend_from(without_open(model), np.random.default_rng(0))
+        found = recommend_from(as_known(model), np.random.default_rng(0))
         self.claimed_regret = found.regret
         return dict(found.values)
 

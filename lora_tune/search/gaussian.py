@@ -33,7 +33,8 @@ NOISE_RUNS = 8.0
 class Data:
     """n readings: features (n, d), trend basis (n, p), y (n), sd (n) of each reading about the truth at its features.
 
-    source: (n) numbers; rows with the same number share a shift. below: (n) True where y is only a lower bound.
+    extended: (n) sd on top of that, which has nothing to do with how far readings scatter here. source: (n) numbers;
+    rows with the same number share a shift. below: (n) True where y is only a lower bound.
     """
 
     x: Array
@@ -42,6 +43,11 @@ class Data:
     sd: Array
     source: npt.NDArray[np.int64]
     below: npt.NDArray[np.bool_]
+    extended: Array
+
+    def variance(self, noise_scale: float) -> Array:
+        """Variance of each reading (n) where they scatter ``noise_scale`` times as far as usual."""
+        return np.asarray((noise_scale * self.sd) ** 2 + self.extended**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ class Prior:
 
     amplitude, length: of the smooth residual; length is in feature units. shift: sd of another source's departure.
     departure: that of this study, which may be unlike all others.
-    noise_scale: multiplies every reading's sd. weights: (d) relevance of each feature, 1 = as given.
+    noise_scale: multiplies every reading's usual sd. weights: (d) relevance of each feature, 1 = as given.
     """
 
     mean: Array
@@ -69,7 +75,7 @@ def repeated_noise(data: Data) -> float:
     The pooled spread within settings that ran with several seeds, with ``NOISE_RUNS`` degrees of freedom of a belief
     in 1: what differs between settings has no part in it, so that a rough valley is not taken for noise.
     """
-    own = np.flatnonzero((data.source == HERE) & ~data.below)
+    own = np.flatnonzero((data.source == HERE) & ~data.below & (data.extended == 0))
     settings: dict[bytes, list[int]] = {}
     for at in own:
         settings.setdefault(data.x[at].tobytes(), []).append(int(at))
@@ -130,7 +136,7 @@ def condition(data: Data, prior: Prior) -> Posterior:
     kernel = _covariance(prior, _rows(data), _rows(data))
     kernel += JITTER * (kernel.trace() / max(1, len(kernel))) * np.eye(len(kernel))
     offset = data.y - data.basis @ prior.mean
-    variance = (prior.noise_scale * data.sd) ** 2
+    variance = data.variance(prior.noise_scale)
     site_y, site_variance = offset.copy(), variance.copy()
     bounds = np.flatnonzero(data.below)
     site_variance[bounds] = LARGEST_VARIANCE

@@ -191,11 +191,13 @@ class SearchModel:
 
 
 def learn(
-    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: Scales | None = None
-) -> SearchModel:
-    """The model after ``observations`` (open ones count as measured with the result expected of them).
+    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: Scales | None = None,
+    *, ahead: bool = True,
+) -> SearchModel:  # fmt: skip
+    """The model after ``observations``.
 
-    scales: as fitted before; they are fitted anew when readings grew by a tenth, at the latest.
+    scales: as fitted before; they are fitted anew when readings of ended trials grew by a tenth, at the latest.
+    ahead: running trials count as measured with the result expected of them, too.
     """
     curved = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
     seen = [o for o in observations if _complete(coordinates, o)]
@@ -213,7 +215,7 @@ def learn(
             speed=_speed_prior(labels, _SPEED_BELIEF, level),
             evals=_speed_prior(labels, _EVAL_BELIEF, level),
         )
-    due = sum(not seen[at].source for at in found) + len(rates)
+    due = sum(not (seen[at].source or seen[at].open) for at in found) + len(rates)
     data = _convergence_data(coordinates, curved, seen, found)
     speed_data = _speed_data(coordinates, [(o, s) for o, s, _ in rates], SPEED_NOISE)
     eval_data = _speed_data(coordinates, [(o, e) for o, _, e in rates if e > 0], EVAL_NOISE)
@@ -225,7 +227,7 @@ def learn(
     convergence, speed, evals = (
         condition(data, scales.convergence), condition(speed_data, scales.speed), condition(eval_data, scales.evals)
     )  # fmt: skip
-    waiting = [o for o in here if o.open]
+    waiting = [o for o in here if o.open] if ahead else []
     if waiting:
         convergence = _with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
         speed = _with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
@@ -308,6 +310,7 @@ def _convergence_data(
         y=np.array([r.ln_samples for r in found.values()]), sd=np.array([r.sd for r in found.values()]),
         source=np.array([numbers[seen[at].source] for at in found], dtype=np.int64),
         below=np.array([r.below for r in found.values()], dtype=np.bool_),
+        extended=np.array([r.extended for r in found.values()]),
     )  # fmt: skip
     return thinned(data, LARGEST)
 
@@ -322,7 +325,7 @@ def _speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, flo
     return Data(
         x=x, basis=trend(x, ()), y=np.array([float(np.median(v)) for v in by_row.values()]),
         sd=np.full(len(by_row), noise), source=np.full(len(by_row), HERE, dtype=np.int64),
-        below=np.zeros(len(by_row), dtype=np.bool_),
+        below=np.zeros(len(by_row), dtype=np.bool_), extended=np.zeros(len(by_row)),
     )  # fmt: skip
 
 
@@ -330,7 +333,7 @@ def _pick(data: Data, keep: npt.NDArray[np.int64]) -> Data:
     """Some rows."""
     return Data(
         x=data.x[keep], basis=data.basis[keep], y=data.y[keep], sd=data.sd[keep], source=data.source[keep],
-        below=data.below[keep],
+        below=data.below[keep], extended=data.extended[keep],
     )  # fmt: skip
 
 
@@ -355,17 +358,17 @@ def _with_expected(
     if not waiting:
         return posterior
     x = np.array([coordinates.convergence_features(o.values) for o in waiting])
-    return _extended(posterior, x, trend(x, curved), SEED_SD)
+    return _as_if_measured(posterior, x, trend(x, curved), SEED_SD)
 
 
 def _with_expected_speed(
     coordinates: Coordinates, posterior: Posterior, waiting: Sequence[Observation], noise: float
 ) -> Posterior:
     rows = list(dict.fromkeys(tuple(coordinates.speed_features(o.values)) for o in waiting))
-    return _extended(posterior, np.array(rows), trend(np.array(rows), ()), noise)
+    return _as_if_measured(posterior, np.array(rows), trend(np.array(rows), ()), noise)
 
 
-def _extended(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
+def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
     """The posterior as if ``x`` had been measured with the mean outcome: less is to be learned there."""
     mean, _ = posterior.predict(x, basis)
     old = posterior.data
@@ -373,6 +376,7 @@ def _extended(posterior: Posterior, x: Array, basis: Array, sd: float) -> Poster
         x=np.r_[old.x, x], basis=np.r_[old.basis, basis], y=np.r_[old.y, mean], sd=np.r_[old.sd, np.full(len(x), sd)],
         source=np.r_[old.source, np.full(len(x), HERE, dtype=np.int64)],
         below=np.r_[old.below, np.zeros(len(x), dtype=np.bool_)],
+        extended=np.r_[old.extended, np.zeros(len(x))],
     )  # fmt: skip
     return condition(data, posterior.prior)
 
@@ -389,9 +393,10 @@ def _schedules_seen(coordinates: Coordinates, here: Sequence[Observation]) -> di
     return found
 
 
-def without_open(model: SearchModel) -> SearchModel:
-    """The same model with nothing expected of running trials, for recommendations."""
-    done = [o for o in model.observations if not o.open]
-    if len(done) == len(model.observations):
+def as_known(model: SearchModel) -> SearchModel:
+    """The same model with nothing expected of running trials beyond what they are now, for recommendations."""
+    ended = tuple(o for o in model.observations if not o.open)
+    if len(ended) == len(model.observations):
         return model
-    return replace(learn(model.coordinates, model.goal, done, model.scales), observations=tuple(done))
+    now = learn(model.coordinates, model.goal, model.observations, model.scales, ahead=False)
+    return replace(now, observations=ended)

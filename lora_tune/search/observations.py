@@ -136,17 +136,24 @@ def _first(facts: Mapping[str, Any], *names: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """ln(samples to target) of one trial's configuration as this trial tells it; ``below``: only a lower bound."""
+    """ln(samples to target) of one trial's configuration as this trial tells it; ``below``: only a lower bound.
+
+    sd: by the luck of seeds and evals, as usual. extended: sd on top, of what was read beyond the end of a curve.
+    """
 
     ln_samples: float
     sd: float
     below: bool = False
+    extended: float = 0.0
 
 
 def readings(
     observations: Sequence[Observation], target: float, totals: Sequence[float], families: Sequence[Family | None] = ()
 ) -> dict[int, Reading]:
     """One reading per trial that says anything about convergence, by position in ``observations``.
+
+    Running trials count as bounds: of many that began together the lucky ones end first, and would be all that is
+    known.
 
     totals: samples after which each trial's training would have ended (infinite: unknown). families: the shape of
     each trial's curve as far as published, used until this study's own runs have shown theirs.
@@ -155,9 +162,9 @@ def readings(
     own = curve.learn_family(curves[-60:], target)
     found: dict[int, Reading] = {}
     for at, o in enumerate(observations):
-        if not (o.open or o.probe or o.infeasible or o.diverged) and (
-            reading := o.reading(target, own or (families[at] if families else None))
-        ):
+        if o.probe or o.infeasible or o.diverged:
+            continue
+        if reading := _so_far(o) if o.open else o.reading(target, own or (families[at] if families else None)):
             found[at] = reading
     own_runs = [r.ln_samples for at, r in found.items() if not r.below and not observations[at].source]
     best = min(own_runs, default=None)
@@ -170,13 +177,21 @@ def readings(
         if o.diverged or (str(o.attributes.get("verdict")) == "pruned" and (at not in found or found[at].below)):
             worst = math.log(totals[at] if math.isfinite(totals[at]) else max(o.bound, 1.0))
             worse = (best if best is not None else worst) + (BLOWN_UP if o.diverged else 0.1)
-            found[at] = Reading(max(worst, worse), 0.3 if o.diverged else 0.1, below=True)
+            found[at] = Reading(max(worst, worse), SEED_SD, below=True, extended=0.3 if o.diverged else 0.1)
         elif str(o.attributes.get("verdict")) == "capped" and (at not in found or found[at].below):
             # Whoever capped it knew that it would not get there in the time of the fastest run.
             within = _samples_within(o, fastest)
             if within > 0 and (at not in found or math.log(within) > found[at].ln_samples):
-                found[at] = Reading(math.log(within), 0.1, below=True)
+                found[at] = Reading(math.log(within), SEED_SD, below=True, extended=0.1)
     return found
+
+
+def _so_far(o: Observation) -> Reading | None:
+    """What a running trial says: that it needs more than it has had."""
+    seen = max((e.samples for e in o.evals), default=0.0)
+    if not seen > 0 or math.isfinite(o.reached):
+        return None
+    return Reading(math.log(seen) + NEAREST, SEED_SD, below=True)
 
 
 def _samples_within(o: Observation, seconds: float) -> float:
@@ -206,12 +221,12 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
         # A run that should have crossed by now and did not is about to: that is a reading too, not just a bound.
         ahead = max(ahead, NEAREST)
         if ahead < FARTHEST:
-            sd = math.hypot(_curve_sd(family, len(usable), target), 0.25 * ahead, SEED_SD)
-            return Reading(math.log(seen) + ahead, sd)
-        return Reading(math.log(seen) + (FARTHEST if ahead >= FARTHEST else 0.0), 0.3, below=True)
+            sd = math.hypot(_curve_sd(family, len(usable), target), SEED_SD)
+            return Reading(math.log(seen) + ahead, sd, extended=0.25 * ahead)
+        return Reading(math.log(seen) + FARTHEST, SEED_SD, below=True, extended=0.3)
     ahead = max(_ahead(usable, target), NEAREST)
     if ahead < FARTHEST:
-        return Reading(math.log(seen) + ahead, math.hypot(0.5 * ahead, 2 * SEED_SD))
+        return Reading(math.log(seen) + ahead, 2 * SEED_SD, extended=0.5 * ahead)
     return Reading(math.log(seen), SEED_SD, below=True)
 
 

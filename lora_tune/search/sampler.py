@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.search.acquisition import Action, Recommendation, recommend_from, value_actions
 from lora_tune.search.coordinates import Coordinates
 from lora_tune.search.goal import Goal
-from lora_tune.search.model import Scales, SearchModel, learn, without_open
+from lora_tune.search.model import Scales, SearchModel, as_known, learn
 from lora_tune.search.observations import Observation, annotate, of_trial
 
 PATIENCE = 4
@@ -57,7 +57,7 @@ class GreyBoxSampler(BaseSampler):
         self._random = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
         self._scales: Scales | None = None
-        self._finished: dict[int, Observation | None] = {}
+        self._seen: dict[int, tuple[object, Observation | None]] = {}
         self._gain: tuple[object, float | None] = (None, None)
 
     def reseed_rng(self) -> None:
@@ -119,17 +119,15 @@ class GreyBoxSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
-        """What the study's trials and the prior teach; finished trials are read once."""
+        """What the study's trials and the prior teach; a trial is read again only when it has more to say."""
         found: list[Observation] = list(self._prior() if callable(self._prior) else self._prior)
         for trial in study.get_trials(deepcopy=False):
             if trial.number == skip:
                 continue
-            if trial.number not in self._finished:
-                observation = of_trial(trial, names, self._goal.target)
-                if trial.state.is_finished():
-                    self._finished[trial.number] = observation
-            else:
-                observation = self._finished[trial.number]
+            stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs))
+            if self._seen.get(trial.number, _UNSEEN)[0] != stage:
+                self._seen[trial.number] = (stage, of_trial(trial, names, self._goal.target))
+            observation = self._seen[trial.number][1]
             if observation is not None:
                 found.append(observation)
         return found
@@ -160,6 +158,7 @@ class GreyBoxSampler(BaseSampler):
         return len(done) >= PATIENCE
 
 
+_UNSEEN = (None, None)
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)
 
 
@@ -167,7 +166,7 @@ def recommend(
     observations: Sequence[Observation], space: Mapping[str, BaseDistribution], sampler: GreyBoxSampler
 ) -> Recommendation:
     """The recommendation that ``observations`` support, with the sampler's goal. Pure apart from the fitted scales."""
-    model = without_open(sampler.model(space, observations))
+    model = as_known(sampler.model(space, observations))
     return recommend_from(model, np.random.default_rng(0))
 
 

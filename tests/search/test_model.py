@@ -20,7 +20,7 @@ from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
 from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit, matern, repeated_noise
 from lora_tune.search.goal import Goal, closed_schedule, public_family, rcp_mean
-from lora_tune.search.model import convergence_prior, learn, thinned, without_open
+from lora_tune.search.model import as_known, convergence_prior, learn, thinned
 from lora_tune.search.observations import Observation, of_trial, readings
 
 LAYOUTS = (
@@ -47,7 +47,7 @@ def believe(
     data = Data(
         x=column, basis=trend(column, ()), y=np.array(y), sd=np.full(len(x), sd),
         source=np.array(source or [0] * len(x), dtype=np.int64),
-        below=np.array(below or [False] * len(x), dtype=np.bool_),
+        below=np.array(below or [False] * len(x), dtype=np.bool_), extended=np.zeros(len(x)),
     )  # fmt: skip
     prior = Prior(mean=np.zeros(2), sd=np.array([3.0, 1.0]), amplitude=0.2, length=0.7, shift=0.1, weights=np.ones(1))
     return condition(data, prior)
@@ -154,6 +154,20 @@ def test_roles_follow_from_names_and_layouts() -> None:
     assert other.speed_names == ("FP8_ACT", "GBS")
     assert other.convergence_names == ("GBS", "LORA_RANK")
     assert other.total_samples({"GBS": 8, "LORA_RANK": 8, "FP8_ACT": 0}) == 800
+
+
+def test_warm_up_counts_by_its_samples_whatever_the_schedule_that_follows() -> None:
+    def warmup(**values: float) -> float:
+        return COORDINATES.convergence_features({**VALUES, **values})[2]
+
+    assert warmup(WARMUP_STEPS=0) == -1
+    assert warmup(WARMUP_STEPS=40) == pytest.approx(2 * 40 / 500 / 0.4 - 1), "500 steps are the middle of 100 to 2,500"
+    assert warmup(WARMUP_STEPS=40, MAX_STEPS=400) == warmup(WARMUP_STEPS=40, MAX_STEPS=2400)
+    assert warmup(WARMUP_STEPS=190, MAX_STEPS=100) == warmup(WARMUP_STEPS=100, MAX_STEPS=100), "all of its schedule"
+    assert warmup(WARMUP_STEPS=201, MAX_STEPS=2400) == 1
+    other = Coordinates(distributions={n: d for n, d in SPACE.items() if n != "layout"})
+    one, four = (other.convergence_features({**VALUES, "GBS": g, "WARMUP_STEPS": 20})[2] for g in (1, 4))
+    assert four + 1 == pytest.approx(4 * (one + 1)), "in samples: four times the batch, four times the warm-up"
 
 
 def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() -> None:
@@ -338,6 +352,22 @@ def test_what_runs_already_is_counted_as_known_but_changes_no_mean() -> None:
     assert after[1][0, 0] < 0.2 * before[1][0, 0]
 
 
+def test_of_runs_that_began_together_the_lucky_ones_end_first_and_are_not_all_that_is_known() -> None:
+    """Ten seeds of one setting: three have arrived by 2,700 samples, seven have had as many and have not."""
+    lucky = [Observation(number=k, values=VALUES, evals=curve_to(2600, 2688), reached=2688) for k in range(3)]
+    behind = curve_to(2600, 2688, noise=0.01)
+    others = [Observation(number=k, values=VALUES, evals=behind, open=True) for k in range(3, 10)]
+    alone, known = learn(COORDINATES, Goal(), lucky), as_known(learn(COORDINATES, Goal(), [*lucky, *others]))
+    before, after = alone.predict_ln_samples([VALUES])[0][0], known.predict_ln_samples([VALUES])[0][0]
+    assert after > before + 0.03
+    assert known.observations == tuple(lucky), "nobody is told to take what only runs"
+    fresh = Observation(number=10, values=VALUES, open=True)
+    assert as_known(learn(COORDINATES, Goal(), [*lucky, fresh])).predict_ln_samples([VALUES])[0][0] == before
+    probe = Observation(number=11, values=VALUES, evals=behind, open=True, probe=True)
+    arrived = Observation(number=12, values=VALUES, evals=curve_to(2600, 2688), open=True, reached=2688)
+    assert not readings([fresh, probe, arrived], 0.925, [6400] * 3)
+
+
 def test_a_run_stopped_just_before_the_target_is_a_reading_and_no_proof_that_it_would_never_arrive() -> None:
     evals = tuple(Eval(s, x, math.nan) for s, x in ((3096.0, 0.9256), (3483.0, 0.9254), (3870.0, 0.9262)))
     stopped = Observation(number=0, values=VALUES, evals=evals, bound=3870.0, attributes={"verdict": "pruned"})
@@ -353,6 +383,7 @@ def test_which_readings_a_model_keeps_does_not_depend_on_what_they_say() -> None
     data = Data(
         x=x, basis=trend(x, ()), y=8 + 0.2 * x[:, 0] + rng.normal(0, 0.05, 400), sd=np.full(400, 0.05),
         source=np.r_[np.zeros(300, np.int64), np.arange(1, 101)], below=np.zeros(400, np.bool_),
+        extended=np.zeros(400),
     )  # fmt: skip
     kept = thinned(data, 120)
     assert len(kept.y) == 120
@@ -381,7 +412,7 @@ def seeds_of(settings: list[float], each: int, spread: float) -> Data:
     away = np.random.default_rng(4).normal(0, spread, len(x))
     return Data(
         x=x, basis=trend(x, ()), y=np.repeat(settings, each) + away, sd=np.full(len(x), 0.05),
-        source=np.zeros(len(x), np.int64), below=np.zeros(len(x), np.bool_),
+        source=np.zeros(len(x), np.int64), below=np.zeros(len(x), np.bool_), extended=np.zeros(len(x)),
     )  # fmt: skip
 
 
@@ -393,6 +424,25 @@ def test_noise_is_learned_from_repeated_seeds_and_not_from_what_differs_between_
     assert 1.0 < repeated_noise(seeds_of(rough[:1], each=5, spread=0.11)) < 2.0  # five seeds say little
 
 
+def test_what_is_read_beyond_the_ends_of_curves_says_nothing_about_the_noise_of_seeds() -> None:
+    """Runs stopped halfway say little of their crossing each; that they agree does not make seeds alike."""
+    rng = np.random.default_rng(9)
+    x = rng.uniform(-1, 1, (40, 1))
+    whole = Data(
+        x=x, basis=trend(x, ()), y=8 + rng.normal(0, 0.05, 40), sd=np.full(40, 0.05), source=np.zeros(40, np.int64),
+        below=np.zeros(40, np.bool_), extended=np.zeros(40),
+    )  # fmt: skip
+    stopped = replace(whole, extended=np.full(40, 0.2))
+    prior = Prior(mean=np.array([8.0, 0]), sd=np.ones(2), amplitude=0.1, length=0.6, weights=np.ones(1))
+    found = fit(stopped, prior, lambda p: -0.5 * (math.log(p.noise_scale) / 0.25) ** 2)
+    assert found.noise_scale == pytest.approx(1.0, abs=0.26)
+    repeats = replace(stopped, x=np.zeros((40, 1)))
+    assert repeated_noise(repeats) == 1.0
+    # Each counts for less than a whole run.
+    row = np.zeros((1, 1)), np.array([[1.0, 0.0]])
+    assert condition(stopped, prior).predict(*row)[1][0, 0] > condition(whole, prior).predict(*row)[1][0, 0]
+
+
 def test_where_seeds_scatter_more_than_usual_a_schedule_that_ends_soon_is_a_greater_risk() -> None:
     def risk(spread: float) -> float:
         rng = np.random.default_rng(6)
@@ -401,7 +451,7 @@ def test_where_seeds_scatter_more_than_usual_a_schedule_that_ends_soon_is_a_grea
             for k in range(40)
         ]
         model = learn(COORDINATES, Goal(), [*seen, Observation(number=40, values=VALUES, open=True)])
-        goal = without_open(model).goal
+        goal = as_known(model).goal
         assert goal == model.goal  # taking open runs out again does not count the scatter twice
         return float(1 - goal.finish_probability(np.array([0.0]), np.zeros(1), np.array([1.2]), Schedule(0.1, 0.1))[0])
 

@@ -32,7 +32,7 @@ class Forgetful(GreyBoxSampler):
     """Reads every trial anew for every proposal."""
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
-        self._finished.clear()
+        self._seen.clear()
         observations._curve_sd.cache_clear()
         return super().observations(study, names, skip)
 
