@@ -1,12 +1,12 @@
-"""The shipped tables of real trials: ``python -m benchmarks.tables [NAME...]`` prints what is in them.
+"""Tables of real trials, shipped as surfaces or kept here: ``python -m benchmarks.tables [NAME...]`` shows them.
 
-``python -m benchmarks.tables --ship TABLE.npz NAME`` makes the shipped file from what
+``python -m benchmarks.tables --ship TABLE.npz NAME`` makes the compact file from what
 ``python -m lora_tune.recipes.many_adapters`` wrote: losses rounded to 0.0001, columns of text and folders left out.
 
 Printed: how many of the grid's points reach a target with every seed, and how far apart those are, for a range of
 targets. A surface's target is the loss that a quarter of the points reach with every seed, rounded down to 0.01: good
 runs meet it amid their schedule, as MLPerf's do, and most points never do. Then, at that target, mean samples by
-learning rate, batch and schedule, and the spread between seeds.
+learning rate, batch and schedule, the spread between seeds, and what warm-up costs in schedules of each length.
 """
 
 from __future__ import annotations
@@ -23,12 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.surfaces.tabular import TABLES, Table, read_table
+from lora_tune.surfaces.tabular import TABLES, Array, Table, read_table
 
 SHARE = 0.25
 """Of the grid's points that reach the target with every seed."""
+EASIER = 0.1
+"""A target above the chosen one, which the shortest schedules reach too."""
 FOLDERS = ("MODEL", "DATADIR")
-NAMES = ("lora_tiny", "lora_small")
+SURFACES = ("lora_tiny", "lora_small")
+NAMES = (*SURFACES, "lora_warmup")
+RECORDS = Path(__file__).parent / "records"
+
+
+def path_of(name: str) -> Path:
+    """Where a table lies: with the package where a surface replays it, else beside the other records."""
+    return (TABLES if name in SURFACES else RECORDS) / f"{name}.npz"
 
 
 def chosen_target(table: Table) -> float:
@@ -50,16 +59,16 @@ def compact(data: Mapping[str, Any]) -> dict[str, Any]:
 def ship(source: Path, name: str) -> Path:
     """Write the compact file of a full grid. Raises InputError when it is none."""
     read_table(source)
-    TABLES.mkdir(exist_ok=True)
-    path = TABLES / f"{name}.npz"
+    path = path_of(name)
+    path.parent.mkdir(exist_ok=True)
     with np.load(source, allow_pickle=False) as data:
         np.savez_compressed(path, **compact(data))
     return path
 
 
 def show(name: str) -> None:
-    """Print what is in a shipped table."""
-    path = TABLES / f"{name}.npz"
+    """Print what is in a table."""
+    path = path_of(name)
     table = read_table(path)
     meta = json.loads(str(np.load(path)["meta"]))
     points = math.prod(len(v) for v in table.axes.values())
@@ -77,6 +86,37 @@ def show(name: str) -> None:
         mark = " <" if at == target else ""
         print(f"{at:8.2f} {all_seeds.mean():13.0%} {some.mean():8.0%} {told[0]:>15} {told[1]:>7} {told[2]:>6}{mark}")
     by_rate(table, target)
+    by_warmup(table, target + EASIER)
+
+
+def crossings(table: Table, target: float) -> Array:
+    """Samples at which each curve crosses ``target`` [*axes, seeds], on a line between the two evals around it; NaN
+    where it does not, or before its first eval."""
+    reached = table.losses <= target
+    at = np.maximum(np.argmax(reached, axis=-1), 1)[..., None]
+    samples = np.broadcast_to(table.samples, table.losses.shape)
+    (x1, x0), (y1, y0) = (
+        [np.take_along_axis(v, at - back, axis=-1)[..., 0] for back in (0, 1)] for v in (samples, table.losses)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = x0 + (y0 - target) / (y0 - y1) * (x1 - x0)
+    return np.asarray(np.where(reached.any(axis=-1) & ~reached[..., 0], between, np.nan))
+
+
+def by_warmup(table: Table, target: float) -> None:
+    """How much later curves cross by warm-up (rows) and schedule (columns): mean over the learning rates at which every
+    seed of every schedule crosses with this warm-up and without."""
+    names = list(table.axes)
+    found = np.log(crossings(table, target)).mean(axis=-1)
+    found = np.moveaxis(found, [names.index(n) for n in ("GBS", "WARMUP_STEPS", "MAX_STEPS")], [0, 1, 2])
+    steps, warmups = table.axes["MAX_STEPS"], table.axes["WARMUP_STEPS"]
+    print(f"\nLater crossing of {target:.2f} than without warm-up, by schedule in steps")
+    print(f"{'GBS':>4} {'warm-up':>8} " + " ".join(f"{s:>7g}" for s in steps) + "   learning rates")
+    for g, w in itertools.product(range(len(table.axes["GBS"])), range(1, len(warmups))):
+        later = found[g, w] - found[g, 0]
+        common = np.isfinite(later).all(axis=0)
+        cells = [f"{later[s, common].mean():7.1%}" if common.any() else f"{'-':>7}" for s in range(len(steps))]
+        print(f"{table.axes['GBS'][g]:4g} {warmups[w]:8g} {' '.join(cells)}   {common.sum()}")
 
 
 def by_rate(table: Table, target: float) -> None:
@@ -106,7 +146,7 @@ def by_rate(table: Table, target: float) -> None:
 
 
 def main() -> int:
-    """Ship a table, or show the shipped ones."""
+    """Make a compact table, or show those there are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--ship", type=Path, metavar="TABLE", help="make the shipped file NAME of this one")

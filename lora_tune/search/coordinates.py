@@ -169,8 +169,8 @@ class Coordinates:
     def _warmup(self, name: str, values: Values) -> float:
         """Warm-up samples over those of a middle schedule, from -1 without any to 1 at ``LONGEST_WARMUP``.
 
-        Not as a share of its own schedule: in tables of real trials (lora_tiny, lora_small) 20 steps of warm-up cost
-        as many samples in schedules of 80 steps as in those of 200.
+        Not as a share of its own schedule: in two tables of real trials a warm-up of so many steps delays the crossing
+        as much in schedules of 80 steps as in those of 200 and 320 (``python -m benchmarks.tables``).
         """
         steps, batch = self.steps(values), self.batch(values)
         if not steps > 0:

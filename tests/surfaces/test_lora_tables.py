@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tables import chosen_target
+from benchmarks.tables import EASIER, chosen_target, crossings, path_of
 from lora_tune.lab.arena import play
 from lora_tune.lab.ours import METHODS
 from lora_tune.lab.problem import Problem
@@ -20,7 +20,7 @@ from lora_tune.study import parse_study
 from lora_tune.surfaces import load
 from lora_tune.surfaces.lora_tables import small, tiny
 from lora_tune.surfaces.machine import Degrees
-from lora_tune.surfaces.tabular import TABLES
+from lora_tune.surfaces.tabular import TABLES, Table, read_table
 from lora_tune.workloads.base import Proposal
 from lora_tune.workloads.surface import PARAMETERS, SurfaceWorkload
 
@@ -38,6 +38,28 @@ def test_the_target_follows_from_the_table_and_separates_good_from_bad_by_two_an
     assert surface.table.seeds >= 5
     assert 0.2 < len(reached) / means.size < 0.3
     assert reached.max() > 2 * reached.min()
+
+
+def test_crossings_lie_between_the_evals_around_them() -> None:
+    losses = np.array([[[1.3, 1.1, 0.9], [0.9, 0.8, 0.7], [1.3, 1.2, 1.1]]])
+    found = crossings(Table({"LR": (1e-3,)}, np.array([[[10.0, 20.0, 30.0]]]), losses), 1.0)
+    assert found[0, 0] == pytest.approx(25)
+    assert np.isnan(found[0, 1:]).all(), "before the first eval, and not at all"
+
+
+@pytest.mark.parametrize("name", ["lora_tiny", "lora_warmup"])
+def test_warm_up_costs_as_much_in_a_long_schedule_as_in_a_short_one(name: str) -> None:
+    """What the search takes for granted: as a share of the schedule the same warm-up is 2.5 and 4 times as long."""
+    table = read_table(path_of(name))
+    names, steps = list(table.axes), table.axes["MAX_STEPS"]
+    found = np.log(crossings(table, chosen_target(table) + EASIER)).mean(axis=-1)
+    found = np.moveaxis(found, [names.index(n) for n in ("WARMUP_STEPS", "MAX_STEPS", "GBS")], [0, 1, 2])
+    later = found[1:] - found[0]
+    # The learning rates at which every schedule gets there.
+    cost = np.nanmean(np.where(np.isfinite(later).all(axis=1, keepdims=True), later, np.nan), axis=-1)
+    assert steps[-1] >= 2.5 * steps[0]
+    assert (cost > 0.05).all()
+    assert (cost.max(axis=1) < 1.35 * cost.min(axis=1)).all()
 
 
 @pytest.mark.parametrize("name", SURFACES)
