@@ -103,20 +103,28 @@ def crossings(table: Table, target: float) -> Array:
     return np.asarray(np.where(reached.any(axis=-1) & ~reached[..., 0], between, np.nan))
 
 
-def by_warmup(table: Table, target: float) -> None:
-    """How much later curves cross by warm-up (rows) and schedule (columns): mean over the learning rates at which every
-    seed of every schedule crosses with this warm-up and without."""
+def warmup_lost(table: Table, target: float) -> Array:
+    """By how many samples runs cross later than without warm-up, over those of the warm-up: [batch, warm-up, schedule,
+    learning rate] from geometric means over seeds; NaN where a seed does not cross."""
     names = list(table.axes)
-    found = np.log(crossings(table, target)).mean(axis=-1)
+    found = np.exp(np.log(crossings(table, target)).mean(axis=-1))
     found = np.moveaxis(found, [names.index(n) for n in ("GBS", "WARMUP_STEPS", "MAX_STEPS")], [0, 1, 2])
-    steps, warmups = table.axes["MAX_STEPS"], table.axes["WARMUP_STEPS"]
-    print(f"\nLater crossing of {target:.2f} than without warm-up, by schedule in steps")
-    print(f"{'GBS':>4} {'warm-up':>8} " + " ".join(f"{s:>7g}" for s in steps) + "   learning rates")
-    for g, w in itertools.product(range(len(table.axes["GBS"])), range(1, len(warmups))):
-        later = found[g, w] - found[g, 0]
-        common = np.isfinite(later).all(axis=0)
-        cells = [f"{later[s, common].mean():7.1%}" if common.any() else f"{'-':>7}" for s in range(len(steps))]
-        print(f"{table.axes['GBS'][g]:4g} {warmups[w]:8g} {' '.join(cells)}   {common.sum()}")
+    warmups = np.array(table.axes["WARMUP_STEPS"][1:])[:, None, None]
+    return np.asarray((found[:, 1:] - found[:, :1]) / (np.array(table.axes["GBS"])[:, None, None, None] * warmups))
+
+
+def by_warmup(table: Table, target: float) -> None:
+    """Share of warm-up that is lost by batch and warm-up (rows) and schedule (columns): median over the learning rates
+    at which every schedule crosses, and over all that do."""
+    lost, steps = warmup_lost(table, target), table.axes["MAX_STEPS"]
+    print(f"\nSamples by which runs cross {target:.2f} later, over those of their warm-up, by schedule in steps")
+    print(f"{'GBS':>4} {'warm-up':>8} " + " ".join(f"{s:>6g}" for s in steps) + "   learning rates")
+    for g, w in itertools.product(range(lost.shape[0]), range(lost.shape[1])):
+        common = np.isfinite(lost[g, w]).all(axis=0)
+        cells = [f"{np.median(row):6.2f}" if common.any() else f"{'-':>6}" for row in lost[g, w][:, common]]
+        head = f"{table.axes['GBS'][g]:4g} {table.axes['WARMUP_STEPS'][w + 1]:8g}"
+        print(f"{head} {' '.join(cells)}   {common.sum()}")
+    print(f"median of all {np.isfinite(lost).sum()}: {np.nanmedian(lost):.2f}")
 
 
 def by_rate(table: Table, target: float) -> None:

@@ -211,6 +211,16 @@ class Coordinates:
             column += len(self._coded(name, None))
         return None
 
+    @cached_property
+    def warmup_feature(self) -> int | None:
+        """Column of the warm-up among the convergence features; None where nothing says how long schedules are."""
+        column = 0
+        for name in self.convergence_names:
+            if name.upper() in WARMUP:
+                return column if self.reference_samples > 1 else None
+            column += len(self._coded(name, None))
+        return None
+
     # -- speed -------------------------------------------------------------------------------------------------
 
     def speed_features(self, values: Values) -> list[float]:

@@ -18,7 +18,7 @@ from optuna.distributions import FloatDistribution
 from lora_tune.curve import Schedule
 from lora_tune.rules.division import EVAL_SAMPLES
 from lora_tune.search import memory
-from lora_tune.search.coordinates import Coordinates, trend
+from lora_tune.search.coordinates import LONGEST_WARMUP, Coordinates, trend
 from lora_tune.search.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
 from lora_tune.search.goal import HALF, Goal
 from lora_tune.search.memory import MemoryModel
@@ -36,6 +36,11 @@ LARGEST = 400
 """Readings that a model keeps; beyond, an even choice of them."""
 OCTAVES = math.log(4)
 """The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
+LOST = 0.35
+"""Share of warm-up's samples by which runs cross later, give or take as much: in three tables of real trials 0.3 to
+0.45 at every batch, warm-up and schedule (``python -m benchmarks.tables``)."""
+MOST_LOST = 1.0
+"""ln(samples) per unit of the warm-up feature that is believed at most, where schedules are far longer than runs."""
 GOLDEN = 0.5 * (math.sqrt(5) - 1)
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 """Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
@@ -71,12 +76,18 @@ class Scales:
 
 
 def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
-    """Weak beliefs about ln(samples): a valley over the learning rate, more samples for larger batches, little else."""
+    """Weak beliefs about ln(samples): a valley over the learning rate, more samples for larger batches and for warm-up,
+    little else."""
     rate = coordinates.rate_feature
     width = len(coordinates.convergence_features(_some_values(coordinates)))
     mean, sd = np.zeros(1 + width), np.full(1 + width, 0.4)
     mean[0], sd[0] = base_level, 1.0
     mean[-1], sd[-1] = 0.5, 0.5  # per two doublings of the batch; public: 0.4
+    if (warmup := coordinates.warmup_feature) is not None:
+        per_unit = 0.5 * LONGEST_WARMUP * coordinates.reference_samples / math.exp(base_level)
+        lost = min(MOST_LOST, LOST * per_unit)
+        mean[0] += lost  # the feature is -1 without warm-up
+        mean[1 + warmup], sd[1 + warmup] = lost, lost
     curve_mean, curve_sd = [], []
     if rate is not None:
         half = _half_range(coordinates)

@@ -170,6 +170,23 @@ def test_warm_up_counts_by_its_samples_whatever_the_schedule_that_follows() -> N
     assert four + 1 == pytest.approx(4 * (one + 1)), "in samples: four times the batch, four times the warm-up"
 
 
+def test_before_any_run_a_third_of_warm_up_is_believed_lost_give_or_take_as_much() -> None:
+    level = math.log(3000.0)
+    prior = convergence_prior(COORDINATES, level)
+    at = {
+        steps: np.array(COORDINATES.convergence_features({**VALUES, "MAX_STEPS": 500, "WARMUP_STEPS": steps}))[None]
+        for steps in (0, 60)
+    }
+    slope = {steps: (trend(x, (0,)) @ prior.mean)[0] for steps, x in at.items()}
+    assert slope[60] - slope[0] == pytest.approx(0.35 * 60 * 8 / 3000)
+    assert prior.mean[3] == prior.sd[3] > 0
+    short = convergence_prior(COORDINATES, math.log(30.0))
+    assert short.mean[3] == 1.0, "not without bounds where schedules are far longer than runs"
+    without = Coordinates(distributions={n: d for n, d in SPACE.items() if n != "MAX_STEPS"})
+    assert without.warmup_feature is None
+    assert COORDINATES.warmup_feature == 2
+
+
 def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() -> None:
     labels = ("tp", "cp", "mbs")
     rows = np.array([[0.0, 0, 0]] * 2 + [[2.0, 0, 0]] * 10)

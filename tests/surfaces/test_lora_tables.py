@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tables import EASIER, chosen_target, crossings, path_of
+from benchmarks.tables import EASIER, chosen_target, crossings, path_of, warmup_lost
 from lora_tune.lab.arena import play
 from lora_tune.lab.ours import METHODS
 from lora_tune.lab.problem import Problem
 from lora_tune.lab.problems import PROBLEMS
 from lora_tune.search.acquisition import PROBE_BLOCKS
+from lora_tune.search.model import LOST
 from lora_tune.study import parse_study
 from lora_tune.surfaces import load
 from lora_tune.surfaces.lora_tables import small, tiny
@@ -47,19 +48,18 @@ def test_crossings_lie_between_the_evals_around_them() -> None:
     assert np.isnan(found[0, 1:]).all(), "before the first eval, and not at all"
 
 
-@pytest.mark.parametrize("name", ["lora_tiny", "lora_warmup"])
-def test_warm_up_costs_as_much_in_a_long_schedule_as_in_a_short_one(name: str) -> None:
-    """What the search takes for granted: as a share of the schedule the same warm-up is 2.5 and 4 times as long."""
+@pytest.mark.parametrize("name", ["lora_tiny", "lora_small", "lora_warmup"])
+def test_a_third_of_warm_up_is_lost_whatever_the_schedule(name: str) -> None:
+    """What the search takes for granted; schedules differ by factors of 2 to 4."""
     table = read_table(path_of(name))
-    names, steps = list(table.axes), table.axes["MAX_STEPS"]
-    found = np.log(crossings(table, chosen_target(table) + EASIER)).mean(axis=-1)
-    found = np.moveaxis(found, [names.index(n) for n in ("WARMUP_STEPS", "MAX_STEPS", "GBS")], [0, 1, 2])
-    later = found[1:] - found[0]
-    # The learning rates at which every schedule gets there.
-    cost = np.nanmean(np.where(np.isfinite(later).all(axis=1, keepdims=True), later, np.nan), axis=-1)
-    assert steps[-1] >= 2.5 * steps[0]
-    assert (cost > 0.05).all()
-    assert (cost.max(axis=1) < 1.35 * cost.min(axis=1)).all()
+    for harder in (0.0, 0.04, 0.07):
+        lost = warmup_lost(table, chosen_target(table) + EASIER - harder)
+        assert LOST / 1.5 < np.nanmedian(lost) < 1.5 * LOST
+    if name == "lora_small":  # its evals are too far apart for more
+        return
+    lost = warmup_lost(table, chosen_target(table) + EASIER)
+    each = np.nanmedian(np.where(np.isfinite(lost).all(axis=2, keepdims=True), lost, np.nan), axis=-1)
+    assert (each.max(axis=-1) < 1.5 * each.min(axis=-1)).all()
 
 
 @pytest.mark.parametrize("name", SURFACES)
