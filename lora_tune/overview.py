@@ -35,7 +35,8 @@ class FailureClass:
 class Overview:
     """A sweep at one moment.
 
-    verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited.
+    verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited,
+    or there are more already, by ``sweep --trials``.
     best, best_interval: the best trial and a 90% interval for its configuration's time to the target in seconds
     (None for throughput studies).
     node_hours: spent, start-up included. saved: node-hours that stopped trials would have cost, an estimate.
@@ -61,7 +62,7 @@ def overview(study: Study, sweep: Sweep, now: float) -> Overview:
     return Overview(
         trials=len(sweep.trials),
         open=sum(t.state is not TrialState.FINISHED for t in sweep.trials.values()),
-        planned=study.budget.trials,
+        planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
         verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
         best=best,
         best_interval=export.time_interval(best) if timed and best is not None else None,

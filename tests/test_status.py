@@ -20,7 +20,7 @@ from lora_tune.mllog import Eval
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.status import Standing, standing
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
-from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 from tests.waiting import wait_for
 
 OWNER = "host7 pid 42 start 99"
@@ -143,6 +143,14 @@ def test_what_it_prints(tmp_path: Path) -> None:
     assert "take over with: python -m lora_tune.sweep --study built" in " ".join(printed.split())
     assert "saved by stopping early" in _flat(printed)
     assert "another node; run" in printed
+
+
+def test_a_study_that_was_run_for_more_trials_than_it_names_is_not_25_of_12(tmp_path: Path) -> None:
+    """``sweep --trials 25`` goes on where the study's own number ended."""
+    for limit, expected in ((30, "24 of 30:"), (12, "24:")):
+        text = STUDY.replace("trials = 40", f"trials = {limit}")
+        stored(tmp_path / str(limit), sweep_of(study_of(text), trials=24, text=text))
+        assert f"trials {expected}" in _flat(run(tmp_path / str(limit)).output)
 
 
 def test_json_says_the_same_to_programs(tmp_path: Path) -> None:
