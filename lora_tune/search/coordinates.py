@@ -202,6 +202,12 @@ class Coordinates:
         return steps * self.reference_batch if math.isfinite(steps) else 1.0
 
     @cached_property
+    def convergence_width(self) -> int:
+        """How many convergence features there are."""
+        middle = {name: from_unit(found, 0.0) for name, found in self.distributions.items()}
+        return len(self.convergence_features(middle))
+
+    @cached_property
     def rate_feature(self) -> int | None:
         """Column of the learning rate among the convergence features."""
         column = 0

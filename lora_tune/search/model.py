@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from optuna.distributions import FloatDistribution
 
 from lora_tune.curve import Schedule
 from lora_tune.rules.division import EVAL_SAMPLES
 from lora_tune.search import memory
-from lora_tune.search.coordinates import LONGEST_WARMUP, Coordinates, trend
+from lora_tune.search.coordinates import Coordinates, trend
 from lora_tune.search.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
 from lora_tune.search.goal import HALF, Goal
 from lora_tune.search.memory import MemoryModel
 from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
+from lora_tune.search.weak_priors import convergence_prior, eval_prior, scale_belief, speed_prior
 
 INIT_SECONDS = 90.0
 """Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
@@ -34,31 +34,9 @@ OVERSHOOT_WEIGHT = 10.0
 """Runs that the belief in an overshoot of half an interval is worth."""
 LARGEST = 400
 """Readings that a model keeps; beyond, an even choice of them."""
-OCTAVES = math.log(4)
-"""The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
-LOST = 0.35
-"""Share of warm-up's samples by which runs cross later, give or take as much: in three tables of real trials 0.3 to
-0.45 at every batch, warm-up and schedule (``python -m benchmarks.tables``)."""
-MOST_LOST = 1.0
-"""ln(samples) per unit of the warm-up feature that is believed at most, where schedules are far longer than runs."""
 GOLDEN = 0.5 * (math.sqrt(5) - 1)
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 """Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
-
-_SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
-    "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
-    "bubble": (-1.0, 0.3), "micro": (0.0, 0.1), "sp": (0.02, 0.05), "FP8": (0.15, 0.1), "TP_COMM_OVERLAP": (0.03, 0.05),
-    "FP8_PARAMS": (0.0, 0.03), "FP8_ACT": (0.0, 0.03), "RECOMPUTE_GRANULARITY=full": (-0.2, 0.15),
-}  # fmt: skip
-"""ln samples/s per feature, mean and sd: what splitting costs (public H100 figures: -0.18 a doubling of TP or CP).
-
-Switches are at -1 and 1: FP8 at the 70B shape takes 0.7 of the time of bf16 on four H200, recomputation costs up to a
-third of the time (the forward pass again), overlap gave 2 and 15% (sweeps/records).
-"""
-_EVAL_BELIEF: Mapping[str, tuple[float, float]] = {
-    "tp": (0.3, 0.3), "cp": (0.4, 0.3), "pp": (0.6, 0.4), "mbs": (0.0, 0.1), "vp": (0.0, 0.1),
-    "bubble": (0.0, 0.3), "micro": (0.0, 0.1), "sp": (0.0, 0.1),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,77 +51,6 @@ class Scales:
     evals: Prior
     trusted: bool = True
     fitted_at: int = -1
-
-
-def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
-    """Weak beliefs about ln(samples): a valley over the learning rate, more samples for larger batches and for warm-up,
-    little else."""
-    rate = coordinates.rate_feature
-    width = len(coordinates.convergence_features(_some_values(coordinates)))
-    mean, sd = np.zeros(1 + width), np.full(1 + width, 0.4)
-    mean[0], sd[0] = base_level, 1.0
-    mean[-1], sd[-1] = 0.5, 0.5  # per two doublings of the batch; public: 0.4
-    if (warmup := coordinates.warmup_feature) is not None:
-        per_unit = 0.5 * LONGEST_WARMUP * coordinates.reference_samples / math.exp(base_level)
-        lost = min(MOST_LOST, LOST * per_unit)
-        mean[0] += lost  # the feature is -1 without warm-up
-        mean[1 + warmup], sd[1 + warmup] = lost, lost
-    curve_mean, curve_sd = [], []
-    if rate is not None:
-        half = _half_range(coordinates)
-        # Curvature 0.5 +- 0.2 per squared e-fold: samples double at 1.7 e-folds from the best rate. The linear term
-        # leaves the best rate anywhere: half a range to either side of the middle within one sd.
-        curve_mean, curve_sd = [0.25 * half**2], [0.1 * half**2]
-        sd[1 + rate] = max(0.3, 0.25 * half**2)
-    weights = np.ones(width)
-    weights[-1] = 0.7
-    if rate is not None:
-        # Two octaves are the unit, as of batch and schedule: how smooth the valley is does not depend on how wide a
-        # range is searched. In halves of a range of three decades the residual could not bend within a factor of eight.
-        weights[rate] = _half_range(coordinates) / OCTAVES
-    return Prior(
-        mean=np.r_[mean, curve_mean],
-        sd=np.r_[sd, curve_sd],
-        amplitude=0.15,
-        length=0.6,
-        shift=0.1,
-        departure=0.06,
-        weights=weights,
-    )
-
-
-def _half_range(coordinates: Coordinates) -> float:
-    """Half of the learning rate's range in e-folds."""
-    from lora_tune.search.coordinates import RATE
-
-    for name, found in coordinates.distributions.items():
-        if name.upper() in RATE and isinstance(found, FloatDistribution) and found.low > 0:
-            return max(0.05, 0.5 * math.log(found.high / found.low))
-    return 1.0
-
-
-def _some_values(coordinates: Coordinates) -> dict[str, Any]:
-    from lora_tune.search.coordinates import from_unit
-
-    return {name: from_unit(found, 0.0) for name, found in coordinates.distributions.items()}
-
-
-def _speed_prior(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]], level: float) -> Prior:
-    pairs = [beliefs.get(label, (0.0, 0.2)) for label in labels]
-    return Prior(
-        mean=np.array([level, *(m for m, _ in pairs)]), sd=np.array([1.5, *(s for _, s in pairs)]),
-        amplitude=0.04, length=1.5, shift=0.03, departure=0.03, weights=np.ones(len(labels)),
-    )  # fmt: skip
-
-
-def _belief(start: Prior) -> Any:
-    """Log belief about fitted scales: lognormal around ``start``."""
-    widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "departure": 0.8, "noise_scale": 0.25}
-
-    def log_belief(prior: Prior) -> float:
-        return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in widths.items())
-
-    return log_belief
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +130,8 @@ def learn(
         level = float(np.median([math.log(s) for _, s, _ in rates])) if rates else 0.0
         scales = Scales(
             convergence=convergence_prior(coordinates, base),
-            speed=_speed_prior(labels, _SPEED_BELIEF, level),
-            evals=_speed_prior(labels, _EVAL_BELIEF, level),
+            speed=speed_prior(labels, level),
+            evals=eval_prior(labels, level),
         )
     due = sum(not (seen[at].source or seen[at].open) for at in found) + len(rates)
     data = _convergence_data(coordinates, curved, seen, found)
@@ -284,11 +191,11 @@ def _fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data]
     level, eval_level = (float(np.median(d.y)) if len(d.y) else 0.0 for d in (speed_data, eval_data))
     starts = (
         convergence_prior(coordinates, base),
-        _speed_prior(labels, _SPEED_BELIEF, level),
-        _speed_prior(labels, _EVAL_BELIEF, eval_level),
+        speed_prior(labels, level),
+        eval_prior(labels, eval_level),
     )
     starts = (replace(starts[0], noise_scale=repeated_noise(data[0])), *starts[1:])
-    moved = [fit(thinned(d, 120), s, _belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
+    moved = [fit(thinned(d, 120), s, scale_belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
     convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
     return Scales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
 
@@ -302,8 +209,8 @@ def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
     own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
     if len(own) < FEWEST or not len(others):
         return together, True
-    alone = fit(_pick(data, own), start, _belief(start))
-    believed = _belief(start)
+    alone = fit(_pick(data, own), start, scale_belief(start))
+    believed = scale_belief(start)
     apart = condition(_pick(data, own), alone).log_evidence + believed(alone)
     joint = condition(data, together).log_evidence + believed(together)
     joint -= condition(_pick(data, others), together).log_evidence
@@ -313,7 +220,7 @@ def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
 def _convergence_data(
     coordinates: Coordinates, curved: tuple[int, ...], seen: Sequence[Observation], found: Mapping[int, Reading]
 ) -> Data:
-    width = len(coordinates.convergence_features(_some_values(coordinates)))
+    width = coordinates.convergence_width
     x = np.array([coordinates.convergence_features(seen[at].values) for at in found]).reshape(len(found), width)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in seen)]))}
     data = Data(

@@ -20,8 +20,9 @@ from lora_tune.search import memory
 from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
 from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit, matern, repeated_noise
 from lora_tune.search.goal import Goal, closed_schedule, public_family, rcp_mean
-from lora_tune.search.model import as_known, convergence_prior, learn, thinned
+from lora_tune.search.model import as_known, learn, thinned
 from lora_tune.search.observations import Observation, of_trial, readings
+from lora_tune.search.weak_priors import convergence_prior
 
 LAYOUTS = (
     "tp1 pp1 cp1 minibs1 mbs1",

@@ -16,7 +16,7 @@ from lora_tune.lab.ours import METHODS
 from lora_tune.lab.problem import Problem
 from lora_tune.lab.problems import PROBLEMS
 from lora_tune.search.acquisition import PROBE_BLOCKS
-from lora_tune.search.model import LOST
+from lora_tune.search.weak_priors import LOST
 from lora_tune.study import parse_study
 from lora_tune.surfaces import load
 from lora_tune.surfaces.lora_tables import small, tiny
