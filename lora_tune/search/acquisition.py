@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lora_tune.search.candidates import Beliefs, believe, candidates
 from lora_tune.search.gaussian import Array
@@ -66,10 +67,12 @@ class Action:
 class _Now:
     """The state of knowledge that actions are valued against.
 
-    lowest: per group, ln samples of its best configuration. logs (m): ln seconds of layouts at those, deaths included.
-    best: per group, the lowest of its usable layouts. value: the lowest of all, i.e. the recommendation's.
+    first: per group, the row of its best configuration; lowest: ln samples of that. logs (m): ln seconds of layouts at
+    those, deaths included. best: per group, the lowest of its usable layouts. value: the lowest of all, i.e. the
+    recommendation's.
     """
 
+    first: npt.NDArray[np.int64]
     lowest: Array
     logs: Array
     alive: Array
@@ -85,7 +88,8 @@ def death_logs(p: Array) -> Array:
 
 def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
     logs_of = beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)
-    lowest = np.array([float(logs_of[rows].min()) for rows in beliefs.rows])
+    first = np.array([int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows])
+    lowest = logs_of[first]
     alive = beliefs.layout_logs(model.goal, [float(v) for v in lowest])
     logs = alive + death_logs(beliefs.death)
     best = np.array([
@@ -94,7 +98,7 @@ def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
     value = float(best.min())
     if not math.isfinite(value):
         value = float(np.average(logs, weights=1 - beliefs.death)) + UNTRIED
-    return _Now(lowest=lowest, logs=logs, alive=alive, best=best, value=value)
+    return _Now(first=first, lowest=lowest, logs=logs, alive=alive, best=best, value=value)
 
 
 def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool, capped: bool) -> list[Action]:
@@ -136,8 +140,11 @@ def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, chosen: Array, seeds
         mean = beliefs.mean[:, None] + direction[:, None] * Z
         sd = np.sqrt(np.maximum(variance - direction**2, 1e-12))[:, None]
         logs = beliefs.configuration_logs(model.goal, mean, sd)
+        # The chance to finish is known better after a run and its ln lower in the mean, whatever was learned: while
+        # nothing has reached the target, that is most of what is learned, and no reason to learn nothing.
+        kept = now.lowest if model.target_known else logs[now.first] @ WEIGHTS
         for g, rows in enumerate(beliefs.rows):
-            found[i, g] = logs[rows].min(axis=0) - now.lowest[g]
+            found[i, g] = logs[rows].min(axis=0) - kept[g]
     return found
 
 
@@ -299,8 +306,7 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
     values = {**group.configurations[best[g] - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}
     names = model.coordinates.convergence_names
     runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
-    known = any(math.isfinite(o.reached) for o in model.observations if model.scales.trusted or not o.source)
-    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if known else math.inf
+    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if model.target_known else math.inf
     return Recommendation(values=values, score=float(np.exp(seconds[m])), runs=runs, regret=regret)
 
 

@@ -69,6 +69,11 @@ class SearchModel:
     curved: tuple[int, ...]
     schedules: Mapping[float, Schedule]
 
+    @property
+    def target_known(self) -> bool:
+        """Whether a run has reached the target, here or at a source that is believed."""
+        return any(math.isfinite(o.reached) for o in self.observations if self.scales.trusted or not o.source)
+
     def predict_ln_samples(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Mean (n) and covariance (n, n) of ln(mean samples to the target) of configurations."""
         x = np.array([self.coordinates.convergence_features(v) for v in values])

@@ -258,3 +258,32 @@ def test_published_results_are_read_with_their_sources() -> None:
     assert len({o.source for o in table}) == 102
     assert all(o.source and o.reached > 2500 and o.values["GBS"] >= 8 for o in table)
     assert math.isclose(float(np.median([o.values["LR"] for o in table])), 4.75e-4)
+
+
+def test_while_nothing_has_reached_the_target_it_tries_what_may_and_does_not_repeat_what_cannot() -> None:
+    """Rates too low to arrive and a rate too high are known; between them a run in three may arrive.
+
+    To know a chance better lowers its logarithm in the mean, so that every run there seemed to be worth less than none.
+    """
+    space = {
+        "LR": FloatDistribution(2e-4, 3.2e-2, log=True), "MAX_STEPS": IntDistribution(80, 160),
+        "layout": CategoricalDistribution(("tp4 pp1 cp1 minibs4 mbs1",)),
+    }  # fmt: skip
+    fixed = {"LR": 2e-4, "MAX_STEPS": 160, "layout": "tp4 pp1 cp1 minibs4 mbs1"}
+    falling = tuple(Eval(128.0 * k, x, math.nan) for k, x in enumerate((1.21, 1.158, 1.136, 1.124, 1.117, 1.112), 1))
+    spoilt = tuple(Eval(128.0 * k, x, math.nan) for k, x in enumerate((7.4, 7.6, 4.4, 3.8, 3.5, 3.3), 1))
+    known = {
+        "samples_per_second": 0.44,
+        "seconds_per_eval": 60.0,
+        "bound": 768.0,
+        "attributes": {"verdict": "censored"},
+    }
+    seen = [
+        *(Observation(number=k, values=fixed | {"LR": 2e-4 + 1e-5 * k}, evals=falling, **known) for k in range(6)),
+        Observation(number=6, values=fixed | {"LR": 2e-2}, evals=spoilt, **known),
+    ]
+    model = learn(Coordinates(distributions=space, gpus=8), Goal(target=1.08, limit_seconds=3600), seen)
+    runs = [a for a in value_actions(model, np.random.default_rng(0), probes=False, capped=True) if a.kind == "full"]
+    assert not model.target_known
+    assert min(a.gain for a in runs) > -1e-9
+    assert 4e-4 < runs[0].values["LR"] < 6e-3
