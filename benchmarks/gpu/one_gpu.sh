@@ -8,7 +8,7 @@
 #   confirm  more seeds of the sweep's best two (SEEDS, default 5)
 #   peft     some trials of peft_h100x1 under Slurm (TRIALS_PEFT, default 6)
 #   compare  the NeMo recipe, the PEFT recipe and transformers.Trainer side by side (SHAPE, default 7b)
-#   tables   whole eval curves of thousands of adapters (GRIDS: tiny, small, warmup; TOKENS of a pass: memory)
+#   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
 # A warm worker serves NeMo's stages, and stays for the next call while the machine does.
 set -u
 OUT=${OUT:-gpu_out}

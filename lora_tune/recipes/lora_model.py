@@ -95,11 +95,16 @@ def load_base(settings: Settings) -> Any:
     return base
 
 
+def adapters_fit_shares() -> bool:
+    """Whether the layers of the transformers that is here take LoRA adapters under tensor parallelism."""
+    return tuple(map(int, installed.split(".")[:2])) >= TENSOR_PARALLEL_SINCE
+
+
 def _distribution(settings: Settings) -> dict[str, Any]:
     """What spreads the base over the ranks. Raises SurroundingsError where adapters would not fit its shares."""
     if settings.tp == 1:
         return {}
-    if tuple(map(int, installed.split(".")[:2])) < TENSOR_PARALLEL_SINCE:
+    if not adapters_fit_shares():
         raise SurroundingsError(
             f"TP={settings.tp}: transformers {installed} is here; allowed is TP=1, or transformers 5.23"
             " and later, whose layers take LoRA adapters under tensor parallelism"

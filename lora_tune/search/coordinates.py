@@ -210,20 +210,19 @@ class Coordinates:
     @cached_property
     def rate_feature(self) -> int | None:
         """Column of the learning rate among the convergence features."""
-        column = 0
-        for name in self.convergence_names:
-            if name.upper() in RATE:
-                return column
-            column += len(self._coded(name, None))
-        return None
+        return self._column(RATE)
 
     @cached_property
     def warmup_feature(self) -> int | None:
         """Column of the warm-up among the convergence features; None where nothing says how long schedules are."""
+        return self._column(WARMUP) if self.reference_samples > 1 else None
+
+    def _column(self, names: Sequence[str]) -> int | None:
+        """Where the first parameter with one of these names begins among the convergence features."""
         column = 0
         for name in self.convergence_names:
-            if name.upper() in WARMUP:
-                return column if self.reference_samples > 1 else None
+            if name.upper() in names:
+                return column
             column += len(self._coded(name, None))
         return None
 
