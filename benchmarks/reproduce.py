@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from lora_tune.export import time_interval
+from lora_tune.analysis.intervals import time_interval
 from lora_tune.facts import Eval
 from lora_tune.mllog import MllogReader
 from lora_tune.paths import SweepPaths

@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 from click.testing import CliRunner
 
-from lora_tune.commandline import open_store, sweep_paths
+from lora_tune.commandline import sweep_paths
 from lora_tune.lab.problems import h100_wide
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.sampler import GreyBoxSampler
 from lora_tune.search.session import make_sampler
+from lora_tune.store.locate import open_store
 from lora_tune.study import load_study
 from lora_tune.sweep import main as sweep
 

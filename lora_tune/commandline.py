@@ -79,11 +79,6 @@ def sweep_paths(name: str, output: Path | None) -> SweepPaths:
     return SweepPaths((output or Path("sweeps") / name).resolve())
 
 
-def open_store(paths: SweepPaths, storage: str | None) -> Store:
-    """The sweep's database: ``--storage``, or the SQLite file in its folder."""
-    return Store(storage or sqlite_url(paths.database))
-
-
 def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: Sweep | None = None) -> Sweep:
     """The records of a sweep that exists, for commands that only read. Raises InputError where there is none.
 

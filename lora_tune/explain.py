@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lora_tune import budgets, curve, judge, view
+from lora_tune import budgets, curve, judge
 from lora_tune.advice import Advice, advise
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.base.format import visible
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, LoraTuneError
 from lora_tune.facts import Eval, TrainPoint
 from lora_tune.importance import FEWEST, knobs
 from lora_tune.overview import objective_words, prior_words, ranked
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.search.worth import not_worth
 from lora_tune.study import Study
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     known = in_memory(study, sweep, sampler)
     stop = budgets.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None:
-        stop = budgets.not_worth(study, expected_gain(known))
+        stop = not_worth(study, expected_gain(known))
     asked = known.ask(study.search_space.distributions())
     why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
     return Next(tuned=dict(asked.params), why=why, stop=stop, recommended=_recommended(sweep, known))
@@ -67,7 +70,7 @@ def _recommended(sweep: Sweep, known: optuna.Study) -> str:
     ):
         return ""
     tuned, _, sentence = known.sampler.recommend(known)
-    return f"{view.parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
+    return f"{parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
 
 
 def why_proposed(study: Study, sweep: Sweep, trial: Trial) -> str:
@@ -92,7 +95,7 @@ def _sampler_words(study: Study, sweep: Sweep, number: int) -> str:
 
 def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str]]:
     """(what, words) about one trial: why proposed, how it ended and why, how far it was, its attempts and remedies."""
-    story = [("parameters", view.parameters_text(trial)), ("proposed", why_proposed(study, sweep, trial))]
+    story = [("parameters", parameters_text(trial)), ("proposed", why_proposed(study, sweep, trial))]
     ending = f"{trial.verdict}: {trial.sentence}" if trial.verdict else f"{trial.state}, not ended"
     story.append(("ended", ending))
     evals = sweep.last_evals(trial.number)
@@ -106,7 +109,7 @@ def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str
             remedy = f". Remedy: {attempt.remedy}" if attempt.remedy else ""
             on = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
             story.append((f"attempt {attempt.number}", f"{what}{on}{remedy}"))
-    return [(name, view.visible(words)) for name, words in story]
+    return [(name, visible(words)) for name, words in story]
 
 
 def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -> str:
@@ -218,19 +221,19 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(f"  {done} trials reached the target; from {FEWEST} on the shares mean something")
     click.echo("\nAdvice")
     for a in advice:
-        click.echo(view.visible(f"  {a.seen}.\n", keep="\n") + view.visible(f"    do:       {a.do}"))
-        click.echo(view.visible(f"    evidence: {a.evidence}"))
+        click.echo(visible(f"  {a.seen}.\n", keep="\n") + visible(f"    do:       {a.do}"))
+        click.echo(visible(f"    evidence: {a.evidence}"))
     if not advice:
         click.echo("  none of the rules applies to what was observed so far")
     if ahead.recommended:
-        click.echo(f"\nRecommended now, whether or not it was run as a whole\n  {view.visible(ahead.recommended)}")
+        click.echo(f"\nRecommended now, whether or not it was run as a whole\n  {visible(ahead.recommended)}")
     click.echo("\nNext")
     if starts := prior_words(study, sweep):
         click.echo(f"  the search starts from {starts}")
     if ahead.stop and not any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
         click.echo(f"  nothing: {ahead.stop}. With more budget it would be, for example:")
     proposal = Trial(number=len(sweep.trials), seed=0, tuned=ahead.tuned, parameters={})
-    click.echo(f"  {view.parameters_text(proposal)}\n    {view.visible(ahead.why)}")
+    click.echo(f"  {parameters_text(proposal)}\n    {visible(ahead.why)}")
 
 
 if __name__ == "__main__":

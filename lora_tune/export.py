@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import math
 import platform
 import shlex
 import shutil
@@ -13,11 +12,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 
 import click
 
-from lora_tune import __version__, handover, view
+from lora_tune import __version__, handover
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.base.format import visible
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, NothingReachedError
 from lora_tune.paths import near
@@ -62,25 +62,6 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         *more,
         f"{versions}, Python {platform.python_version()}",
     )
-
-
-def time_interval(trial: Trial) -> tuple[float, float]:
-    """A 90% interval, in seconds, for the time to the target of this configuration on this kind of machine.
-
-    The interval of the crossing in samples, up to one eval interval later (a crossing is seen at the next eval), taken
-    to seconds at this run's own pace; that pace varies as it did between the run's own blocks. Widened to hold the run.
-    """
-    assert trial.seconds is not None
-    assert trial.samples is not None
-    facts, samples = trial.facts, trial.samples
-    low, high = facts.get("crossing_low", samples), facts.get("crossing_high", samples) + facts.get("eval_samples", 0.0)
-    pace = NormalDist().inv_cdf(0.95) * facts.get("pace_spread", 0.0)
-
-    def away(bound: float) -> float:
-        known = samples > 0 and bound > 0
-        return math.exp(math.hypot(math.log(bound / samples) if known else 0.0, pace))
-
-    return trial.seconds / away(min(low, samples)), trial.seconds * away(max(high, samples))
 
 
 def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:
@@ -175,7 +156,7 @@ def main(
         changes = handover.changed_against(base, written.path)
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
         for change in changes:
-            click.echo(view.visible(change))
+            click.echo(visible(change))
     if check:
         click.echo("\n" + _checked(written.path, trial, workload))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lora_tune import view
+from lora_tune.base.format import visible
 from lora_tune.overview import ranked
 from lora_tune.records import Sweep, Trial
 from lora_tune.study import Study
@@ -52,4 +52,4 @@ def _where(best: Sequence[Trial], name: str) -> str:
         return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     counts = {v: values.count(v) for v in dict.fromkeys(values)}
     most = sorted(counts, key=lambda v: -counts[v])[:2]
-    return ", ".join(f"{view.visible(v)} ({counts[v]} of {len(values)})" for v in most)
+    return ", ".join(f"{visible(v)} ({counts[v]} of {len(values)})" for v in most)

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from lora_tune import export, view
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.base.format import visible
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.records import Sweep, Trial, Verdict
@@ -64,7 +65,7 @@ def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
 
 def _interval(study: Study, trial: Trial) -> tuple[float | None, float | None]:
     known = trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None
-    return export.time_interval(trial) if known and not study.maximise else (None, None)
+    return time_interval(trial) if known and not study.maximise else (None, None)
 
 
 def eval_rows(sweep: Sweep) -> Iterator[Row]:
@@ -90,7 +91,7 @@ def write_csv(path: Path, rows: list[Row]) -> None:
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    text = view.visible(value)
+    text = visible(value)
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
 
 
@@ -138,8 +139,8 @@ def to_mlflow(study: Study, sweep: Sweep, address: str) -> tuple[int, int]:
         for e in sweep.last_evals(trial.number):
             if math.isfinite(e.loss):
                 metrics.append(Metric("eval_loss", e.loss, begin, int(e.samples)))
-        params = [Param(n, view.visible(v)[:6000]) for n, v in trial.parameters.items()]
-        reason = [RunTag("sentence", view.visible(trial.sentence)[:5000])]
+        params = [Param(n, visible(v)[:6000]) for n, v in trial.parameters.items()]
+        reason = [RunTag("sentence", visible(trial.sentence)[:5000])]
         for start in range(0, max(len(metrics), 1), 900):  # the service takes at most 1,000 at a time
             client.log_batch(run, metrics=metrics[start : start + 900], params=params if not start else [], tags=reason)
         failed = trial.verdict in (Verdict.FAILED, Verdict.INFEASIBLE, Verdict.CANCELLED)
@@ -177,9 +178,9 @@ def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
             writer.add_scalar("eval_loss", e.loss, int(e.samples), walltime=trial.proposed_at + e.seconds)
         numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
         results = {name: float(trial.facts[name]) for name in numbers if name in trial.facts}
-        parameters = {n: view.visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
+        parameters = {n: visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
         writer.add_hparams(parameters, results, run_name=".")
-        writer.add_text("sentence", view.visible(trial.sentence))
+        writer.add_text("sentence", visible(trial.sentence))
         writer.close()
         written += 1
     return written

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from lora_tune.base.process import start_ticks
 from lora_tune.errors import StoreError, SweepBusyError
-from lora_tune.launchers.command import start_ticks
 from lora_tune.store import LEASE_SECONDS, BufferedStore, Held, Lease, Store
 
 RENEW_SECONDS = LEASE_SECONDS / 5

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from lora_tune import export, view
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.base.format import duration, visible
 from lora_tune.overview import Overview
 from lora_tune.paths import AttemptPaths
 from lora_tune.records import Attempt, Sweep, Trial, Verdict
@@ -22,7 +24,7 @@ DIAGNOSIS = "diagnosis.txt"
 
 def plain(text: object) -> str:
     """Any text as Markdown that shows just that text: one line, no markup, no links, no HTML."""
-    line = " ".join(view.visible(text).split())
+    line = " ".join(visible(text).split())
     line = re.sub(r"([\\`*_{}\[\]<>()#|~$&!])", r"\\\1", line)
     return re.sub(r"(?i)(https?|www|ftp|mailto)([:.])", r"\1\\\2", line)
 
@@ -39,7 +41,7 @@ def attributes(sweep: Sweep, trial: Trial, now: float) -> dict[str, float | str]
         "samples to target": trial.samples,
     }
     if trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None:
-        low, high = export.time_interval(trial)
+        low, high = time_interval(trial)
         found |= {"time to target, 90% low (s)": low, "time to target, 90% high (s)": high}
     found |= {label: facts.get(name) for name, label in _FACTS.items()}
     found |= {
@@ -142,8 +144,8 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
     if trial.verdict is Verdict.REACHED and study.maximise:
         result = f"{facts.get('objective', 0):.5g} samples/s"
     elif trial.seconds is not None:
-        low, high = export.time_interval(trial)
-        result = f"{view.duration(trial.seconds)} (90% interval {view.duration(low)} to {view.duration(high)})"
+        low, high = time_interval(trial)
+        result = f"{duration(trial.seconds)} (90% interval {duration(low)} to {duration(high)})"
     speed, seconds = facts.get("samples_per_second"), facts.get("seconds_per_eval")
     layout = " ".join(
         f"{n}={trial.parameters[n]}" for n in ("TP", "PP", "CP", "MBS", "MINIBS") if n in trial.parameters
@@ -152,7 +154,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
         ("Result", result),
         ("Samples to target", _samples(trial)),
         ("Throughput", f"{speed:.4g} samples/s" if speed else ""),
-        ("One eval", view.duration(seconds) if seconds else ""),
+        ("One eval", duration(seconds) if seconds else ""),
         ("Layout", layout),
         ("Global batch size", str(trial.parameters.get("GBS", ""))),
         ("Node-hours", f"{facts['node_hours']:.3g}" if "node_hours" in facts else ""),
@@ -171,7 +173,7 @@ def _attempt_row(attempt: Attempt, now: float) -> tuple[str, ...]:
     ended = f"{attempt.state}; {attempt.stop}" if attempt.stop else attempt.state
     took = (attempt.ended_at or now) - attempt.started_at if attempt.started_at else None
     why = ". ".join(p for p in (attempt.failure, attempt.line, attempt.remedy) if p)
-    cells = (str(attempt.number), attempt.job_id, " ".join(attempt.nodes), ended, view.duration(took), why)
+    cells = (str(attempt.number), attempt.job_id, " ".join(attempt.nodes), ended, duration(took), why)
     return tuple(plain(c) for c in cells)
 
 
@@ -196,10 +198,10 @@ def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
     rows += [("Study hash", sweep.digest)]
     if seen.best is not None:
         value = seen.best.facts["objective"]
-        said = f"{value:.4g} samples/s" if study.maximise else view.duration(value)
+        said = f"{value:.4g} samples/s" if study.maximise else duration(value)
         if seen.best_interval:
-            said += f" (90% interval {view.duration(seen.best_interval[0])} to {view.duration(seen.best_interval[1])})"
-        rows = [("Best", f"{said}, trial {seen.best.number}"), ("", view.parameters_text(seen.best)), *rows]
+            said += f" (90% interval {duration(seen.best_interval[0])} to {duration(seen.best_interval[1])})"
+        rows = [("Best", f"{said}, trial {seen.best.number}"), ("", parameters_text(seen.best)), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
     if seen.failures:
         found = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]

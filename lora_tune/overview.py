@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from lora_tune import export, judge, view
+from lora_tune import judge
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.base.format import duration
 from lora_tune.raced import runs_words
 from lora_tune.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.study import Study
@@ -65,7 +67,7 @@ def overview(study: Study, sweep: Sweep, now: float) -> Overview:
         planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
         verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
         best=best,
-        best_interval=export.time_interval(best) if timed and best is not None else None,
+        best_interval=time_interval(best) if timed and best is not None else None,
         node_hours=sweep.node_hours(now),
         saved=saved_node_hours(study, sweep),
         seconds=elapsed(sweep, now),
@@ -146,7 +148,7 @@ def confirmed_words(best: Trial | None) -> str:
     """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
     if best is None or best.facts.get("confirmed") != CHOSEN:
         return ""
-    mean, low, high = (view.duration(best.facts[f"confirmed_{name}"]) for name in ("seconds", "low", "high"))
+    mean, low, high = (duration(best.facts[f"confirmed_{name}"]) for name in ("seconds", "low", "high"))
     count = runs_words(best.facts["confirmed_runs"], best.facts["confirmed_missed"])
     return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
 
@@ -168,8 +170,8 @@ def other_score(study: Study, trial: Trial) -> str:
     if study.maximise or "mlperf_score" not in trial.facts:
         return ""
     if study.objective.score == "mlperf_score":
-        return f"{view.duration(trial.seconds)} before RCP normalisation"
-    return f"{view.duration(trial.facts['mlperf_score'])} RCP-normalised"
+        return f"{duration(trial.seconds)} before RCP normalisation"
+    return f"{duration(trial.facts['mlperf_score'])} RCP-normalised"
 
 
 def passing(study: Study, best: Trial | None) -> Prediction | None:

@@ -16,8 +16,10 @@ from typing import Any
 
 import click
 
-from lora_tune import __version__, view
+from lora_tune import __version__
 from lora_tune.advice import advise
+from lora_tune.analysis.describe import short_layout
+from lora_tune.base.format import duration, visible
 from lora_tune.commandline import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.errors import SurroundingsError
 from lora_tune.overview import Overview, objective_words, other_score, overview, passing, prior_words
@@ -69,7 +71,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         dark=svg.DARK,
         script=script,
         script_hash=digest,
-        duration=view.duration,
+        duration=duration,
         hours=hours,
     )
     return page
@@ -97,7 +99,7 @@ def _template() -> Any:
 
 def _printable(value: Any) -> Any:
     """What a template prints: texts without control characters, our own markup as it is."""
-    return view.visible(value, keep="\n\t") if type(value) is str else value
+    return visible(value, keep="\n\t") if type(value) is str else value
 
 
 Card = tuple[str, str, str]
@@ -113,7 +115,7 @@ def _cards(study: Study, seen: Overview) -> list[Card]:
     price = study.budget.price_per_node_hour
     money = f"= {seen.node_hours * price:,.0f} in money, " if price else ""
     budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
-    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {view.duration(seen.seconds)}"))
+    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {duration(seen.seconds)}"))
     share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
     cards.append(("Node-hours saved by stopping early", hours(seen.saved), share or "no trial was stopped early"))
     return cards
@@ -132,9 +134,9 @@ def _result_card(study: Study, seen: Overview) -> Card:
     value, number = seen.best.facts["objective"], seen.best.number
     if study.maximise:
         return (label, f"{value:.4g} samples/s", f"trial {number}")
-    low, high = (view.duration(v) for v in seen.best_interval or (value, value))
+    low, high = (duration(v) for v in seen.best_interval or (value, value))
     other = f"{words}; " if (words := other_score(study, seen.best)) else ""
-    return (label, view.duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
+    return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
 
 
 def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
@@ -192,7 +194,7 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]
 def _cell(study: Study, name: str, value: object) -> tuple[str, object]:
     """A tuned value as the table shows it, and for sorting."""
     layout = getattr(study.space.get(name), "type", "") == "layout"
-    return (view.short_layout(str(value)) if layout and value is not None else _text(value)), value
+    return (short_layout(str(value)) if layout and value is not None else _text(value)), value
 
 
 def _state(sweep: Sweep, trial: Trial) -> str:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from lora_tune import errors
-from lora_tune.commandline import open_store
 from lora_tune.driver import Clock, Driver, Ports, RealClock, Search, View
 from lora_tune.launchers.base import Launcher
 from lora_tune.leasing import keeping
 from lora_tune.paths import SweepPaths
 from lora_tune.store import BufferedStore, Changes, Lease, Store, tune_sqlite
+from lora_tune.store.locate import open_store
 from lora_tune.study import Study, parse_study, study_changes
 from lora_tune.workloads.base import Checks, Prepares, Workload
 

@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_tune import errors, view
+from lora_tune.analysis.describe import money, parameters_text, price
+from lora_tune.base.format import duration, visible
 from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.overview import Overview, confirmed_words, other_score, overview, ranked
 from lora_tune.records import Sweep, Trial, TrialState
@@ -78,7 +80,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         "node_hours": seen.node_hours,
         "node_hours_budget": study.budget.node_hours,
         "node_hours_saved": seen.saved,
-        "money": view.money(study, seen.node_hours),
+        "money": money(study, seen.node_hours),
         "seconds": seen.seconds,
         "best": None if best is None else {**_trial(sweep, best, now), "interval_seconds": seen.best_interval},
         "running": [_trial(sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
@@ -124,7 +126,7 @@ def picture(
         running = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
         if running:
             parts += [view.trials_table(study, sweep, running, now, "open"), ""]
-            parts += [Text(f"trial {t.number}: {view.visible(t.sentence)}", style="red") for t in running if t.sentence]
+            parts += [Text(f"trial {t.number}: {visible(t.sentence)}", style="red") for t in running if t.sentence]
         if best := ranked(study, sweep)[:BEST_SHOWN]:
             parts += [view.trials_table(study, sweep, best, now, f"best {len(best)}")]
     if scales := scaling(study, sweep):
@@ -149,8 +151,8 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
         grid.add_row("confirmed", words)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
-    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{view.price(study, seen.node_hours)}{saved}"))
-    grid.add_row("time", view.duration(seen.seconds))
+    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}{saved}"))
+    grid.add_row("time", duration(seen.seconds))
     return grid
 
 
@@ -158,7 +160,7 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
     owner, sign = driver
     condition = standing(sweep, driver, now, over=over)
     if condition == Standing.RUNNING:
-        who = view.visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
+        who = visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
         again = f"python -m lora_tune.sweep --study {study.name}"
@@ -176,13 +178,13 @@ def _best(study: Study, seen: Overview) -> Text:
     if study.maximise:
         text = Text(f"{value:.4g} samples/s", style="bold green")
     else:
-        text = Text(view.duration(value), style="bold green")
+        text = Text(duration(value), style="bold green")
         if seen.best_interval:
             low, high = seen.best_interval
-            text.append(f" (90% interval {view.duration(low)} to {view.duration(high)})", style="green")
+            text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
     if words := other_score(study, seen.best):
         text.append(f", {words}", style="green")
-    text.append(f"  trial {seen.best.number}  {view.parameters_text(seen.best)}", style="default")
+    text.append(f"  trial {seen.best.number}  {parameters_text(seen.best)}", style="default")
     return text
 
 
@@ -191,9 +193,7 @@ def _failures(seen: Overview) -> Table:
     for name in ("class", "attempts", "what", "remedy"):
         table.add_column(name, overflow="fold")
     for f in seen.failures:
-        table.add_row(
-            Text(f.kind, style="red"), str(f.attempts), Text(view.visible(f.line)), Text(view.visible(f.remedy))
-        )
+        table.add_row(Text(f.kind, style="red"), str(f.attempts), Text(visible(f.line)), Text(visible(f.remedy)))
     return table
 
 

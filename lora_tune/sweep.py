@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from lora_tune import errors, export, view
+from lora_tune import errors, export
+from lora_tune.analysis.describe import parameters_text
 from lora_tune.commandline import (
     guarded,
     metrics_option,
@@ -217,7 +218,7 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
         unit = "samples/s" if study.maximise else "s to the target"
         other = f" ({words})" if (words := other_score(study, best)) else ""
         lines.append(
-            f"best     {best.facts['objective']:.4g} {unit}{other}, trial {best.number}: {view.parameters_text(best)}"
+            f"best     {best.facts['objective']:.4g} {unit}{other}, trial {best.number}: {parameters_text(best)}"
         )
     if rows := scaling(study, sweep):
         lines.append(table(rows))
@@ -244,7 +245,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
         )
         folder = paths.attempt(trial.number, 0).folder
         job = workload.job(proposal(trial, 0), folder)
-        click.echo(f"# trial {trial.number}: {view.parameters_text(trial)}\n" + _shown(study, job))
+        click.echo(f"# trial {trial.number}: {parameters_text(trial)}\n" + _shown(study, job))
 
 
 def _shown(study: Study, job: Job) -> str:

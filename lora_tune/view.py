@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
@@ -18,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_tune import curve, raced
+from lora_tune.analysis.describe import parameters_text, price, race_words
+from lora_tune.base.format import duration, sparkline, visible
 from lora_tune.fitted_table import CURVE_WIDTH, Cells, FittedTable
 from lora_tune.mllog import Eval
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.search import replicates
 from lora_tune.study import Study
 
-_BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {
     Verdict.REACHED: "green",
     Verdict.CENSORED: "yellow",
@@ -36,16 +34,6 @@ _COLOURS = {
 }
 
 
-def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
-    """The last ``width`` finite values as bars, lowest to highest."""
-    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((v - low) * scale)] for v in shown)
-
-
 def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
     """Seconds until the fitted curve crosses the target, at the speed so far; None when it does not, or is unknown."""
     if len(evals) < 3 or not evals[-1].samples > 0:
@@ -53,41 +41,6 @@ def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
     crossing = curve.estimate(evals, target)
     left = (crossing.samples - evals[-1].samples) * evals[-1].seconds / evals[-1].samples
     return left if 0 <= left < 1e7 else None
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people read them; "-" for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
-
-
-def visible(text: object, keep: str = "") -> str:
-    """Any text without what a terminal or a page would act on: control and direction characters become spaces.
-
-    keep: characters to leave as they are, such as line ends.
-    """
-    return "".join(c if c.isprintable() or c in keep else " " for c in str(text))
-
-
-def parameters_text(trial: Trial) -> str:
-    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are left out of a layout."""
-    parts = []
-    for name, value in trial.tuned.items():
-        if isinstance(value, str) and value.startswith("tp"):
-            parts.append(short_layout(value))
-        else:
-            parts.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}")
-    return visible(" ".join(parts))
-
-
-def short_layout(text: str) -> str:
-    """A layout without its degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1 sp1`` is ``tp4 minibs4 sp1``; SP is a switch."""
-    return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
 
 
 class Quiet:
@@ -186,21 +139,6 @@ def _race(study: Study, sweep: Sweep) -> Text:
     return text.append("; ".join(shown) or "none is over yet", style="bold green")
 
 
-def race_words(runs: Mapping[int, Sequence[raced.Replicate]], prior_sd: float) -> list[str]:
-    """Where the configurations of a race stand, the fastest first: mean, 90% interval, runs, and those that missed.
-
-    runs: by the trial that they repeat. prior_sd: as in :func:`search.replicates.means`.
-    """
-    means = replicates.means(raced.results(runs, runs), prior_sd)
-    found = []
-    for number, own in runs.items():
-        name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own))
-        mean, low, high = means.get(name, (math.inf, math.inf, math.inf))
-        time = f"{duration(mean)} ({duration(low)} to {duration(high)}, {count})" if name in means else f"({count})"
-        found.append((mean, f"{name} {time}"))
-    return [words for _, words in sorted(found)]
-
-
 def _budget(study: Study, sweep: Sweep, now: float) -> Table:
     grid = Table.grid(padding=(0, 2))
     budget = study.budget
@@ -218,18 +156,6 @@ def _budget(study: Study, sweep: Sweep, now: float) -> Table:
 
 def _bar(total: float, done: float) -> ProgressBar:
     return ProgressBar(total, done, width=30, complete_style="cyan", finished_style="green")
-
-
-def money(study: Study, node_hours: float) -> float | None:
-    """What the node-hours cost, None where the study states no price."""
-    rate = study.budget.price_per_node_hour
-    return None if rate is None else rate * node_hours
-
-
-def price(study: Study, node_hours: float) -> str:
-    """The same in words behind the node-hours, "" without a price."""
-    cost = money(study, node_hours)
-    return f" = {cost:,.2f} in money" if cost is not None else ""
 
 
 def _trials(study: Study, sweep: Sweep, now: float) -> FittedTable:

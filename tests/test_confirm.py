@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lora_tune import decide, export, outcome, status, view
+from lora_tune.base.format import duration
 from lora_tune.confirm import main
 from lora_tune.confirm.command import replicate_study
 from lora_tune.confirm.outcome import as_json, confirmation, confirmed, summary
@@ -408,7 +409,7 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     shown = " ".join(screen_text(study, records).split())
     for place in found.places:
         missed = {0: "", 1: ", 1 did not reach the target", 3: ", none reached the target"}[place.missed]
-        times = (view.duration(t) for t in (place.mean, place.low, place.high))
+        times = (duration(t) for t in (place.mean, place.low, place.high))
         words = "{} ({} to {}, ".format(*times) if place.mean is not None else "("
         for text in (shown, line):
             assert f"trial {place.trial} {words}3 runs{missed})" in text
@@ -417,7 +418,7 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     confirmed_sweep = replace(sweep, trials={**sweep.trials, **noted})
     console.print(status.picture(study, confirmed_sweep, ("", 0.0), 0.0, every=False))
     best = found.places[0]
-    mean, low, high = (view.duration(t) for t in (best.mean, best.low, best.high))
+    mean, low, high = (duration(t) for t in (best.mean, best.low, best.high))
     row = f"chosen: mean {mean} ({low} to {high}, 3 runs, 1 did not reach the target)"
     assert f"confirmed trial {second.number}, {row}" in " ".join(console.export_text().split())
     page = report_html(study, confirmed_sweep, 0.0)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune import export, handover
+from lora_tune.analysis.intervals import time_interval
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.records import Trial
 from lora_tune.workloads import load as load_workload
@@ -67,14 +68,14 @@ def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path)
 def test_the_interval_of_the_time_knows_the_next_eval_and_the_pace() -> None:
     facts = {"crossing_low": 90.0, "crossing_high": 110.0}
     trial = Trial(number=0, seed=1, tuned={}, parameters={}, seconds=50.0, samples=100.0, facts=facts)
-    assert export.time_interval(trial) == pytest.approx((45.0, 55.0))
+    assert time_interval(trial) == pytest.approx((45.0, 55.0))
     seen_late = replace(trial, facts={**facts, "eval_samples": 20.0})
-    assert export.time_interval(seen_late) == pytest.approx((45.0, 65.0))
-    low, high = export.time_interval(replace(trial, facts={**facts, "pace_spread": 0.2}))
+    assert time_interval(seen_late) == pytest.approx((45.0, 65.0))
+    low, high = time_interval(replace(trial, facts={**facts, "pace_spread": 0.2}))
     assert low < 45.0
     assert high > 55.0
     late = replace(trial, facts={"crossing_low": 70.0, "crossing_high": 80.0})
-    assert export.time_interval(late) == pytest.approx((35.0, 50.0)), "the run itself is never outside"
+    assert time_interval(late) == pytest.approx((35.0, 50.0)), "the run itself is never outside"
 
 
 def test_diff_shows_what_changes_against_the_present_config(swept: Path) -> None:

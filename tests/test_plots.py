@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lora_tune import plots, report, view
+from lora_tune import plots, report
+from lora_tune.analysis.describe import short_layout
 from lora_tune.layout import LayoutAxes
 from lora_tune.plots import curves, speed, spending, svg
 from lora_tune.plots.chart import Axis, Bars, Chart, Lines, Points, Rule, extent
@@ -63,7 +64,7 @@ def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: 
 def test_two_layouts_never_share_a_short_name() -> None:
     axes = LayoutAxes(tp=(1, 2, 4), pp=(1, 2), vp=(1, 2), cp=(1, 2), sp=(0, 1), mbs=(1, 2), minibs=(1, 4))
     layouts = axes.enumerate(8).layouts
-    assert len({view.short_layout(str(layout)) for layout in layouts}) == len(layouts)
+    assert len({short_layout(str(layout)) for layout in layouts}) == len(layouts)
 
 
 def test_samples_to_target_recovers_the_builder_s_valley() -> None:

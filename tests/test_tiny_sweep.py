@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.export import time_interval
+from lora_tune.analysis.intervals import time_interval
 from lora_tune.mllog import MllogReader
 from lora_tune.records import Sweep, TrialState, Verdict
 from lora_tune.study import load_study

@@ -13,15 +13,7 @@ from typing import Any
 import click
 
 from lora_tune import errors, export, report
-from lora_tune.commandline import (
-    Review,
-    guarded,
-    load_review,
-    open_store,
-    output_option,
-    storage_option,
-    study_option,
-)
+from lora_tune.commandline import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
 from lora_tune.confirm.submission import Checks, check, run_text, write_results
@@ -36,6 +28,7 @@ from lora_tune.redact import redact
 from lora_tune.running import Around, Plan, at_work, doubts, given_back, make_clock
 from lora_tune.search.replicates import RaceSettings
 from lora_tune.store import Changes, Store
+from lora_tune.store.locate import open_store
 from lora_tune.study import Pruning, Study
 from lora_tune.workloads import load as load_workload
 

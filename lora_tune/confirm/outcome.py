@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.base.format import duration
 from lora_tune.overview import objective_words
 from lora_tune.raced import Replicate, missed, name_of, results, seed_spread
 from lora_tune.records import CHOSEN, PASSED_OVER, Sweep, Trial
 from lora_tune.search.replicates import CannotSeparate, Decided, Plan, means
 from lora_tune.study import Study
-from lora_tune.view import duration, parameters_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

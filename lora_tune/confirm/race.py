@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+from lora_tune.analysis.describe import parameters_text, race_words
+from lora_tune.base.format import duration
 from lora_tune.errors import InputError, SurroundingsError
 from lora_tune.mllog import Eval
 from lora_tune.overview import ranked
@@ -17,7 +19,6 @@ from lora_tune.raced import name_of, replicates, results
 from lora_tune.records import Sweep, Trial, TrialState, Verdict
 from lora_tune.search.replicates import Plan, RaceSettings, plan
 from lora_tune.study import Study
-from lora_tune.view import duration, parameters_text, race_words
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lora_tune.base.process import start_ticks
 from lora_tune.paths import AttemptPaths
 
 _PR_SET_PDEATHSIG = 1  # prctl(2): the kernel signals the child when its parent dies
@@ -38,19 +39,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return found
-
-
-def start_ticks(pid: int) -> int | None:
-    """When process ``pid`` started, in clock ticks since boot (proc(5), field 22); None when there is none.
-
-    A zombie counts as gone.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def alive(record: dict[str, Any] | None) -> bool:

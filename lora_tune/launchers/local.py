@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_tune.base.process import start_ticks
 from lora_tune.errors import LauncherError
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.launchers.command import alive, read_json, run_job, start_ticks, write_json
+from lora_tune.launchers.command import alive, read_json, run_job, write_json
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune import curve, judge, view
+from lora_tune import curve, judge
+from lora_tune.analysis.describe import parameters_text
 from lora_tune.overview import STOPPED_EARLY, ranked
 from lora_tune.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Points, Rule
 from lora_tune.records import Sweep, Trial, Verdict
@@ -85,7 +86,7 @@ def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
         if group:
             marks.append(Lines(name=name, lines=group, colour=colour, width=1.2, faint=len(group) > 12))  # type: ignore[arg-type]  # literals
     if data.best:
-        texts = [f"trial {t.number}: {view.parameters_text(t)}" for t, _ in data.best]
+        texts = [f"trial {t.number}: {parameters_text(t)}" for t, _ in data.best]
         name = f"best {len(data.best)}"
         marks.append(Lines(name=name, lines=[x for _, x in data.best], colour="best", width=2.2, texts=texts))
     marks.append(Rule(name=f"target {study.objective.target:g}", value=study.objective.target))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from lora_tune import view
+from lora_tune.analysis.describe import short_layout
+from lora_tune.base.format import duration
 from lora_tune.overview import ranked
 from lora_tune.plots.chart import Axis, Bars, Chart, Colour, Mark, Points
 from lora_tune.plots.units import time_unit
@@ -64,7 +65,7 @@ def time_decomposition(study: Study, sweep: Sweep) -> Chart | None:
     for name, colour, lengths in columns:
         rows = [len(parts) - 1 - i for i in range(len(parts))]
         bars = [(float(r), s / unit.seconds, x / unit.seconds) for r, s, x in zip(rows, starts, lengths, strict=True)]
-        texts = [f"trial {p.trial.number}: {name} {view.duration(x)}" for p, x in zip(parts, lengths, strict=True)]
+        texts = [f"trial {p.trial.number}: {name} {duration(x)}" for p, x in zip(parts, lengths, strict=True)]
         if any(lengths):
             marks.append(Bars(name=name, bars=bars, colour=colour, texts=texts))
         starts = [s + x for s, x in zip(starts, lengths, strict=True)]
@@ -97,7 +98,7 @@ def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
         speed = trial.facts.get("samples_per_second")
         if not speed:
             continue
-        layout = view.short_layout(str(trial.tuned[name])) if name else f"GBS {trial.parameters.get('GBS', '?')}"
+        layout = short_layout(str(trial.tuned[name])) if name else f"GBS {trial.parameters.get('GBS', '?')}"
         speeds.setdefault(layout, []).append(speed)
         trials.setdefault(layout, []).append(trial.number)
     found = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]

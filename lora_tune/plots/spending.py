@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lora_tune import view
+from lora_tune.base.format import duration
 from lora_tune.plots.chart import Axis, Bars, Chart, Colour, Lines, Mark, Points
 from lora_tune.plots.units import time_unit
 from lora_tune.records import Sweep, Trial, Verdict
@@ -71,8 +71,7 @@ def timeline(sweep: Sweep, now: float) -> Chart | None:
                 ],
                 colour=chosen[0][1].colour if chosen else "muted",
                 texts=[
-                    f"trial {s.trial}, attempt {s.attempt}: {s.outcome}, {view.duration(s.end - s.start)}"
-                    for _, s in chosen
+                    f"trial {s.trial}, attempt {s.attempt}: {s.outcome}, {duration(s.end - s.start)}" for _, s in chosen
                 ],
             )
         )
@@ -166,4 +165,4 @@ def _said(study: Study, value: float, final: float) -> str:
     if study.maximise:
         return f"{value:.4g} samples/s"
     away = value / final - 1 if final else 0.0  # a log that came all at once has no times
-    return f"{view.duration(value)}, {away:+.1%} against the best"
+    return f"{duration(value)}, {away:+.1%} against the best"

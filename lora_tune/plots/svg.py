@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from lora_tune import view
+from lora_tune.base.format import visible
 from lora_tune.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
 from lora_tune.plots.ticks import linear_ticks, log_ticks, tick_text
 
@@ -264,7 +264,7 @@ def _title(text: str) -> str:
 
 def escape(text: str) -> str:
     """A text for XML: nothing in it is markup, and no character of it is one that XML forbids."""
-    return html.escape(view.visible(text))
+    return html.escape(visible(text))
 
 
 def _n(value: float) -> str:

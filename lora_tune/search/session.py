@@ -19,13 +19,13 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune import budgets
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
 from lora_tune.records import Trial, Value, Verdict
 from lora_tune.search.observations import Observation
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
+from lora_tune.search.worth import not_worth
 from lora_tune.space import FixedParameter
 from lora_tune.study import Study
 
@@ -189,7 +189,7 @@ class Session:
         """Why the next node-hour is not worth its cost, by the study's limit; "" where it has none."""
         if self._settings.budget.stop_below is None:
             return ""
-        return budgets.not_worth(self._settings, expected_gain(self._study))
+        return not_worth(self._settings, expected_gain(self._study))
 
     @_translated
     def unknown(self, known: Collection[int]) -> list[Asked]:

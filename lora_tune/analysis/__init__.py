@@ -1,0 +1,1 @@
+"""What a sweep amounts to, in numbers and words."""

@@ -1,0 +1,56 @@
+"""Trials, layouts, races and money in a few words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from lora_tune import raced
+from lora_tune.base.format import duration, visible
+from lora_tune.records import Trial
+from lora_tune.search import replicates
+from lora_tune.study import Study
+
+
+def parameters_text(trial: Trial) -> str:
+    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are left out of a layout."""
+    parts = []
+    for name, value in trial.tuned.items():
+        if isinstance(value, str) and value.startswith("tp"):
+            parts.append(short_layout(value))
+        else:
+            parts.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}")
+    return visible(" ".join(parts))
+
+
+def short_layout(text: str) -> str:
+    """A layout without its degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1 sp1`` is ``tp4 minibs4 sp1``; SP is a switch."""
+    return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
+
+
+def race_words(runs: Mapping[int, Sequence[raced.Replicate]], prior_sd: float) -> list[str]:
+    """Where the configurations of a race stand, the fastest first: mean, 90% interval, runs, and those that missed.
+
+    runs: by the trial that they repeat. prior_sd: as in :func:`search.replicates.means`.
+    """
+    means = replicates.means(raced.results(runs, runs), prior_sd)
+    found = []
+    for number, own in runs.items():
+        name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own))
+        mean, low, high = means.get(name, (math.inf, math.inf, math.inf))
+        time = f"{duration(mean)} ({duration(low)} to {duration(high)}, {count})" if name in means else f"({count})"
+        found.append((mean, f"{name} {time}"))
+    return [words for _, words in sorted(found)]
+
+
+def money(study: Study, node_hours: float) -> float | None:
+    """What the node-hours cost, None where the study states no price."""
+    rate = study.budget.price_per_node_hour
+    return None if rate is None else rate * node_hours
+
+
+def price(study: Study, node_hours: float) -> str:
+    """The same in words behind the node-hours, "" without a price."""
+    cost = money(study, node_hours)
+    return f" = {cost:,.2f} in money" if cost is not None else ""

@@ -1,0 +1,27 @@
+"""The interval of a trial's time to the target."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+from lora_tune.records import Trial
+
+
+def time_interval(trial: Trial) -> tuple[float, float]:
+    """A 90% interval, in seconds, for the time to the target of this configuration on this kind of machine.
+
+    The interval of the crossing in samples, up to one eval interval later (a crossing is seen at the next eval), taken
+    to seconds at this run's own pace; that pace varies as it did between the run's own blocks. Widened to hold the run.
+    """
+    assert trial.seconds is not None
+    assert trial.samples is not None
+    facts, samples = trial.facts, trial.samples
+    low, high = facts.get("crossing_low", samples), facts.get("crossing_high", samples) + facts.get("eval_samples", 0.0)
+    pace = NormalDist().inv_cdf(0.95) * facts.get("pace_spread", 0.0)
+
+    def away(bound: float) -> float:
+        known = samples > 0 and bound > 0
+        return math.exp(math.hypot(math.log(bound / samples) if known else 0.0, pace))
+
+    return trial.seconds / away(min(low, samples)), trial.seconds * away(max(high, samples))

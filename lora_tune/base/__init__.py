@@ -1,0 +1,1 @@
+"""What every room uses: small things that know nothing of trials."""

@@ -1,0 +1,34 @@
+"""Values as people read them: durations, small curves, text that is safe to show."""
+
+from __future__ import annotations
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last ``width`` finite values as bars, lowest to highest."""
+    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] for v in shown)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people read them; "-" for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def visible(text: object, keep: str = "") -> str:
+    """Any text without what a terminal or a page would act on: control and direction characters become spaces.
+
+    keep: characters to leave as they are, such as line ends.
+    """
+    return "".join(c if c.isprintable() or c in keep else " " for c in str(text))
