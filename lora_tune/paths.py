@@ -38,6 +38,11 @@ class AttemptPaths:
         return self.folder / "ended.json"
 
     @property
+    def cgroup(self) -> Path:
+        """Where the cgroup of the job's processes is, where it has one."""
+        return self.folder / "cgroup"
+
+    @property
     def slurm(self) -> Path:
         """The token by which Slurm knows this attempt's job, and the command that submitted it."""
         return self.folder / "slurm.json"

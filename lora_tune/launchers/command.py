@@ -8,7 +8,7 @@ The driver can die and come back at any moment, so identity and liveness are on 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import signal
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.process import start_ticks
+from lora_tune.launchers import descendants
 from lora_tune.paths import AttemptPaths
-
-_PR_SET_PDEATHSIG = 1  # prctl(2): the kernel signals the child when its parent dies
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -50,15 +49,18 @@ def _identity(pid: int) -> dict[str, Any]:
     return {"pid": pid, "start_ticks": start_ticks(pid), "host": socket.gethostname(), "at": time.time()}
 
 
-def _in_child() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _in_child(cgroup: Path | None) -> None:
+    descendants.die_with_parent()
+    if cgroup is not None:
+        descendants.enter(cgroup)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
 
 
 def run_job(folder: str) -> int:
     """Run the command of the attempt in ``folder`` and return its exit code; -1 when another process has it.
 
-    The command runs in a session of its own, with its output appended to the job's log, and dies with us.
+    The command runs in a session of its own, with its output appended to the job's log, and dies with us. The job has
+    ended when its last process has: whatever the command left running is ended first.
     """
     attempt = AttemptPaths(Path(folder))
     try:
@@ -78,24 +80,40 @@ def run_job(folder: str) -> int:
 
 
 def _run(job: dict[str, Any], attempt: AttemptPaths, log: int) -> int:
+    descendants.adopt_orphans()
+    cgroup = descendants.make_cgroup(attempt)
     try:
-        child = subprocess.Popen(
+        child = _start(job, attempt, log, cgroup)
+        write_json(attempt.started, _identity(child.pid))
+        # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
+        signal.signal(signal.SIGTERM, lambda *_: _end_group(child.pid))
+        child.returncode = descendants.wait_for(child.pid)
+        return child.returncode
+    except _NotStarted as error:
+        os.write(log, f"{error}\n".encode())
+        return 127
+    finally:
+        descendants.end_children(cgroup)
+
+
+class _NotStarted(Exception):
+    """There is no such command, or this user may not run it."""
+
+
+def _start(job: dict[str, Any], attempt: AttemptPaths, log: int, cgroup: Path | None) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
             job["argv"],
             cwd=job["cwd"],
-            env={**os.environ, **job["environment"]},
+            env={**os.environ, **job["environment"], descendants.MARK: str(attempt.folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_in_child,
+            preexec_fn=functools.partial(_in_child, cgroup),
         )
     except OSError as error:
-        os.write(log, f"{job['argv'][0]}: cannot be started: {error.strerror}\n".encode())
-        return 127
-    write_json(attempt.started, _identity(child.pid))
-    # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
-    signal.signal(signal.SIGTERM, lambda *_: _end_group(child.pid))
-    return child.wait()
+        raise _NotStarted(f"{job['argv'][0]}: cannot be started: {error.strerror}") from error
 
 
 def _end_group(leader: int) -> None:

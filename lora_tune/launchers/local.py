@@ -13,6 +13,7 @@ from lora_tune.base.process import start_ticks
 from lora_tune.errors import LauncherError
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.command import alive, read_json, run_job, write_json
+from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job
@@ -91,10 +92,12 @@ class LocalLauncher:
         ended = read_json(attempt.ended)  # it may have ended between the two looks
         if ended is not None:
             return JobStatus(state=JobState.ENDED, ended_at=ended["at"], exit_code=ended["exit_code"], **common)
+        if claim is not None and kill_strays(attempt):
+            return JobStatus(state=JobState.RUNNING, **common)  # its devices are free when its last process is gone
         return JobStatus(state=JobState.LOST, reason="no process and no exit record", **common)
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """SIGTERM to the trial's process group, SIGKILL with ``force``."""
+        """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started."""
         attempt = AttemptPaths(ticket.folder)
         number = signal.SIGKILL if force else signal.SIGTERM
         started = read_json(attempt.started)
@@ -102,6 +105,8 @@ class LocalLauncher:
             assert started is not None
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started["pid"], number)
+            if force:
+                kill_strays(attempt)
         elif not attempt.claim.exists():
             # Not started yet: take the claim ourselves, so that it never starts.
             with contextlib.suppress(FileExistsError):

@@ -1,0 +1,190 @@
+"""Every process that a trial starts, also those in sessions of their own: found, ended, and none left behind.
+
+Three means, since a process can leave its group and its session, and its parent can be killed:
+
+- A cgroup (version 2) of the trial's own, where this user may make one: no process leaves it.
+- ``PR_SET_CHILD_SUBREAPER``: orphans become children of the job's first process, which ends them.
+- The variable :data:`MARK` in their environment: by it the launcher finds what a killed first process left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lora_tune.paths import AttemptPaths
+
+MARK = "LORA_TUNE_JOB_FOLDER"
+"""Variable of every process of a job; its value is the attempt's folder."""
+
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL for what a trial left running: enough to close a file, too little to go on computing."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+
+
+def adopt_orphans() -> None:
+    """From here on, descendants whose parents end become children of this process instead of init's."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """The kernel sends SIGKILL to this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+# ---- the cgroup
+
+
+def make_cgroup(attempt: AttemptPaths) -> Path | None:
+    """Make a cgroup for the attempt below that of this process and note its path; None where this user may not.
+
+    Inside a Slurm job none is made: Slurm owns the job's processes by a cgroup of its own, and looks into no other.
+    """
+    own = _own_cgroup() if "SLURM_JOB_ID" not in os.environ else None
+    if own is None:
+        return None
+    group = own / f"lora-tune-{hashlib.sha256(str(attempt.folder).encode()).hexdigest()[:16]}"
+    try:
+        attempt.cgroup.write_text(str(group), encoding="utf-8")
+        group.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    return group
+
+
+def enter(cgroup: Path) -> None:
+    """Move this process into ``cgroup``; where that is not allowed it stays where it is, and is owned as an orphan."""
+    with contextlib.suppress(OSError):
+        (cgroup / "cgroup.procs").write_text("0")
+
+
+def _own_cgroup() -> Path | None:
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        ours = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    roots = [line.split()[4] for line in mounts if " - cgroup2 " in line]
+    paths = [line.removeprefix("0::/") for line in ours if line.startswith("0::/")]
+    return Path(roots[0], paths[0]) if roots and paths else None
+
+
+def _members(cgroup: Path) -> set[int]:
+    with contextlib.suppress(OSError):
+        return {int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()}
+    return set()
+
+
+def _noted_cgroup(attempt: AttemptPaths) -> Path | None:
+    """The attempt's cgroup while it is there. Only a path that we could have made counts."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = Path(attempt.cgroup.read_text(encoding="utf-8"))
+        if found.name.startswith("lora-tune-") and (found / "cgroup.procs").is_file():
+            return found
+    return None
+
+
+# ---- inside the job
+
+
+def wait_for(child: int) -> int:
+    """Wait for the process ``child`` of ours and for every orphan that ends before it; returns its exit code."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def end_children(cgroup: Path | None, grace: float = GRACE_SECONDS) -> None:
+    """End every descendant of this process and every member of ``cgroup``, politely first, and wait until all are gone.
+
+    The process must adopt orphans. A cgroup is removed.
+    """
+    deadline = time.monotonic() + grace
+    told: set[int] = set()
+    while living := _descendants(os.getpid()) | (_members(cgroup) if cgroup else set()):
+        late = time.monotonic() >= deadline
+        # Whatever was started since the last look is told as well; a fork that is not seen now is seen next time.
+        _signal(living if late else living - told, signal.SIGKILL if late else signal.SIGTERM)
+        told |= living
+        _reap()
+        time.sleep(0.02)
+    _reap()
+    if cgroup is not None:
+        _remove(cgroup)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _descendants(root: int) -> set[int]:
+    """Living processes whose chain of parents leads to ``root``."""
+    children: dict[int, list[int]] = {}
+    for pid, (state, parent) in _processes():
+        if state not in "ZX":
+            children.setdefault(parent, []).append(pid)
+    found, waiting = set[int](), [root]
+    while waiting:
+        new = children.pop(waiting.pop(), [])
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _processes() -> Iterator[tuple[int, tuple[str, int]]]:
+    """Process id, state and parent of each process of this machine."""
+    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries, of which only names are needed
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path("/proc", name, "stat").read_bytes()
+                state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
+                yield int(name), (state.decode(), int(parent))
+
+
+# ---- from outside
+
+
+def kill_strays(attempt: AttemptPaths) -> bool:
+    """SIGKILL to everything of a job on this machine but its first process; True where something was there.
+
+    For jobs whose first process is gone, or does not do what it is told.
+    """
+    cgroup = _noted_cgroup(attempt)
+    living = _marked(attempt.folder) | (_members(cgroup) if cgroup else set())
+    _signal(living, signal.SIGKILL)
+    if cgroup is not None and not living:
+        _remove(cgroup)
+    return bool(living)
+
+
+def _marked(folder: Path) -> set[int]:
+    """Living processes that carry the mark of the job in ``folder``; only this user's show what they carry."""
+    wanted = os.fsencode(f"{MARK}={folder}")
+    return {pid for pid, (state, _) in _processes() if state not in "ZX" and _carries(pid, wanted)}
+
+
+def _carries(pid: int, variable: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids - {os.getpid()}:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _remove(cgroup: Path) -> None:
+    with contextlib.suppress(OSError):  # something in it is not to be killed yet, or another has removed it
+        cgroup.rmdir()
