@@ -17,6 +17,7 @@ COMMANDS = {
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",
+    "replay": "what a sweep would have made of logs that exist already",
     "ingest": "old MLLOG logs teach the search before it spends",
     "interchange": "all trials as CSV, Parquet, MLflow runs or TensorBoard events",
     "explain": "which knobs matter, why a trial ended, what to try next",

@@ -232,7 +232,8 @@ def _after_failure(
     if kind not in RETRIED:
         return Finish(Verdict.FAILED, f"{kind}: {what}")
     if len(attempts) >= study.budget.attempts:
-        return Finish(Verdict.FAILED, f"{kind}, {len(attempts)} attempts: {what}")
+        tried = f", {len(attempts)} attempts" if len(attempts) > 1 else ""
+        return Finish(Verdict.FAILED, f"{kind}{tried}: {what}")
     return Retry(f"{kind}: {what}", status.nodes if kind in ("infrastructure", "flaky") else ())
 
 

@@ -6,29 +6,23 @@ noise (``sweeps/NAME/priors.jsonl``). A driver that runs takes them into account
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import tarfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import click
 
 from lora_tune.commandline import guarded, output_option, study_option, sweep_paths
 from lora_tune.errors import EXIT_NOTHING_REACHED, InputError
+from lora_tune.logs.log_files import log_files
 from lora_tune.mllog import MllogReader
 from lora_tune.records import PriorRun, Value
 from lora_tune.space import FixedParameter, LayoutParameter
 from lora_tune.study import Study, find_study, load_study
 
-PIECE = 1 << 20
-LARGEST_LOG = 1 << 30
-"""Bytes of one log, unpacked; what is larger is no log, or a bomb."""
 MARK = b":::MLLOG"
 
 
@@ -44,45 +38,20 @@ class Log:
 
 def read_logs(paths: Sequence[Path]) -> Iterator[Log | str]:
     """Every log below ``paths``, or a sentence about a file that could not be read. Raises InputError for no file."""
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"{path}: there is no such file or folder; name MLLOG logs, folders, .gz or tar files")
-        for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-            try:
-                yield from _file(file)
-            except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-                yield f"{file}: cannot be read: {error}"
-
-
-def _file(file: Path) -> Iterator[Log | str]:
-    if tarfile.is_tarfile(file):
-        with tarfile.open(file) as archive:
-            for member in archive:
-                held = archive.extractfile(member) if member.isfile() else None
-                if held is not None:
-                    yield _log(f"{file}:{member.name}", file.name, _pieces(held, member.name))
-        return
-    with file.open("rb") as stream:
-        yield _log(str(file), file.resolve().parent.name, _pieces(stream, file.name))
-
-
-def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    opened = gzip.GzipFile(fileobj=stream) if name.endswith(".gz") else stream
-    seen = 0
-    while piece := opened.read(PIECE):
-        seen += len(piece)
-        if seen > LARGEST_LOG:
-            return
-        yield piece
-
-
-def _log(name: str, parent: str, pieces: Iterator[bytes]) -> Log | str:
-    reader, digest, marked = MllogReader(), hashlib.sha256(), False
-    for piece in pieces:
-        marked = marked or MARK in piece
-        digest.update(piece)
-        reader.feed(piece)
-    return Log(name, parent, digest.hexdigest(), reader) if marked else f"{name}: holds no MLLOG line"
+    for file in log_files(paths):
+        reader, digest, marked = MllogReader(), hashlib.sha256(), False
+        for piece in file.pieces():
+            marked = marked or MARK in piece
+            digest.update(piece)
+            reader.feed(piece)
+        if file.problem:
+            yield file.problem
+        else:
+            yield (
+                Log(file.name, file.parent, digest.hexdigest(), reader)
+                if marked
+                else f"{file.name}: holds no MLLOG line"
+            )
 
 
 def runs_of(log: Log, study: Study, given: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:

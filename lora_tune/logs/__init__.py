@@ -1,0 +1,1 @@
+"""What a log says: the parsed run, readers of each format, the text of failures."""
