@@ -10,11 +10,15 @@ import re
 import secrets
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs, quote
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
 
@@ -31,6 +35,9 @@ from lora_tune.errors import StoreError, SurroundingsError
 from lora_tune.loopback import is_loopback
 from lora_tune.records import Sweep
 from lora_tune.store import full_url, sqlite_url
+
+REQUEST_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -168,8 +175,32 @@ def serve(shown: Application, host: str, port: int, name: str, query: str = "") 
 
     Raises SurroundingsError when the port is taken.
     """
-    from socketserver import ThreadingMixIn
-    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+    server = listen(shown, host, port)
+    shown_host = f"[{host}]" if ":" in host else host
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+    try:
+        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
+        server.serve_forever()
+    except KeyboardInterrupt:
+        click.echo("")
+    finally:
+        server.server_close()
+
+
+def listen(
+    shown: Application,
+    host: str,
+    port: int,
+    *,
+    request_seconds: float = REQUEST_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
+) -> WSGIServer:
+    """A server of ``shown`` that listens already.
+
+    request_seconds: in which a client must have said what it wants. silence_seconds: for which it may take nothing of
+    the answer. Beyond these its connection is closed, so that nobody holds threads and files for ever.
+    Raises SurroundingsError when the port is taken.
+    """
 
     class Server(ThreadingMixIn, WSGIServer):
         daemon_threads = True
@@ -183,23 +214,42 @@ def serve(shown: Application, host: str, port: int, name: str, query: str = "") 
             self.server_name, self.server_port = host, self.server_address[1]
             self.setup_environ()
 
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that went away, or was too slow, is nobody's news; a mistake of ours is."""
+            if not isinstance(sys.exception(), OSError):
+                super().handle_error(request, client_address)
+
     class Handler(WSGIRequestHandler):
+        timeout = silence_seconds
+
+        def setup(self) -> None:
+            super().setup()
+            self._patience = threading.Timer(request_seconds, _hang_up, (self.connection,))
+            self._patience.daemon = True
+            self._patience.start()
+
+        def parse_request(self) -> bool:
+            try:
+                return super().parse_request()
+            finally:
+                self._patience.cancel()
+
+        def finish(self) -> None:
+            self._patience.cancel()
+            super().finish()
+
         def log_message(self, format: str, *args: Any) -> None:
             """Requests are nobody's news."""
 
     try:
-        server = make_server(host, port, shown, server_class=Server, handler_class=Handler)
+        return make_server(host, port, shown, server_class=Server, handler_class=Handler)
     except OSError as error:
         raise SurroundingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    shown_host = f"[{host}]" if ":" in host else host
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
-    try:
-        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
-        server.serve_forever()
-    except KeyboardInterrupt:
-        click.echo("")
-    finally:
-        server.server_close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the client was sooner
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 if __name__ == "__main__":

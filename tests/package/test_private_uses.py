@@ -1,0 +1,127 @@
+"""Every private name of another library that this package uses: named here, there today, and the library bounded above.
+
+A library may change what is private in any release. A new use belongs into :data:`PRIVATE`, and an upper bound into
+pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import re as regular_expressions
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+import pytest
+import submitit
+from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
+from optuna.distributions import FloatDistribution
+from optuna.samplers import TPESampler
+from optuna.samplers._tpe import parzen_estimator, probability_distributions, sampler
+from packaging.requirements import Requirement
+from submitit.slurm import slurm
+
+from tests.conftest import REPOSITORY
+
+
+def _study() -> optuna.Study:
+    return optuna.create_study()
+
+
+def _estimator() -> Any:
+    observed, space = {"x": []}, {"x": FloatDistribution(0, 1)}
+    return parzen_estimator._ParzenEstimator(observed, space, TPESampler()._parzen_estimator_parameters)
+
+
+PRIVATE: dict[str, dict[str, Callable[[], object]]] = {
+    "optuna": {
+        # The storage in memory that is written by whole ticks (search/trial_storage.py)
+        "_get_trial": optuna.storages.InMemoryStorage,
+        "_max_trial_id": optuna.storages.InMemoryStorage,
+        "_set_trial": optuna.storages.InMemoryStorage,
+        "_studies": optuna.storages.InMemoryStorage,
+        "_trial_id_to_study_id_and_number": optuna.storages.InMemoryStorage,
+        "_update_cache": optuna.storages.InMemoryStorage,
+        "_system_attrs": lambda: optuna.trial.create_trial(value=0.0),
+        # Attributes of trials that a sampler writes, and the study behind them
+        "_storage": _study,
+        "_study_id": _study,
+        "_trial_id": lambda: _study().ask(),
+        "_get_trials": _study,
+        "_contains": lambda: FloatDistribution(0, 1),
+        # TPE over a window, with densities computed by whole arrays (search/tpe.py, search/parzen.py)
+        "_build_parzen_estimator": TPESampler,
+        "_compare": TPESampler,
+        "_compute_acquisition_func": TPESampler,
+        "_constant_liar": TPESampler,
+        "_get_params": TPESampler,
+        "_is_multivariate": TPESampler,
+        "_n_ei_candidates": TPESampler,
+        "_n_startup_trials": TPESampler,
+        "_get_infeasible_trial_score": lambda: sampler,
+        "_get_pruned_trial_score": lambda: sampler,
+        "_mixture_distribution": _estimator,
+        "_transform": _estimator,
+        "_ParzenEstimator": lambda: parzen_estimator,
+        "_BatchedCategoricalDistributions": lambda: probability_distributions,
+    },
+    "submitit": {
+        "_make_sbatch_string": lambda: slurm,
+        "_make_submission_command": lambda: submitit.SlurmExecutor,
+        "_process": lambda: submitit.LocalJob,
+    },
+    "mlperf-logging": {
+        name: lambda: RCP_Checker
+        for name in (
+            "_find_rcp", "_find_top_min_rcp", "_find_bottom_max_rcp", "_find_min_rcp", "_create_interp_rcp",
+        )
+    },
+}  # fmt: skip
+
+OF_INSTANCES = {"_process"}
+"""Attributes that only a job has which runs: tests/launchers/test_local.py uses them."""
+
+OF_PYTHON = {"_asdict", "_replace", "_exit", "_parser"}
+"""Public though they begin with an underscore, but for re._parser, which every supported Python has."""
+
+OF_CONTAINERS = {"_world", "_set_pg_timeout", "_training_loss_reduction", "_validation_loss_reduction"}
+"""Of torch and NeMo in the NeMo recipe, which the extra ``nemo`` pins to one release."""
+
+
+def private_names() -> set[str]:
+    """Names with an underscore in front that lora_tune uses and nowhere defines."""
+    used, defined = set[str](), set[str]()
+    for file in (REPOSITORY / "lora_tune").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                    defined.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    defined.add(name)
+                case ast.Attribute(attr=name):
+                    used.add(name)
+                case ast.ImportFrom(module=module, names=names) if not str(module).startswith("lora_tune"):
+                    used.update(alias.name for alias in names)
+    return {name for name in used - defined if name.startswith("_") and not name.endswith("__")}
+
+
+def test_every_private_use_is_named() -> None:
+    named = {name for names in PRIVATE.values() for name in names}
+    assert private_names() - OF_PYTHON - OF_CONTAINERS - named == set()
+
+
+@pytest.mark.parametrize(("library", "name"), [(library, name) for library, names in PRIVATE.items() for name in names])
+def test_the_installed_library_has_it(library: str, name: str) -> None:
+    assert hasattr(PRIVATE[library][name](), name) or name in OF_INSTANCES
+
+
+def test_the_running_python_parses_patterns_as_the_regex_reader_needs() -> None:
+    assert regular_expressions._parser.parse("(a+)+")  # type: ignore[attr-defined]
+
+
+def test_a_library_whose_private_names_are_used_is_bounded_above() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = {r.name: str(r.specifier) for r in map(Requirement, project["dependencies"])}
+    # optuna-dashboard: no private name, but its routes and the shape of its answers.
+    assert [name for name in (*PRIVATE, "optuna-dashboard") if "<" not in bounds[name]] == []
