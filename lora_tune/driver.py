@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lora_tune import budgets, decide, open_schedule
 from lora_tune.book import Book
 from lora_tune.errors import LauncherError, RefusedError, StoreError, SurroundingsError
-from lora_tune.jobs import Jobs, proposal, write_files
+from lora_tune.jobs import Jobs, new_token, proposal, write_files
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
 from lora_tune.ports import Clock, Ports, RealClock, Search, View
@@ -72,7 +72,7 @@ class Driver:
         found = ports.store.load(study.name)
         assert found is not None, "the sweep's row is made before its driver"
         self._book = Book(found)
-        self._jobs = Jobs(ports.workload, paths)
+        self._jobs = Jobs(ports.workload, paths, found.id)
         self._voice = Voice(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = Watch(study, ports, self._book, self._jobs, self._voice)
         self._unsaved = Changes()
@@ -221,6 +221,7 @@ class Driver:
             number=number,
             job_name=f"{self._study.name}-{trial.number:04d}-{number}",
             folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
+            token=new_token(),
             intended_at=self._now(),
             node_count=self._study.search_space.node_count(trial.parameters),
             exclude_nodes=self._nodes_to_leave_out(trial),
@@ -240,6 +241,13 @@ class Driver:
 
     def _launch(self, attempt: Attempt) -> None:
         trial, now = self.sweep.trials[attempt.trial], self._now()
+        if found := self._jobs.foreign_folder(attempt):
+            attempt = self._jobs.elsewhere(attempt)
+            text = f"trial {trial.number}: {found}; it is left as it is, and this attempt runs in {attempt.folder}"
+            self._voice.note(text, "foreign folder", trial=trial.number)
+            self._book.put_attempt(attempt)
+            if not self._save():
+                return
         job = self._jobs.job(trial, attempt)
         try:
             write_files(job)

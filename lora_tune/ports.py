@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from lora_tune.base.process import steady
 from lora_tune.facts import Eval
 from lora_tune.launchers.base import Launcher
 from lora_tune.records import Sweep, Trial
@@ -37,21 +38,16 @@ class RealClock:
     """This machine's clock."""
 
     def __init__(self) -> None:
-        self._began = time.time() - _since_boot()
+        self._began = time.time() - steady()
 
     def now(self) -> float:
         return time.time()
 
     def unhurried(self) -> float:
-        return min(self.now(), self._began + _since_boot())
+        return min(self.now(), self._began + steady())
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-def _since_boot() -> float:
-    """Seconds, sleep of the machine included, where it can be told (Linux)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class View(Protocol):

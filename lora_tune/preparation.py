@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
 from lora_tune.decide import RETRIED
 from lora_tune.diagnose import Diagnosis, diagnose
 from lora_tune.errors import LauncherError, RefusedError, SurroundingsError
 from lora_tune.journal import Journal
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
-from lora_tune.launchers.command import read_json, write_json
 from lora_tune.paths import SweepPaths
 from lora_tune.refusal import UNKNOWN_SECONDS
 from lora_tune.workloads.base import Job
@@ -118,14 +118,21 @@ def _diagnosis(job: Job, status: JobStatus) -> Diagnosis:
 
 def _record(paths: SweepPaths, job: Job) -> dict[str, Any]:
     """The record of this preparation; a new one where there is none, or where another command was prepared."""
-    content = json.dumps([job.argv, sorted(job.environment.items()), str(job.cwd), job.resources.nodes])
-    key = hashlib.sha256(content.encode()).hexdigest()[:12]
-    record = read_json(paths.prepared)
-    if record is None:
-        return {"key": key, "attempt": 0, "state": "running"}
-    if record["key"] != key:
-        return {"key": key, "attempt": record["attempt"] + 1, "state": "running"}
-    return record
+    command = json.dumps([job.argv, sorted(job.environment.items()), str(job.cwd), job.resources.nodes])
+    key = hashlib.sha256(command.encode()).hexdigest()[:12]
+    found = read_json(paths.prepared).content or {}
+    attempt = whole_of(found, "attempt")
+    if attempt is None or attempt < 0:
+        return {"key": key, "attempt": _last_attempt(paths) + 1, "state": "running"}
+    if text_of(found, "key") != key or text_of(found, "state") not in ("running", "done", "failed"):
+        return {"key": key, "attempt": attempt + 1, "state": "running"}
+    return {**found, "attempt": attempt}
+
+
+def _last_attempt(paths: SweepPaths) -> int:
+    """The number of the last attempt that has a folder, -1 without any: its record is absent or damaged."""
+    names = (folder.name.rpartition("-")[2] for folder in paths.prepared.parent.glob("attempt-*"))
+    return max((int(number) for number in names if number.isdecimal()), default=-1)
 
 
 def _write(paths: SweepPaths, record: dict[str, Any]) -> None:

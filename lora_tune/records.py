@@ -63,6 +63,7 @@ class StopKind(enum.StrEnum):
 class Attempt:
     """One job of one trial. Times are epoch seconds; None while unknown.
 
+    token: names this attempt among all of all sweeps; its job's files carry it. "" in records of an earlier release.
     state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
     failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
     """
@@ -71,6 +72,7 @@ class Attempt:
     number: int
     job_name: str
     folder: str
+    token: str = ""
     job_id: str = ""
     state: str = "intended"
     intended_at: float = 0.0
@@ -154,12 +156,16 @@ class PriorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from."""
+    """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from.
+
+    id: names this sweep among all; its folder carries it. "" for one that was never in a database.
+    """
 
     name: str
     digest: str
     study_toml: str
     began_at: float
+    id: str = ""
     trials: Mapping[int, Trial] = field(default_factory=dict)
     attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)

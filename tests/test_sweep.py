@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.launchers.command import alive, read_json
+from lora_tune.launchers.job_records import alive, read_records
 from lora_tune.mllog import MllogReader
+from lora_tune.paths import AttemptPaths
 from lora_tune.records import Sweep, TrialState, Verdict
 from tests.recorded import recorded
 from tests.waiting import wait_for
@@ -151,7 +152,8 @@ def test_killed_in_the_middle_every_trial_is_accounted_for_and_none_runs_twice(p
     driver.kill()
     driver.wait()
     # The lease of a dead process of this host does not keep anybody out.
-    running = [n for n in sorted((place / "sweeps/quick/trials").glob("*/*")) if alive(read_json(n / "started.json"))]
+    folders = sorted((place / "sweeps/quick/trials").glob("*/*"))
+    running = [folder for folder in folders if alive(read_records(AttemptPaths(folder), "").started)]
     done = sweep(place)
     assert done.returncode == 0, done.stderr
     found = records(place)
@@ -245,8 +247,8 @@ def test_a_second_ctrl_c_cancels_the_jobs(place: Path) -> None:
     code, _ = interrupt(place, "\x03")
     assert code == 130
     assert {t.verdict for t in records(place).trials.values()} == {Verdict.CANCELLED}
-    started = [read_json(p) for p in (place / "sweeps/quick/trials").glob("*/*/started.json")]
-    assert not any(alive(s) for s in started)
+    folders = (place / "sweeps/quick/trials").glob("*/*")
+    assert not any(alive(read_records(AttemptPaths(folder), "").started) for folder in folders)
 
 
 def test_a_dry_run_shows_all_and_writes_nothing(place: Path) -> None:

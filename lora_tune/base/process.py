@@ -1,8 +1,13 @@
-"""Processes of this machine, told apart for certain."""
+"""Processes, boots and clocks of this machine, told apart for certain."""
 
 from __future__ import annotations
 
+import functools
+import socket
+import time
 from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def start_ticks(pid: int) -> int | None:
@@ -16,3 +21,22 @@ def start_ticks(pid: int) -> int | None:
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def host() -> str:
+    """The name of this machine."""
+    return socket.gethostname()
+
+
+@functools.cache
+def boot() -> str:
+    """The name of this boot of the machine; "" where the kernel gives none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def steady() -> float:
+    """Seconds, sleep of the machine included, by a clock that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -50,11 +50,13 @@ class Waits(enum.StrEnum):
 class Ticket:
     """What is written down of a submitted job and suffices to find it again after a restart.
 
-    submitted_at: epoch seconds at submission. job_id: the launcher's own id, "" while unknown.
+    submitted_at: epoch seconds at submission. job_id: the launcher's own id, "" while unknown. token: of the attempt
+    that the job runs; files in its folder that carry another one say nothing of it. "" of an earlier release's attempt.
     """
 
     name: str
     folder: Path
+    token: str = ""
     job_id: str = ""
     submitted_at: float = 0.0
 
@@ -63,7 +65,9 @@ class Ticket:
 class JobStatus:
     """One job as the cluster sees it now. Times are epoch seconds, None while unknown.
 
-    reason: the cluster's own words. waits: what they mean for a queued job.
+    reason: the cluster's own words. waits: what they mean for a queued job. seconds: how long it has run, or ran, by a
+    clock that nobody sets, None where unknown. clock_steps: by how many seconds the wall clock of its machine was set
+    meanwhile, one number a time.
     """
 
     state: JobState
@@ -74,6 +78,8 @@ class JobStatus:
     nodes: tuple[str, ...] = ()
     reason: str = ""
     waits: Waits = Waits.NORMAL
+    seconds: float | None = None
+    clock_steps: tuple[float, ...] = ()
 
 
 @runtime_checkable

@@ -6,15 +6,16 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from lora_tune.base.process import start_ticks
+from lora_tune.base.process import start_ticks, steady
+from lora_tune.base.small_files import create_json, write_json
 from lora_tune.errors import LauncherError
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.launchers.command import alive, read_json, run_job, write_json
+from lora_tune.launchers.command import Command, command_record, read_command, run_job
 from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
+from lora_tune.launchers.job_records import JobRecords, alive, describe, read_records
 from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job
 
@@ -45,7 +46,7 @@ class LocalLauncher:
         executor.update_parameters(timeout_min=limit, signal_delay_s=0)
         try:
             with _deaf_to_the_terminal():
-                submitted = executor.submit(run_job, str(job.folder))
+                submitted = executor.submit(run_job, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} cannot be started on this machine: {error}") from error
         self._busy[job.name] = devices
@@ -69,67 +70,67 @@ class LocalLauncher:
             if not found[ticket.name].state.alive:
                 self._busy.pop(ticket.name, None)
             elif self._gpus and ticket.name not in self._busy:  # adopted from an earlier launcher
-                record = read_json(AttemptPaths(ticket.folder).job) or {}
-                devices = record.get("environment", {}).get("CUDA_VISIBLE_DEVICES", "")
-                self._busy[ticket.name] = tuple(int(d) for d in devices.split(",") if d)
+                self._busy[ticket.name] = _devices(read_command(AttemptPaths(ticket.folder).job))
         return found
 
     def _status(self, ticket: Ticket) -> JobStatus:
         attempt = AttemptPaths(ticket.folder)
-        ended, started, claim = read_json(attempt.ended), read_json(attempt.started), _claim(attempt.claim)
-        begun = (started or claim or {}).get("at")
-        common: dict[str, Any] = {"job_id": ticket.job_id, "started_at": begun}
-        if started or claim:
-            common["nodes"] = ((started or claim or {})["host"],)
-        if ended is not None:
-            return JobStatus(state=JobState.ENDED, ended_at=ended["at"], exit_code=ended["exit_code"], **common)
-        if alive(started) or alive(claim):
-            return JobStatus(state=JobState.RUNNING, **common)
-        # A claim is empty for a moment between its making and its writing.
-        unclaimed = claim is None or claim["pid"] == 0
-        if unclaimed and ticket.job_id and start_ticks(int(ticket.job_id)) is not None:
+        found = read_records(attempt, ticket.token)
+        if found.ended is not None:
+            return _ended(ticket, found)
+        if alive(found.started) or alive(found.claim):
+            return JobStatus(state=JobState.RUNNING, **_begun(ticket, found))
+        submitted = ticket.job_id.isdecimal() and start_ticks(int(ticket.job_id)) is not None
+        if submitted and found.claim is None and found.started is None:  # a claim may be being written just now
             return JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
-        ended = read_json(attempt.ended)  # it may have ended between the two looks
-        if ended is not None:
-            return JobStatus(state=JobState.ENDED, ended_at=ended["at"], exit_code=ended["exit_code"], **common)
-        if claim is not None and kill_strays(attempt):
-            return JobStatus(state=JobState.RUNNING, **common)  # its devices are free when its last process is gone
-        return JobStatus(state=JobState.LOST, reason="no process and no exit record", **common)
+        found = read_records(attempt, ticket.token)  # it may have ended between the two looks
+        if found.ended is not None:
+            return _ended(ticket, found)
+        if (found.claim or found.started) and kill_strays(attempt):
+            return JobStatus(state=JobState.RUNNING, **_begun(ticket, found))  # its devices are free when all have gone
+        reason = found.problem or "no process and no exit record"
+        return JobStatus(state=JobState.LOST, reason=reason, **_begun(ticket, found))
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started."""
         attempt = AttemptPaths(ticket.folder)
         number = signal.SIGKILL if force else signal.SIGTERM
-        started = read_json(attempt.started)
-        if alive(started):
-            assert started is not None
+        started = read_records(attempt, ticket.token).started
+        if started is not None and alive(started):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(started["pid"], number)
+                os.killpg(started.pid, number)
             if force:
                 kill_strays(attempt)
         elif not attempt.claim.exists():
-            # Not started yet: take the claim ourselves, so that it never starts.
+            # Not started yet: take the claim ourselves, in nobody's name, so that it never starts.
             with contextlib.suppress(FileExistsError):
-                Path(attempt.claim).touch(exist_ok=False)
+                create_json(attempt.claim, {**describe(0, ticket.token), "start_ticks": None})
 
 
-def command_record(job: Job, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What ``run_job`` needs of a job, as JSON."""
-    return {
-        "name": job.name,
-        "argv": list(job.argv),
-        "environment": dict(environment),
-        "cwd": str(job.cwd) if job.cwd else None,
-        "log": str(job.log),
-    }
+def _begun(ticket: Ticket, found: JobRecords) -> dict[str, Any]:
+    """What the status of a job says of its beginning, and of how long it has run by now."""
+    process = found.started or found.claim
+    if process is None:
+        return {"job_id": ticket.job_id}
+    known = {"job_id": ticket.job_id, "started_at": process.at, "nodes": (process.host,)}
+    if process.steady is not None and alive(process):
+        known["seconds"] = max(0.0, steady() - process.steady)
+    return known
 
 
-def _claim(path: Path) -> dict[str, Any] | None:
-    """The claim record; an empty one (the claimer was killed in between, or a cancellation) has no process."""
-    try:
-        return read_json(path)
-    except ValueError:
-        return {"pid": 0, "start_ticks": -1, "host": "", "at": path.stat().st_mtime}
+def _ended(ticket: Ticket, found: JobRecords) -> JobStatus:
+    """A job that wrote down its end; the end is counted from the start by the clock that nobody sets."""
+    ended, begun = found.ended, _begun(ticket, found)
+    assert ended is not None
+    known = {**begun, "seconds": ended.seconds, "clock_steps": ended.clock_steps, "exit_code": ended.exit_code}
+    at = ended.at if ended.seconds is None else begun.get("started_at", ended.at - ended.seconds) + ended.seconds
+    return JobStatus(state=JobState.ENDED, ended_at=at, **known)
+
+
+def _devices(command: Command | str) -> tuple[int, ...]:
+    """The GPUs that a job was given; none where its command cannot be read."""
+    given = "" if isinstance(command, str) else command.environment.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(int(device) for device in given.split(",") if device.isdecimal())
 
 
 @contextlib.contextmanager

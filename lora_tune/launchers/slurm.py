@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.errors import LauncherError, SurroundingsError
 from lora_tune.hostlist import hostnames
 from lora_tune.launchers import slurm_text
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.launchers.command import read_json, run_job, write_json
-from lora_tune.launchers.local import command_record
+from lora_tune.launchers.command import command_record, run_job
+from lora_tune.launchers.job_records import foreign, read_records
 from lora_tune.launchers.slurm_refusals import refusal
 from lora_tune.launchers.slurm_submission import executor, submission_command
 from lora_tune.paths import AttemptPaths
@@ -73,17 +74,17 @@ class SlurmLauncher:
         attempt = AttemptPaths(job.folder)
         if len(self._nodes - set(job.exclude_nodes)) < job.resources.nodes:
             job = replace(job, exclude_nodes=())  # a suspect node is better than waiting for ever
-        record = read_json(attempt.slurm)
-        if record is not None:
-            known = self.poll([Ticket(name=job.name, folder=job.folder)])[job.name]
+        before = _token(Ticket(name=job.name, folder=job.folder, token=job.token))
+        if before:
+            known = self.poll([Ticket(name=job.name, folder=job.folder, token=job.token)])[job.name]
             if known.state is not JobState.LOST:
                 return known.job_id
-        token = record["token"] if record else uuid.uuid4().hex
+        token = job.token or before or uuid.uuid4().hex
         # Before sbatch: after a crash between the two the job is found again by its name and this token.
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
         try:
-            submitted = executor(job, self._site, token).submit(run_job, str(job.folder))
+            submitted = executor(job, self._site, token).submit(run_job, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} was not submitted: {error}") from error
         except RuntimeError as error:  # what sbatch says, or that srun is not installed
@@ -98,7 +99,7 @@ class SlurmLauncher:
         user = str(os.getuid())
         shown = ask("squeue", "--noheader", "--states=all", f"--user={user}", f"--name={names}", _COLUMNS)
         rows = slurm_text.squeue_rows(shown)
-        found = {t.name: slurm_text.find(rows, t.name, _token(t.folder), t.submitted_at) for t in tickets}
+        found = {t.name: slurm_text.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
         vanished = [ticket for ticket in tickets if found[ticket.name] is None]
         statuses = {t.name: self._of_row(row, t) for t in tickets if (row := found[t.name]) is not None}
         return statuses | _from_accounting(vanished, user)
@@ -117,7 +118,7 @@ class SlurmLauncher:
         if row.restarts and status.state.alive:
             # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
             self._scancel(row.job_id, row.name)
-        return _with_exit_code(status, ticket.folder)
+        return _with_end_record(status, ticket)
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against the job's name."""
@@ -173,22 +174,27 @@ def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatu
     rows = slurm_text.sacct_rows(shown)
     statuses = {}
     for ticket in tickets:
-        row = slurm_text.find(rows, ticket.name, _token(ticket.folder), ticket.submitted_at)
-        known = _with_exit_code(slurm_text.status(row, ticket.submitted_at), ticket.folder) if row else None
+        row = slurm_text.find(rows, ticket.name, _token(ticket), ticket.submitted_at)
+        known = _with_end_record(slurm_text.status(row, ticket.submitted_at), ticket) if row else None
         statuses[ticket.name] = known or JobStatus(state=JobState.LOST, reason=why)
     return statuses
 
 
-def _with_exit_code(status: JobStatus, folder: Path) -> JobStatus:
-    """For an ended job that says 0: the exit code that its recipe wrote down, or that of its worst step.
+def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
+    """For a job that is over: what our own runner wrote down of its end, where it ran under one.
 
-    A batch script may ignore that its training failed, and submitit's own step always ends well.
+    A job that says 0 may still have failed: a batch script may ignore that its training did, and submitit's own step
+    always ends well. Then the exit code is the runner's, or that of the job's worst step.
     """
+    if status.state.alive:
+        return status
+    ended = read_records(AttemptPaths(ticket.folder), ticket.token).ended
+    if ended is not None:
+        status = replace(status, seconds=ended.seconds or status.seconds, clock_steps=ended.clock_steps)
     if status.state is not JobState.ENDED or status.exit_code != 0:
         return status
-    ended = read_json(AttemptPaths(folder).ended)
     if ended is not None:
-        return replace(status, exit_code=int(ended["exit_code"]))
+        return replace(status, exit_code=ended.exit_code)
     try:
         detail = ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
     except LauncherError:
@@ -223,19 +229,22 @@ def _last_line(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_token(path: Path) -> str:
-    record = read_json(path)
-    if record is None:
-        raise FileNotFoundError(path)  # not cached: it may be written any moment
-    return str(record["token"])
+def _recorded_token(path: Path) -> str:
+    """The token in ``slurm.json``. Raises LookupError, which is not cached: the file may be written any moment."""
+    found = read_json(path)
+    if found.content is None:
+        raise LookupError(found.problem)
+    return text_of(found.content, "token")
 
 
-def _token(folder: Path) -> str:
-    """The token of the attempt in ``folder``, "" when nothing was submitted from there."""
+def _token(ticket: Ticket) -> str:
+    """By what Slurm knows the job of a ticket; "" when nothing of its attempt was submitted from its folder."""
+    path = AttemptPaths(ticket.folder).slurm
     try:
-        return _cached_token(AttemptPaths(folder).slurm)
-    except FileNotFoundError:
-        return ""
+        found = _recorded_token(path)
+    except LookupError as error:
+        return ticket.token if str(error) else ""  # a file that is damaged was there when the job was submitted
+    return "" if foreign(path.name, found, ticket.token) else found
 
 
 def _local_time(epoch: float) -> str:

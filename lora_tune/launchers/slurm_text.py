@@ -176,6 +176,7 @@ def status(row: Row, submitted_at: float) -> JobStatus:
         return _requeued(row, state, submitted_at)
     queued = state is JobState.QUEUED
     ran = bool(row.nodes) and not queued
+    over = ran and not state.alive and row.started is not None and row.ended is not None
     return JobStatus(
         state=state,
         job_id=row.job_id,
@@ -185,6 +186,7 @@ def status(row: Row, submitted_at: float) -> JobStatus:
         nodes=row.nodes if ran else (),
         reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
         waits=waits(row.reason) if queued else Waits.NORMAL,
+        seconds=max(0.0, (row.ended or 0.0) - (row.started or 0.0)) if over else None,
     )
 
 

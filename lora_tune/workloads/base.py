@@ -52,11 +52,13 @@ class Job:
     argv: the command; with ``script=True`` it is an sbatch script and its arguments, submitted unchanged.
     environment: variables added for this job (all strings).
     log: the file in which the job's output appears.
+    token: of the attempt that this job runs; the launcher writes it into what it records. "" where there is none.
     run_logs: the files in which a job of several runs keeps each run's output, oldest first; () where it does not.
     """
 
     name: str
     folder: Path
+    token: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.small_files import read_json
 from lora_tune.errors import LauncherError, SurroundingsError
 from lora_tune.launchers.base import JobState, Launcher, Waits
 from lora_tune.launchers.slurm import SlurmLauncher
@@ -148,9 +149,7 @@ class TestScripts:
         job = script_job(tmp_path / "a", "true", TP="4")
         launcher = SlurmLauncher(site(sbatch_args=["--nice=1"], partition="gpu"))
         launcher.submit(job)
-        from lora_tune.launchers.command import read_json
-
-        record = read_json(AttemptPaths(job.folder).slurm)
+        record = read_json(AttemptPaths(job.folder).slurm).content
         assert record is not None
         seen = submission_command(job, site(sbatch_args=["--nice=1"], partition="gpu"), record["token"])
         assert record["command"] == seen

@@ -1,0 +1,151 @@
+"""What a job writes down of itself, and how it is read: ``claim.json``, ``started.json``, ``ended.json``.
+
+Each record carries the token of the attempt that it is of. Nothing here raises for what a file holds: a record that is
+unreadable, or of another attempt, is a problem in words and counts as absent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lora_tune.base.process import boot, host, start_ticks, steady
+from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, whole_of
+from lora_tune.paths import AttemptPaths
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """A process, so that another one with its number is not mistaken for it.
+
+    start_ticks: when it started, in clock ticks since boot. boot: the boot that it ran under. at: epoch seconds by the
+    wall clock; steady: seconds by the clock that counts since boot and that nobody sets, None where unknown.
+    """
+
+    token: str
+    pid: int
+    start_ticks: int | None
+    host: str
+    at: float
+    boot: str = ""
+    steady: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """How a job ended.
+
+    seconds: how long its command ran by a clock that nobody sets, None where unknown. clock_steps: by how many seconds
+    somebody set the wall clock meanwhile, one number a time.
+    """
+
+    token: str
+    exit_code: int
+    at: float
+    seconds: float | None = None
+    clock_steps: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecords:
+    """What the files of one attempt say. problem: what is wrong with one of them, "" where nothing is."""
+
+    claim: ProcessRecord | None = None
+    started: ProcessRecord | None = None
+    ended: EndRecord | None = None
+    problem: str = ""
+
+
+def read_records(attempt: AttemptPaths, token: str) -> JobRecords:
+    """The records of the attempt ``token``; "" takes those of any, as an earlier release wrote them without one."""
+    problems: list[str] = []
+    claim = _own(attempt.claim, _process, token, problems)
+    started = _own(attempt.started, _process, token, problems)
+    ended = _own(attempt.ended, _end, token, problems)
+    return JobRecords(claim=claim, started=started, ended=ended, problem="; ".join(problems))
+
+
+def foreign(name: str, found: str, wanted: str) -> str:
+    """What is wrong with a file whose token is ``found`` where the attempt's is ``wanted``; "" where nothing is.
+
+    Without a wanted token every file is taken.
+    """
+    if not wanted or found == wanted:
+        return ""
+    owner = f"of another attempt (token {found[:32]})" if found else "without a token"
+    return f"{name} is {owner}, not of this one (token {wanted})"
+
+
+def _own(
+    path: Path, parse: Callable[[Mapping[str, Any]], Record | None], token: str, problems: list[str]
+) -> Record | None:
+    found: SmallFile = read_json(path)
+    record = parse(found.content) if found.content is not None else None
+    problem = found.problem
+    if found.content is not None:
+        problem = foreign(path.name, text_of(found.content, "token"), token)
+        if record is None and not problem:
+            problem = f"{path.name} is damaged: a field is missing or cannot be"
+    if problem:
+        problems.append(problem)
+        return None
+    return record
+
+
+def _process(content: Mapping[str, Any]) -> ProcessRecord | None:
+    pid, at = whole_of(content, "pid"), number_of(content, "at")
+    if pid is None or not 0 <= pid < 2**31 or at is None:
+        return None
+    return ProcessRecord(
+        token=text_of(content, "token"),
+        pid=pid,
+        start_ticks=whole_of(content, "start_ticks"),
+        host=text_of(content, "host"),
+        at=at,
+        boot=text_of(content, "boot"),
+        steady=number_of(content, "steady"),
+    )
+
+
+def _end(content: Mapping[str, Any]) -> EndRecord | None:
+    code, at, seconds = whole_of(content, "exit_code"), number_of(content, "at"), number_of(content, "seconds")
+    if code is None or not -1024 <= code <= 1024 or at is None:
+        return None
+    steps = content.get("clock_steps")
+    return EndRecord(
+        token=text_of(content, "token"),
+        exit_code=code,
+        at=at,
+        seconds=seconds if seconds is not None and seconds >= 0 else None,
+        clock_steps=tuple(_numbers(steps)) if isinstance(steps, list) else (),
+    )
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    found = (number_of({"": value}, "") for value in values[:1000])
+    return [number for number in found if number is not None]
+
+
+def alive(record: ProcessRecord | None) -> bool:
+    """True when the process of a claim or started record still runs on this host, under this boot."""
+    if record is None or record.pid == 0 or record.start_ticks is None:
+        return False
+    return record.boot in ("", boot()) and start_ticks(record.pid) == record.start_ticks
+
+
+def describe(pid: int, token: str) -> dict[str, Any]:
+    """The record of process ``pid`` of this host, as JSON."""
+    return {
+        "token": token,
+        "pid": pid,
+        "start_ticks": start_ticks(pid),
+        "host": host(),
+        "boot": boot(),
+        "at": time.time(),
+        "steady": steady(),
+    }
