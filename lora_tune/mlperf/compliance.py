@@ -1,0 +1,122 @@
+"""The verdict of ``mlperf_logging``'s compliance checker on one log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lora_tune.mlperf.heard import heard
+from lora_tune.mlperf.rulesets import known_to_checkers
+
+MARK = ":::MLLOG "
+
+SHOWN = 200
+"""Characters of a record that could not be read."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_]+")
+_FILE_NAMES = ("submission_division", "submission_benchmark")
+"""Keys whose values the rules put into the names of further rule files."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLog:
+    """The records of one log as the package's own parser reads them.
+
+    lines: its LogLine objects (``key``, ``value`` with ``value`` and ``metadata``, ``timestamp`` in ms).
+    errors: records that it could not read, with why.
+    """
+
+    lines: Sequence[Any]
+    errors: tuple[str, ...] = ()
+
+    def first(self, key: str) -> object:
+        """The value of the first record of a key; None where there is none."""
+        return next((line.value["value"] for line in self.lines if line.key == key), None)
+
+    def times(self) -> tuple[float, float] | None:
+        """``run_start`` and ``run_stop`` in ms as the result summarizer takes them; None where one is missing."""
+        start = stop = None
+        for line in self.lines:
+            if line.key == "run_start":
+                start = line.timestamp
+            elif line.key == "run_stop":
+                stop = line.timestamp
+            if start is not None and stop is not None:
+                return float(start), float(stop)
+        return None
+
+
+def records(text: Iterable[str]) -> list[str]:
+    """The ``:::MLLOG`` records in the lines of a log, each from its mark on, as the package's tools cut them.
+
+    Their own regular expression for it takes time with the square of a line's length; this takes none to speak of.
+    """
+    return [line[line.rfind(MARK) :].strip() for line in text if MARK in line]
+
+
+def parse(lines: Iterable[str], ruleset: str) -> ParsedLog:
+    """The records in the lines of a log, by the package's parser for a ruleset. Never raises for what they hold."""
+    version = known_to_checkers(ruleset).replace(".", "")
+    parser = import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{version}")
+    found, failed = [], []
+    for number, record in enumerate(records(lines)):
+        try:
+            found.append(parser.string_to_logline(number, record))
+        except ValueError as error:
+            failed.append(f"{error}: {record[:SHOWN]}")
+        except Exception as error:  # noqa: BLE001  # where the package's tools would end, all of the log is unread
+            return ParsedLog((), (f"mlperf_logging ends with {type(error).__name__}: {error}: {record[:SHOWN]}",))
+    return ParsedLog(found, tuple(failed))
+
+
+class _Yaml:
+    """In place of the yaml module in the checker, which reads its rules anew for each log: nine tenths of its time."""
+
+    BaseLoader = yaml.BaseLoader
+
+    @staticmethod
+    def load(file: Any, Loader: object) -> Any:  # noqa: ARG004  # as the checker calls it
+        """The rules in an open file, read once."""
+        return _rules_in(Path(file.name))
+
+
+@cache
+def _rules_in(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+
+
+def complaints(log: ParsedLog, ruleset: str) -> tuple[str, ...]:
+    """What the compliance checker says against a log; empty when it passes.
+
+    The rules are code in the package's YAML files. Values that they make file names of are looked at before they
+    run, and what the rules themselves raise on a strange log is a complaint too.
+    """
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    mlp_compliance.yaml = _Yaml
+    for key in _FILE_NAMES:
+        odd = [line.value["value"] for line in log.lines if line.key == key and not _is_plain(line.value["value"])]
+        if odd:
+            return (f"{key} is {odd[0]!r}, which names no rules of MLPerf",)
+    checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
+    with heard():
+        try:
+            if log.errors:
+                checker.put_message("Log lines had parsing errors: " + log.errors[0])
+            checker.check_loglines(list(log.lines), f"training_{ruleset}/common.yaml")
+        except Exception as error:  # noqa: BLE001  # whatever the rules raise on a log is said
+            checker.put_message(f"the rules fail on this log: {type(error).__name__}: {error}")
+        finally:
+            mlp_compliance.enqueued_configs.clear()
+    return (*checker.overwritable.values(), *checker.not_overwritable)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str) and _PLAIN.fullmatch(value) is not None

@@ -1,0 +1,137 @@
+"""Reference convergence points (RCPs) and the check against them, through ``mlperf_logging``.
+
+The package's checker is imported only when something is asked: that takes about a second. Batch sizes are global, in
+samples a step. Convergence is in the benchmark's own unit: samples, or epochs where its logs count epochs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lora_tune.mlperf.heard import heard
+from lora_tune.mlperf.rulesets import convergence_file, known_to_checkers
+
+if TYPE_CHECKING:
+    from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
+
+PASS = "pruned_rcps"
+"""The reference points that submissions are checked against: those that no interpolation of others beats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a batch size is compared with, in the benchmark's unit of convergence.
+
+    mean: faster submissions are scaled back to it. fastest: mean below this fails the check (5% one-sided t-test
+    against the reference runs). words: how the checker found it.
+    """
+
+    mean: float
+    fastest: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceCheck:
+    """The RCP checker's verdict on a result folder: whether it passes, its words, its normalisation of the score.
+
+    batch: the runs' global batch size, None where the logs do not agree on one. converged: what each run needed, in
+    the benchmark's unit, 1e9 for one that did not converge; empty where they are of no one submission.
+    """
+
+    passes: bool
+    words: str
+    factor: float
+    batch: float | None = None
+    converged: tuple[float, ...] = ()
+
+
+@cache
+def reference(benchmark: str, batch: int, ruleset: str) -> Reference | None:
+    """The reference convergence at a batch size; None above the largest point, or where the benchmark has none."""
+    if not convergence_file(ruleset, benchmark).is_file():
+        return None
+    checker = _checker(benchmark, ruleset)
+    record: Any = checker._find_rcp(batch, PASS)
+    words = "RCP found"
+    if record is None:
+        low, high = checker._find_top_min_rcp(batch, PASS), checker._find_bottom_max_rcp(batch, PASS)
+        if high is None:
+            return None
+        if low is None:
+            record, words = checker._find_min_rcp(PASS), "below the smallest RCP, compared with it"
+        else:
+            record, words = checker._create_interp_rcp(batch, low, high)[1], "interpolated between RCPs"
+    mean = float(record["RCP Mean"])
+    return Reference(mean, _fastest(checker, record, mean), words)
+
+
+def _fastest(checker: RCP_Checker, record: dict[str, Any], mean: float) -> float:
+    """The smallest mean that the check accepts, as the checker itself finds it by asking for a verdict.
+
+    A rule of one benchmark (405B from 5.0 on: one eval interval less) is applied by the verdict alone.
+    """
+    asked = dict(record)
+    with heard():
+        checker._eval_submission_record(asked, [mean, mean, mean], "")
+    return float(mean / asked["Max Speedup"])
+
+
+@cache
+def batch_sizes(benchmark: str, ruleset: str) -> tuple[int, ...]:
+    """The global batch sizes that have a reference convergence point of their own, ascending."""
+    file = convergence_file(ruleset, benchmark)
+    if not file.is_file():
+        return ()
+    return tuple(sorted({int(record["BS"]) for record in json.loads(file.read_text(encoding="utf-8")).values()}))
+
+
+def reference_runs(benchmark: str, ruleset: str) -> int:
+    """The fewest runs behind a reference point of a benchmark: twice those of a submission."""
+    records = json.loads(convergence_file(ruleset, benchmark).read_text(encoding="utf-8")).values()
+    return min(len(runs) for record in records for key, runs in record.items() if key.lower().endswith("to converge"))
+
+
+@cache
+def _checker(benchmark: str, ruleset: str) -> RCP_Checker:
+    from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
+
+    with heard(), convergence_file(ruleset, benchmark).open(encoding="utf-8") as points:
+        return RCP_Checker("training", known_to_checkers(ruleset), benchmark, verbose=False, rcp_file=points)
+
+
+def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, ruleset: str) -> ConvergenceCheck:
+    """The RCP checker's verdict on ``folder``, whose ``result_*.txt`` are ``files``, in plain text.
+
+    The folder's name must hold none of ``*?[``: the checker takes it for a pattern.
+    """
+    from mlperf_logging.rcp_checker import rcp_checker
+
+    spoken = known_to_checkers(ruleset)
+    with heard() as messages:
+        try:
+            batch, needed, named = rcp_checker.get_submission_epochs([str(f) for f in files], spoken, False)
+            if named is None:
+                return ConvergenceCheck(False, _why(messages), 1.0)
+            if named != benchmark or not convergence_file(ruleset, benchmark).is_file():
+                return ConvergenceCheck(False, f"{named} has no reference convergence points in {ruleset}", 1.0)
+            with convergence_file(ruleset, benchmark).open(encoding="utf-8") as points:
+                passes, words, factor = rcp_checker.check_directory(
+                    str(folder), "training", spoken, verbose=False, bert_train_samples=False, rcp_file=points,
+                    rcp_pass=PASS,
+                )  # fmt: skip
+        except Exception as error:  # noqa: BLE001  # the checker meets logs that nobody foresaw; that is its verdict
+            return ConvergenceCheck(False, f"the RCP checker fails: {type(error).__name__}: {error}", 1.0)
+    found = (float(batch) if batch != -1 else None, tuple(float(n) for n in needed or ()))
+    return ConvergenceCheck(bool(passes), str(words), float(factor), *found)
+
+
+def _why(messages: Sequence[str]) -> str:
+    """Why the logs are of no one submission, in the checker's last words of that."""
+    about = [m for m in messages if "do not match" in m]
+    return about[-1].rstrip(".") if about else "no log names a benchmark"

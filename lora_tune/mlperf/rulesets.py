@@ -1,0 +1,90 @@
+"""Which rulesets the installed ``mlperf_logging`` has, and where their files lie. Imports nothing of the package."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from lora_tune.errors import InputError
+
+_FOLDER = re.compile(r"training_(\d+(?:\.\d+){1,3})")
+_NAME = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+@cache
+def package() -> Path:
+    """The folder of the installed ``mlperf_logging``."""
+    spec = find_spec("mlperf_logging")
+    assert spec is not None, "mlperf-logging is a dependency of lora_tune"
+    assert spec.submodule_search_locations, "mlperf_logging is a package"
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def order(ruleset: str) -> tuple[int, ...]:
+    """The version as numbers, for sorting: ``"5.1.0"`` is ``(5, 1, 0)``."""
+    return tuple(int(part) for part in ruleset.split("."))
+
+
+@cache
+def rulesets() -> tuple[str, ...]:
+    """Every Training ruleset that is installed, the oldest first."""
+    folders = (package() / "compliance_checker").glob("training_*")
+    found = {m[1] for f in folders if (m := _FOLDER.fullmatch(f.name)) and (f / "common.yaml").is_file()}
+    return tuple(sorted(found, key=order))
+
+
+def as_ruleset(name: str) -> str:
+    """The installed ruleset that a round is called by: ``5.1``, ``v5.1`` and ``5.1.0`` are one.
+
+    Raises InputError naming what is installed.
+    """
+    found = _NAME.fullmatch(name.strip())
+    full = ".".join((found[1], found[2], found[3] or "0")) if found else name
+    if full not in rulesets():
+        raise InputError(
+            f"ruleset {name!r} is not in the installed mlperf_logging, which has {', '.join(rulesets())}; "
+            "name one of these, or install a newer mlperf-logging"
+        )
+    return full
+
+
+def known_to_checkers(ruleset: str) -> str:
+    """The newest ruleset, at or below this one, that the package's own code knows.
+
+    The checkers list rulesets in their code; one that was only added as files is read by the code of the one before.
+    """
+    folder = package() / "compliance_checker" / "mlp_parser"
+    known = [r for r in rulesets() if (folder / f"ruleset_{r.replace('.', '')}.py").is_file()]
+    return next((r for r in reversed(known) if order(r) <= order(ruleset)), known[0])
+
+
+def rules_file(ruleset: str, name: str) -> Path:
+    """``closed_llama31_8b`` and the like, a YAML file of a ruleset; it need not exist."""
+    return package() / "compliance_checker" / f"training_{ruleset}" / f"{name}.yaml"
+
+
+def convergence_file(ruleset: str, benchmark: str) -> Path:
+    """The JSON file with the reference convergence points of a benchmark; it need not exist."""
+    return package() / "rcp_checker" / f"training_{ruleset}" / f"rcps_{benchmark}.json"
+
+
+@cache
+def benchmarks_of(ruleset: str) -> tuple[str, ...]:
+    """Names of the closed division's benchmarks in a ruleset."""
+    files = rules_file(ruleset, "common").parent.glob("closed_*.yaml")
+    return tuple(sorted({f.stem.removeprefix("closed_") for f in files} - {"common"}))
+
+
+def rulesets_with(benchmark: str) -> tuple[str, ...]:
+    """The rulesets that have a benchmark, the oldest first; empty where none does."""
+    return tuple(r for r in rulesets() if benchmark in benchmarks_of(r))
+
+
+def newest_with(benchmark: str) -> str:
+    """The newest ruleset that has a benchmark. Raises InputError naming the nearest benchmarks."""
+    if found := rulesets_with(benchmark):
+        return found[-1]
+    known = sorted({name for r in rulesets() for name in benchmarks_of(r)})
+    raise InputError(f"no installed ruleset has a benchmark {benchmark!r}; the benchmarks are {', '.join(known)}")

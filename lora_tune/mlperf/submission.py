@@ -1,0 +1,196 @@
+"""A folder of result files, scored as MLPerf scores it: compliance, convergence, olympic mean, factor."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import tempfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lora_tune.errors import InputError
+from lora_tune.mlperf.compliance import ParsedLog, complaints, parse, records
+from lora_tune.mlperf.convergence import ConvergenceCheck, check_convergence
+from lora_tune.mlperf.rulesets import as_ruleset, newest_with, order, rulesets, rulesets_with
+
+UNFINISHED = 1e9
+"""What the RCP checker counts for a run that did not converge."""
+
+LONGEST_RECORD = 16_384
+"""Characters of a record that the RCP checker is given; the longest in the public logs has 368."""
+
+OUTLIERS = 1
+"""Runs left out at either end of an olympic mean; as many may fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """One result file.
+
+    minutes: from run_start to run_stop; None where the log lacks one. complaints: the compliance checker's, in full.
+    """
+
+    name: str
+    minutes: float | None
+    complaints: tuple[str, ...]
+
+    @property
+    def counts(self) -> bool:
+        """Whether the result summarizer takes the run's time."""
+        return not self.complaints and self.minutes is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A result folder as MLPerf's own tools see it under one ruleset.
+
+    benchmark: that the logs name, None where they name none or several. runs: of a submission, by the rules.
+    convergence: the RCP checker's verdict. complies_with: the newest older ruleset with which the files comply, where
+    they do not with this one and nobody has asked for it by name.
+    """
+
+    folder: Path
+    ruleset: str
+    benchmark: str | None
+    runs: int | None
+    files: tuple[ResultFile, ...]
+    convergence: ConvergenceCheck
+    complies_with: str | None = None
+
+    @property
+    def compliant(self) -> bool:
+        """Whether the package checker takes the logs: all comply, or all but one of several."""
+        broken = sum(bool(f.complaints) for f in self.files)
+        return broken == 0 or broken <= OUTLIERS < len(self.files)
+
+    @property
+    def olympic_minutes(self) -> float | None:
+        """The mean minutes that the result summarizer prints before scaling; None where it prints none."""
+        minutes = [f.minutes for f in self.files if f.counts and f.minutes is not None]
+        return olympic_of(minutes, len(self.files) - len(minutes))
+
+    @property
+    def factor(self) -> float:
+        """RCP normalisation of the score, at least 1."""
+        return self.convergence.factor
+
+    @property
+    def score_minutes(self) -> float | None:
+        """The score: olympic minutes times the factor, which is applied only where the RCP check passes."""
+        olympic = self.olympic_minutes
+        if olympic is None:
+            return None
+        return olympic * self.factor if self.convergence.passes else olympic
+
+
+def olympic_of(values: Sequence[float], failed: int = 0) -> float | None:
+    """Mean without the smallest and the largest, where ``failed`` more were slower than all; None where none is left.
+
+    As the result summarizer computes it, to the last digit.
+    """
+    if failed > OUTLIERS:
+        return None
+    ranked = sorted(values)
+    kept = ranked[OUTLIERS : len(ranked) - (OUTLIERS - failed)]
+    return sum(kept) / len(kept) if kept else None
+
+
+def result_files(folder: Path) -> list[Path]:
+    """``result_*.txt`` of a folder, in order of their numbers; ``.txt.gz`` where there is no plain one.
+
+    Raises InputError when the folder cannot be read or holds none.
+    """
+    try:
+        names = {path.name: path for path in folder.iterdir()}
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; name a folder that holds result_*.txt") from error
+    found = [p for n, p in names.items() if n.startswith("result_") and n.endswith(".txt")]
+    found += [
+        p for n, p in names.items()
+        if n.startswith("result_") and n.endswith(".txt.gz") and n.removesuffix(".gz") not in names
+    ]  # fmt: skip
+    if not found:
+        raise InputError(f"{folder}: holds no result_*.txt; run lora_tune.confirm first, or name its folder")
+    return sorted(found, key=lambda p: (len(p.name), p.name))
+
+
+def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
+    """Score a folder of result files, gzipped ones too. Writes nothing into it.
+
+    ruleset: a round such as "5.1"; None: the newest installed one that has the logs' benchmark. Raises InputError
+    for an unknown ruleset and for a folder without result files.
+    """
+    wanted = None if ruleset is None else as_ruleset(ruleset)
+    texts, unreadable = _texts(result_files(folder))
+    logs = {name: parse(text, wanted or rulesets()[-1]) for name, text in texts.items()}
+    benchmark = _benchmark(list(logs.values()))
+    used = wanted or (newest_with(benchmark) if benchmark and rulesets_with(benchmark) else rulesets()[-1])
+    files = [_result(name, log, used) for name, log in logs.items()]
+    files += [ResultFile(name, None, (why,)) for name, why in unreadable.items()]
+    with tempfile.TemporaryDirectory(prefix="lora-tune-score-") as scratch:
+        for name, text in texts.items():
+            (Path(scratch) / name).write_text("\n".join(_short(text)) + "\n", encoding="latin-1")
+        copies = [Path(scratch) / name for name in texts]
+        convergence = check_convergence(Path(scratch), copies, benchmark or "", used)
+    found = Submission(
+        folder=folder, ruleset=used, benchmark=benchmark, runs=runs_of(benchmark) if benchmark else None,
+        files=tuple(files), convergence=convergence,
+    )  # fmt: skip
+    if wanted or found.compliant or benchmark is None:
+        return found
+    return replace(found, complies_with=_older(list(logs.values()), benchmark, used))
+
+
+def _older(logs: Sequence[ParsedLog], benchmark: str, ruleset: str) -> str | None:
+    """The newest ruleset before this one with which every log complies."""
+    before = [r for r in rulesets_with(benchmark) if order(r) < order(ruleset)]
+    return next((r for r in reversed(before) if not any(complaints(log, r) for log in logs)), None)
+
+
+def runs_of(benchmark: str) -> int | None:
+    """Result files that a submission of a benchmark has; None where the package does not say."""
+    from mlperf_logging.benchmark_meta import get_result_file_counts
+
+    count = get_result_file_counts("training").get(benchmark)
+    return None if count is None else int(count)
+
+
+def _texts(files: Sequence[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The records of each file by its plain name, as the checkers decode them, and why others cannot be read."""
+    texts, unreadable = {}, {}
+    for path in files:
+        name = path.name.removesuffix(".gz")
+        try:
+            data = path.read_bytes()
+            plain = io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            unreadable[name] = f"{path}: cannot be read: {error}"
+        else:
+            texts[name] = records(io.TextIOWrapper(plain, encoding="latin-1"))
+    return texts, unreadable
+
+
+def _short(text: Sequence[str]) -> list[str]:
+    """The records without the longest, which the RCP checker reads slowly and for nothing."""
+    return [record for record in text if len(record) <= LONGEST_RECORD]
+
+
+def _benchmark(logs: Sequence[ParsedLog]) -> str | None:
+    """The one benchmark that the logs name."""
+    named = {name for log in logs if isinstance(name := log.first("submission_benchmark"), str)}
+    return named.pop() if len(named) == 1 else None
+
+
+def _result(name: str, log: ParsedLog, ruleset: str) -> ResultFile:
+    times = log.times()
+    minutes = None if times is None else (times[1] - times[0]) / 60 / 1000
+    return ResultFile(name, minutes if minutes is None or math.isfinite(minutes) else None, complaints(log, ruleset))
+
+
+def result_folders(folder: Path) -> list[Path]:
+    """The folder itself where it holds result files, else those below it that do, by name; itself where none does."""
+    holding = {path.parent for path in folder.rglob("result_*.txt*") if path.name.endswith((".txt", ".txt.gz"))}
+    return [folder] if folder in holding else sorted(holding) or [folder]

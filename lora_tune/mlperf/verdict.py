@@ -1,0 +1,112 @@
+"""What a scored result folder amounts to, in sentences: what the score is, and what would be refused and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import stdev
+
+from lora_tune.mlperf.rulesets import benchmarks_of, rulesets_with
+from lora_tune.mlperf.submission import OUTLIERS, UNFINISHED, Submission, olympic_of
+
+LONGEST = 300
+"""Characters of a complaint that a sentence quotes."""
+
+SHOWN = 12
+"""Different complaints that are quoted."""
+
+
+def score_interval(submission: Submission) -> tuple[float, float] | None:
+    """Central 90% interval of the score of ten more such runs' mean, in minutes; None below three counted runs.
+
+    Student's t on the runs' times, which scatter about evenly; the factor is taken as it is.
+    """
+    from scipy.stats import t
+
+    minutes = [f.minutes for f in submission.files if f.counts and f.minutes is not None]
+    score, olympic = submission.score_minutes, submission.olympic_minutes
+    if len(minutes) < 3 or score is None or not olympic:
+        return None
+    half = float(t.ppf(0.95, len(minutes) - 1)) * stdev(minutes) / math.sqrt(len(minutes)) * score / olympic
+    return score - half, score + half
+
+
+def mean_converged(submission: Submission) -> float | None:
+    """The runs' mean convergence without the fastest and the slowest, in the benchmark's unit."""
+    needed = list(submission.convergence.converged)
+    failed = sum(n >= UNFINISHED for n in needed)
+    return olympic_of([n for n in needed if n < UNFINISHED], failed)
+
+
+def sentences(submission: Submission) -> list[str]:
+    """The verdict: the score, compliance, convergence, and each reason for which MLPerf would refuse the folder."""
+    return [_score(submission), *_files(submission), _convergence(submission), *refusals(submission)]
+
+
+def _score(s: Submission) -> str:
+    score, olympic = s.score_minutes, s.olympic_minutes
+    if score is None or olympic is None:
+        counted = sum(f.counts for f in s.files)
+        return f"no score: {counted} of {len(s.files)} files count, and an olympic mean leaves out {2 * OUTLIERS}"
+    words = f"score {score:.3f} min under {s.ruleset}: olympic mean {olympic:.3f} min"
+    if s.factor > 1 and s.convergence.passes:
+        words += f", times {s.factor:.4f} because it converges faster than the reference"
+    interval = score_interval(s)
+    return words + (f"; the mean of such runs, 90%: {interval[0]:.3f} to {interval[1]:.3f}" if interval else "")
+
+
+def _files(s: Submission) -> list[str]:
+    """Whether the files comply, then each different complaint with the files that it is about."""
+    broken = [f for f in s.files if f.complaints]
+    count = f"{len(s.files)} result file{'s' if len(s.files) != 1 else ''}"
+    if not broken:
+        return [f"{count}, all comply with {s.ruleset}"]
+    about: dict[str, list[str]] = {}
+    for file in broken:
+        for complaint in file.complaints:
+            about.setdefault(brief(complaint), []).append(file.name)
+    said = [f"{count}, {len(broken)} of them {'does' if len(broken) == 1 else 'do'} not comply with {s.ruleset}"]
+    said += [f"{_named(names)}: {words}" for words, names in list(about.items())[:SHOWN]]
+    if len(about) > SHOWN:
+        said.append(f"and {len(about) - SHOWN} more complaints; the compliance checker of mlperf_logging lists all")
+    return said
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
+
+
+def brief(complaint: str) -> str:
+    """The complaint and the test that failed in one line: the checker's own text quotes the whole log line."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith((":::MLL", "current ", "{", "}", '"'))]
+    text = "; ".join(kept[:2])
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _convergence(s: Submission) -> str:
+    check = s.convergence
+    verdict = "passed" if check.passes else "FAILED"
+    words = f"RCP check {verdict}: {check.words}, factor {check.factor:.4f}"
+    mean = mean_converged(s)
+    return words if mean is None or check.batch is None else f"{words}; mean {mean:g} at GBS {check.batch:g}"
+
+
+def refusals(s: Submission) -> list[str]:
+    """Why the package checker would not take the folder, and what to do; empty when it would."""
+    found = []
+    if s.runs is not None and len(s.files) != s.runs:
+        found.append(f"refused: {s.benchmark} needs {s.runs} result files, {len(s.files)} are there")
+    if s.benchmark is None:
+        found.append("refused: the logs name no benchmark, or several")
+    elif s.benchmark not in benchmarks_of(s.ruleset):
+        having = ", ".join(rulesets_with(s.benchmark)) or "none installed"
+        found.append(f"refused: {s.benchmark} is not in {s.ruleset}; rulesets with it: {having}")
+    if not s.compliant:
+        broken = sum(bool(f.complaints) for f in s.files)
+        found.append(f"refused: {broken} files do not comply, {OUTLIERS} of a submission may")
+    if s.complies_with:
+        found.append(f"the files comply with {s.complies_with}: --ruleset {s.complies_with} scores them by that round")
+    if not s.convergence.passes:
+        found.append(f"refused: the RCP check fails: {s.convergence.words}")
+    return found
