@@ -75,6 +75,7 @@ PRIVATE: dict[str, dict[str, Callable[[], object]]] = {
         name: lambda: RCP_Checker
         for name in (
             "_find_rcp", "_find_top_min_rcp", "_find_bottom_max_rcp", "_find_min_rcp", "_create_interp_rcp",
+            "_eval_submission_record",
         )
     },
 }  # fmt: skip
