@@ -177,7 +177,7 @@ def check(chance: random.Random, log: bytes) -> str:
     one.feed(log)
     for piece in split:
         other.feed(piece)
-    if one.found() != other.found() or one.last_line() != other.last_line():
+    if one.hits() != other.hits() or one.last_line() != other.last_line():
         return f"scanner: pieces of {[len(piece) for piece in split]} bytes give other failures"
     found = diagnose(one, exit_code=1)
     if not found.kind or "\n" in found.line:

@@ -10,7 +10,7 @@ from lora_tune import curve
 from lora_tune.diagnose import Diagnosis, FailureKind
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.mllog import Eval, Run
-from lora_tune.records import Attempt, StopKind, Sweep, Verdict
+from lora_tune.records import Attempt, StopKind, Verdict
 from lora_tune.study import Study
 
 GRACE_SECONDS = 30.0
@@ -21,16 +21,6 @@ UNSATISFIABLE_SECONDS = 600.0
 
 RETRIED = ("flaky", "infrastructure", "preempted", "held", "drained", "unknown")
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
-
-ELSEWHERE = ("infrastructure", "flaky", "infeasible")
-"""Classes of failure after which a trial's next attempt goes to another node."""
-
-NODE_FAULTS = 2
-"""Faults in a row, of different trials, after which a node is left out."""
-
-NODE_FAULT_SECONDS = 24 * 3600.0
-"""How long a node is left out: it may have been mended since."""
-
 
 NO_FAILURE = Diagnosis()
 
@@ -168,9 +158,18 @@ def probed(run: Run) -> bool:
 
 
 def conclude(
-    study: Study, attempts: Sequence[Attempt], status: JobStatus, run: Run, diagnosis: Diagnosis, *, probe: bool = False
+    study: Study,
+    attempts: Sequence[Attempt],
+    status: JobStatus,
+    run: Run,
+    diagnosis: Diagnosis,
+    *,
+    probe: bool = False,
+    node_at_fault: bool = False,
 ) -> Finish | Retry:
     """For a job that is over: what its log and the driver's own stops make of the trial. probe: it was a short run.
+
+    node_at_fault: its failure may be its node's, whatever its class (``node_faults.may_be_the_nodes``).
 
     The log decides, not the exit code: a target in the log is success whatever the code, and a clean exit without
     evals is a failure.
@@ -187,7 +186,7 @@ def conclude(
     elif not study.maximise and (stop := run.reached(target)) is not None:
         if not math.isfinite(stop.seconds):  # the line with run_start is lost: a full disk, a truncated file
             lost = "the log shows the target and not when the run began: lines of it are lost"
-            return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, lost))
+            return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, lost), node_at_fault)
         return Finish(Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {stop.seconds:.1f} s")
     if attempt.stop is StopKind.PRUNED:
         return Finish(Verdict.PRUNED, attempt.stop_sentence)
@@ -199,7 +198,7 @@ def conclude(
         return Finish(Verdict.CENSORED, f"{limit}; {_last_eval(run, target)}")
     if not diagnosis.kind and run.evals and status.state is JobState.ENDED and not status.exit_code:
         return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(run, target)}")
-    return _after_failure(study, attempts, status, diagnosis)
+    return _after_failure(study, attempts, status, diagnosis, node_at_fault)
 
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
@@ -216,11 +215,11 @@ def _time_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> st
 
 
 def _after_failure(
-    study: Study, attempts: Sequence[Attempt], status: JobStatus, diagnosis: Diagnosis
+    study: Study, attempts: Sequence[Attempt], status: JobStatus, diagnosis: Diagnosis, node_at_fault: bool
 ) -> Finish | Retry:
     attempt = attempts[-1]
     kind = diagnosis.kind or "unknown"
-    what = attempt.stop_sentence or diagnosis.line or f"job {status.state.value}, exit code {status.exit_code}"
+    what = attempt.stop_sentence or diagnosis.told or f"job {status.state.value}, exit code {status.exit_code}"
     if kind == "infeasible":
         before = any(a.failure == "infeasible" for a in attempts[:-1])
         last = diagnosis.certain or before or len(attempts) >= study.budget.attempts
@@ -229,12 +228,22 @@ def _after_failure(
         return Retry(f"{what}; once more on another node, memory failures can be flaky", status.nodes)
     if kind == "diverged":
         return Finish(Verdict.PRUNED, what)
+    spent = len(attempts) >= study.budget.attempts
     if kind not in RETRIED:
+        elsewhere = node_at_fault and not (diagnosis.certain or spent or _by_limit(attempt, status, diagnosis))
+        if elsewhere and study.site.launcher != "local":
+            node = ", ".join(status.nodes)
+            return Retry(f"{kind}: {what}; once more on another node, so far only {node} fails like this", status.nodes)
         return Finish(Verdict.FAILED, f"{kind}: {what}")
-    if len(attempts) >= study.budget.attempts:
+    if spent:
         tried = f", {len(attempts)} attempts" if len(attempts) > 1 else ""
         return Finish(Verdict.FAILED, f"{kind}{tried}: {what}")
-    return Retry(f"{kind}: {what}", status.nodes if kind in ("infrastructure", "flaky") else ())
+    return Retry(f"{kind}: {what}", status.nodes if kind in ("infrastructure", "flaky", "unknown") else ())
+
+
+def _by_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> bool:
+    """Whether a limit of time or of the queue ended it: another node does not change that."""
+    return attempt.stop is StopKind.QUEUE or bool(_time_limit(attempt, status, diagnosis))
 
 
 def _last_eval(run: Run, target: float) -> str:
@@ -254,27 +263,3 @@ def found(attempt: Attempt, status: JobStatus, seen: Diagnosis) -> Diagnosis:
     if attempt.stop is StopKind.SILENT and little and status.state is not JobState.NODE_FAILED:
         return given_up
     return seen
-
-
-def suspect_nodes(sweep: Sweep, now: float) -> dict[str, str]:
-    """Nodes to leave out for a while, each with the reason in words: their last trials all failed by a fault.
-
-    A fault is an infrastructure or flaky failure; a job that was cancelled or lost says nothing about its node.
-    """
-    recent = [a for a in sweep.attempts.values() if a.ended_at is not None and now - a.ended_at < NODE_FAULT_SECONDS]
-    if not any(a.failure for a in recent):  # asked before every submission: the common case is quick
-        return {}
-    faults: dict[str, dict[int, Attempt]] = {}
-    for attempt in sorted(recent, key=lambda a: a.ended_at or 0.0):
-        own_end = attempt.state not in (JobState.CANCELLED, JobState.LOST, JobState.PREEMPTED)
-        if attempt.failure in ("infrastructure", "flaky") and (own_end or attempt.stop is StopKind.SILENT):
-            for node in attempt.nodes:
-                faults.setdefault(node, {})[attempt.trial] = attempt
-        elif not attempt.failure and attempt.stop is not StopKind.USER:
-            for node in attempt.nodes:
-                faults.pop(node, None)
-    return {
-        node: f"{len(by_trial)} trials in a row failed there, last: {list(by_trial.values())[-1].line}"
-        for node, by_trial in faults.items()
-        if len(by_trial) >= NODE_FAULTS
-    }

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lora_tune import budgets, decide, open_schedule
+from lora_tune import budgets, open_schedule
 from lora_tune.book import Book
+from lora_tune.controller import node_faults
 from lora_tune.errors import LauncherError, RefusedError, StoreError, SurroundingsError
 from lora_tune.jobs import Jobs, new_token, proposal, write_files
 from lora_tune.launchers.base import JobState, Surveys
@@ -174,6 +175,10 @@ class Driver:
     def _refill(self) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
         if (failed := budgets.hopeless(self.sweep, self._mended_at)) is not None:
+            if self._book.open_trials():
+                words = f"{budgets.SAME_FAILURES} trials in a row failed: no more are started while the others run"
+                self._voice.trouble("failures", words)
+                return words
             self._save()
             raise SurroundingsError(
                 f"{budgets.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
@@ -233,10 +238,10 @@ class Driver:
 
     def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
         """Where this trial failed before, and nodes where others fail one after another."""
-        suspect = decide.suspect_nodes(self.sweep, self._now())
+        suspect = node_faults.suspect_nodes(self.sweep, self._now())
         for node, why in suspect.items():
             self._voice.trouble(f"node {node}", f"node {node} is left out for a day: {why}")
-        own = {n for a in self.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in decide.ELSEWHERE}
+        own = {n for a in self.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
         return tuple(sorted(own | suspect.keys()))
 
     def _launch(self, attempt: Attempt) -> None:

@@ -40,7 +40,7 @@ _ASSIGNED = re.compile(
 _OPTION = re.compile(rf"(?i)(--?[a-z0-9_-]{{0,40}}(?:{_WORD})(?:[_-][a-z0-9]{{1,20}}){{0,3}}\s{{1,4}}){_VALUE}")
 _LOGIN = re.compile(r"((?:\s(?:-u|--user)[ =]['\"]?[^\s:'\"]{1,200}:)|\blogin\b[^\n]{0,200}?\s-p[ =]?)[^\s'\"]{1,4000}")
 _SPOKEN = re.compile(
-    r"(?i)(\b(?:password|passphrase|token|api key)\b(?: (?:is|was)|[^\n:]{0,80}\benter:) )(\S{4,4000})"
+    r"(?i)(\b(?:password|passphrase|token|api key)\b(?: (?:is|was)|[^\n:]{0,80}\benter:) )(?!required\b)(\S{4,4000})"
 )
 
 

@@ -1,16 +1,16 @@
-"""The failure texts that are recognised in logs: one table, most telling first.
+"""The failure texts that are recognised in logs: one table, most telling first, and the noise of healthy logs.
 
-Where several appear in a log, the one that stands higher here is the cause and the others are its consequences: one
-rank runs out of memory, and the others report broken connections. No signature may appear in a log of a successful
-run; many frightening lines do (``NCCL WARN ... Failed to execute operation Close``, ``PMIX ERROR: ERROR in file
-gds_...``, ``gdrcopy open failed``), so patterns are as narrow as the known texts allow.
+Where several appear in a log, ``failure_evidence`` weighs them: by where in the log they stand, by their ``Weight``,
+and then by their place in this table. No signature may appear in the run of a successful log; many frightening lines
+do (``NCCL WARN ... Failed to execute operation Close``, ``PMIX ERROR: ERROR in file gds_...``, ``gdrcopy open
+failed``), so patterns are as narrow as the known texts allow.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class FailureKind(StrEnum):
@@ -23,7 +23,7 @@ class FailureKind(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     """A node, the network, a disk, the container: says nothing about the parameters."""
     CONFIGURATION = "configuration"
-    """Every trial would fail like this until the user mends it."""
+    """Every trial would fail like this until the user fixes it."""
     PREEMPTED = "preempted"
     """The cluster wanted the nodes back."""
     HELD = "held"
@@ -39,6 +39,23 @@ class FailureKind(StrEnum):
     """It did not fail."""
 
 
+class Weight(IntEnum):
+    """How much a failure text says of the cause; the smaller, the more."""
+
+    VERDICT = 0
+    """The scheduler's own statement why the job ended."""
+    CAUSE = 1
+    """Names the cause itself: no memory, a faulty GPU, a refused value, an uncaught exception about a missing file."""
+    CONSEQUENCE = 2
+    """What the other ranks print when one of them broke."""
+    EXCEPTION = 3
+    """Any other exception of Python."""
+    REMARK = 4
+    """What a shell or a tool remarks while its script goes on."""
+    ENDED = 5
+    """Somebody or something ended the processes; the reason is elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """One failure text. ``anchor`` is literal text that every matching line holds: only lines with it are tried.
@@ -51,13 +68,21 @@ class Signature:
     anchor: bytes
     pattern: re.Pattern[bytes]
     remedy: str
+    weight: Weight = Weight.CAUSE
     certain: bool = False
 
 
 def _signature(
-    name: str, kind: FailureKind, anchor: str, pattern: str, remedy: str, *, certain: bool = False
+    name: str,
+    kind: FailureKind,
+    anchor: str,
+    pattern: str,
+    remedy: str,
+    weight: Weight = Weight.CAUSE,
+    *,
+    certain: bool = False,
 ) -> Signature:
-    return Signature(name, kind, anchor.encode(), re.compile(pattern.encode()), remedy, certain)
+    return Signature(name, kind, anchor.encode(), re.compile(pattern.encode()), remedy, weight, certain)
 
 
 _I, _F, _S = FailureKind.INFEASIBLE, FailureKind.FLAKY, FailureKind.INFRASTRUCTURE
@@ -72,10 +97,16 @@ SIGNATURES = (
         _P,
         "CANCELLED",
         r"CANCELLED AT .{1,40} DUE TO (?:PREEMPTION|JOB REQUEUE)",
-        "nothing to mend: it is run again",
+        "nothing to fix: it is run again",
+        Weight.VERDICT,
     ),
     _signature(
-        "node failure", _S, "NODE", r"DUE TO NODE FAILURE|NODE_FAIL", "run it on another node and report this one"
+        "node failure",
+        _S,
+        "NODE",
+        r"DUE TO NODE FAILURE|NODE_FAIL",
+        "run it on another node and report this one",
+        Weight.VERDICT,
     ),
     _signature(
         "time limit",
@@ -83,6 +114,7 @@ SIGNATURES = (
         "CANCELLED",
         r"CANCELLED AT .{1,40} DUE TO TIME LIMIT",
         "raise budget.trial_minutes, or WALLTIME",
+        Weight.VERDICT,
     ),
     # Our own recipes: they name the variable, what came and what is allowed.
     _signature(
@@ -99,7 +131,7 @@ SIGNATURES = (
         _C,
         "_lora: ",
         r"(?:nemo|peft)_lora: (?!rank \d)",
-        "the line says what is allowed: mend the study, its data or its model",
+        "the line says what is allowed: fix the study, its data or its model",
     ),
     _signature("warm worker", _S, "LORA_TUNE_WORKER", r"the worker died", "start the warm worker of this node again"),
     # Memory.
@@ -138,6 +170,7 @@ SIGNATURES = (
         "must be less than or equal",
         r"val_check_interval.{1,80}must be less than or equal",
         "lower VAL_CHECK_INTERVAL: it must not exceed the number of training batches",
+        certain=True,
     ),
     _signature(
         "layout",
@@ -176,6 +209,7 @@ SIGNATURES = (
         " not set",
         r": [A-Za-z_]\w*: [A-Za-z_]\w* not set|parameter null or not set",
         "set this variable in the site's environment or in config_common.sh",
+        certain=True,
     ),
     _signature(
         "unbound variable",
@@ -183,6 +217,7 @@ SIGNATURES = (
         "unbound variable",
         r"\w: unbound variable",
         "set this variable in the site's environment or in config_common.sh",
+        certain=True,
     ),
     _signature(
         "mount check",
@@ -295,28 +330,57 @@ SIGNATURES = (
         "rror",
         r"KeyError: .",
         "data or configuration lack this key: check DATADIR and the format of the data",
+        Weight.EXCEPTION,
     ),
     _signature(
         "file missing",
         _C,
         "o such file",
-        r"FileNotFoundError|(?:line \d+|bash|python\d?|sh|torchrun|execve\(\)|srun): .{0,300}No such file or directory",
+        r"FileNotFoundError|(?:python\d?|torchrun|execve\(\)|srun): .{0,300}No such file or directory",
         "this file is not there as the node sees it: check the study's paths and the mounts",
     ),
     _signature(
-        "command missing", _C, "ommand not found", r": command not found", "this command is not on the node's PATH"
+        "file missing",
+        _C,
+        "o such file",
+        r"(?:line \d+|bash|sh): .{0,300}No such file or directory",
+        "this file is not there as the node sees it: check the study's paths and the mounts",
+        Weight.REMARK,
+    ),
+    _signature(
+        "command missing",
+        _C,
+        "ommand not found",
+        r": command not found",
+        "this command is not on the node's PATH",
+        Weight.REMARK,
     ),
     _signature(
         "permission",
         _C,
         "ermission denied",
-        r"PermissionError|(?:line \d+|bash|mkdir|touch|tee|execve\(\)): .{0,300}Permission denied",
+        r"PermissionError|(?:tee|execve\(\)): .{0,300}Permission denied",
         "the user may not do this there: check owner and mode as the node sees them",
     ),
     _signature(
-        "permission", _C, "a password is required", r"sudo: a password is required", "use a site without sudo steps"
+        "permission",
+        _C,
+        "ermission denied",
+        r"(?:line \d+|bash|mkdir|touch): .{0,300}Permission denied",
+        "the user may not do this there: check owner and mode as the node sees them",
+        Weight.REMARK,
     ),
-    _signature("arguments", _C, "rror", r"\w\.py: error: \S", "the trial's program refuses its command line"),
+    _signature(
+        "permission",
+        _C,
+        "a password is required",
+        r"sudo: a password is required",
+        "let sudo run without a password on the nodes, or switch its steps off: CLEAR_CACHES=0, VBOOST_VALUE=0",
+        Weight.REMARK,
+    ),
+    _signature(
+        "arguments", _C, "rror", r"\w\.py: error: \S", "the trial's program refuses its command line", certain=True
+    ),
     _signature(
         "Slurm request",
         _C,
@@ -388,6 +452,7 @@ SIGNATURES = (
         "ollective operation timeout",
         r"caught collective operation timeout",
         "a rank hung: run it on another node",
+        Weight.CONSEQUENCE,
     ),
     _signature(
         "NCCL",
@@ -395,6 +460,7 @@ SIGNATURES = (
         "rror",
         r"DistBackendError|NCCL error|nccl(?:System|Remote|Internal|UnhandledCuda)Error|ncclInvalidUsage",
         "a rank lost the others: run it on another node; the NCCL test should show above 300 GB/s",
+        Weight.CONSEQUENCE,
     ),
     _signature(
         "lost peer",
@@ -402,6 +468,7 @@ SIGNATURES = (
         "onnection closed by peer",
         r"gloo.*Connection closed by peer",
         "a rank died: its own lines say why; else run it on another node",
+        Weight.CONSEQUENCE,
     ),
     _signature(
         "rendezvous",
@@ -409,6 +476,7 @@ SIGNATURES = (
         "rror",
         r"Rendezvous(?:Timeout|Connection|Closed)Error|DistStoreError|DistNetworkError|EADDRINUSE",
         "the ranks did not find each other; another job may hold their port on this node: run it elsewhere",
+        Weight.CONSEQUENCE,
     ),
     _signature(
         "file system",
@@ -434,7 +502,14 @@ SIGNATURES = (
     _signature("crash", _F, "SIG", r"SIGSEGV", "run it on another node"),
     _signature("crash", _F, "rror", r"\bBus error\b", "raise /dev/shm or --mem, or run it on another node"),
     _signature("crash", _F, "SIG", r"SIGBUS", "raise /dev/shm or --mem, or run it on another node"),
-    _signature("crash", _F, "SIG", r"SIGABRT", "run it on another node"),
+    _signature(
+        "crash",
+        _F,
+        "SIG",
+        r"SIGABRT",
+        "run it on another node",
+        Weight.ENDED,
+    ),
     _signature("crash", _C, "rror", r"Illegal instruction", "the container was not built for this CPU"),
     # Any other exception of Python: its own words say most.
     _signature(
@@ -443,6 +518,7 @@ SIGNATURES = (
         "rror",
         r"^(?:\[rank\d+\]: ?)?(?:[a-zA-Z_][\w.]{0,100}\.)?[A-Z]\w{0,60}Error(?:: .|\s*$)",
         "read the lines above this one in the job's log",
+        Weight.EXCEPTION,
     ),
     _signature(
         "exception",
@@ -450,12 +526,56 @@ SIGNATURES = (
         "xception",
         r"^(?:\[rank\d+\]: ?)?(?:[a-zA-Z_][\w.]{0,100}\.)?(?:[A-Z]\w{0,60})?Exception(?:: .|\s*$)",
         "read the lines above this one in the job's log",
+        Weight.EXCEPTION,
     ),
     # Somebody or something ended it.
-    _signature("killed", _S, "Killed", r"(?:^|\s)Killed(?:\s|$)", "by the kernel for memory, or by hand: see dmesg"),
-    _signature("killed", _S, "SIG", r"SIGKILL", "by the kernel for memory, or by hand: see the node's dmesg"),
-    _signature("terminated", _S, "Terminated", r"(?:^|[\s:])Terminated(?:\s|$)", "somebody ended it: run it again"),
-    _signature("terminated", _S, "SIG", r"signal.{0,20}SIGTERM|SIGTERM.{0,20}signal", "somebody ended it"),
-    _signature("cancelled", _S, "CANCELLED", r"\*\*\* (?:JOB|STEP) .{1,60} CANCELLED AT", "somebody cancelled it"),
+    _signature(
+        "killed",
+        _S,
+        "Killed",
+        r"(?:^|\s)Killed(?:\s|$)",
+        "by the kernel for memory, or by hand: see dmesg",
+        Weight.ENDED,
+    ),
+    _signature(
+        "killed",
+        _S,
+        "SIG",
+        r"SIGKILL",
+        "by the kernel for memory, or by hand: see the node's dmesg",
+        Weight.ENDED,
+    ),
+    _signature(
+        "terminated",
+        _S,
+        "Terminated",
+        r"(?:^|[\s:])Terminated(?:\s|$)",
+        "somebody ended it: run it again",
+        Weight.ENDED,
+    ),
+    _signature(
+        "terminated",
+        _S,
+        "SIG",
+        r"signal.{0,20}SIGTERM|SIGTERM.{0,20}signal",
+        "somebody ended it",
+        Weight.ENDED,
+    ),
+    _signature(
+        "cancelled",
+        _S,
+        "CANCELLED",
+        r"\*\*\* (?:JOB|STEP) .{1,60} CANCELLED AT",
+        "somebody cancelled it",
+        Weight.ENDED,
+    ),
 )
 """The most telling first. A line is matched without its ``srun -l`` label, its first 4,096 bytes."""
+
+NOISE = re.compile(
+    rb"/etc/(?:dgx|os)-release: No such file"  # every machine that is not a DGX
+    rb"|enroot: (?:command )?not found"  # the clean-up of containers on a node that has none
+    rb"|modprobe: (?:FATAL|ERROR|WARNING)"
+    rb"|/(?:sys|proc)/\S+: (?:No such file|Permission denied)"  # what describes a system tries many places
+)
+"""Lines that healthy launch scripts print and go on: never evidence, wherever they stand."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune import decide, judge, outcome
 from lora_tune.book import Book
+from lora_tune.controller import node_faults
 from lora_tune.diagnose import Diagnosis, FailureKind, diagnose
 from lora_tune.errors import InputError, LauncherError
 from lora_tune.facts import Eval, Run
@@ -134,11 +135,12 @@ class Watch:
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
         found = self._found(attempt, status, log, run)
         attempts = [*self._book.sweep.attempts_of(trial.number)[:-1], attempt]
-        action = decide.conclude(self._study, attempts, status, run, found, probe=trial.probe)
+        suspect = node_faults.may_be_the_nodes(self._book.sweep, attempt, now)
+        action = decide.conclude(self._study, attempts, status, run, found, probe=trial.probe, node_at_fault=suspect)
         failed = isinstance(action, decide.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
         kind = (found.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
         told = found if failed else Diagnosis()
-        attempt = replace(attempt, failure=kind.value, line=told.line, remedy=told.remedy)
+        attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
         self._book.put_attempt(attempt)
         self._logs.pop((attempt.trial, attempt.number), None)
         self._voice.trouble(f"log of trial {trial.number}", "")

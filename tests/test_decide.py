@@ -117,31 +117,6 @@ def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_c
     assert decide.found(attempt(), cancelled, seen) == seen
 
 
-def fault(trial: int, node: str, ended: float, **change: Any) -> Attempt:
-    values = {"trial": trial, "failure": "infrastructure", "line": "a fault", "state": "node failed", **change}
-    return attempt(nodes=(node,), ended_at=NOW - ended, **values)
-
-
-@pytest.mark.parametrize(
-    ("attempts", "suspects"),
-    [
-        ([fault(0, "n1", 50), fault(1, "n1", 40)], {"n1"}),
-        ([fault(0, "n1", 50), fault(1, "n2", 40)], set()),
-        ([fault(0, "n1", 50), fault(0, "n1", 40, number=1)], set()),
-        ([fault(0, "n1", 50), fault(1, "n1", 40), fault(2, "n1", 30, failure="", state="ended")], set()),
-        ([fault(0, "n1", 50), fault(1, "n1", 40, state="cancelled")], set()),
-        ([fault(0, "n1", 50), fault(1, "n1", 40, state="cancelled", stop=StopKind.SILENT)], {"n1"}),
-        ([fault(0, "n1", 50), fault(1, "n1", 40, failure="infeasible")], set()),
-        ([fault(0, "n1", 90000), fault(1, "n1", 40)], set()),
-    ],
-)
-def test_a_node_where_trials_fail_one_after_another_is_left_out(attempts: list[Attempt], suspects: set[str]) -> None:
-    records = replace(sweep(), attempts={(a.trial, a.number): a for a in attempts})
-    found = decide.suspect_nodes(records, NOW)
-    assert set(found) == suspects
-    assert all("2 trials in a row failed there, last: a fault" in why for why in found.values())
-
-
 def measured(*speeds: float) -> Run:
     return replace(run(0.95), throughput=speeds, eval_seconds=(34.5,))
 
@@ -163,8 +138,11 @@ def test_a_probe_ends_with_its_first_warm_block_and_is_judged_by_nothing_else() 
 def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: str = "slurm", **given: Any) -> Any:
     last = attempt(**{k: given.pop(k) for k in ("stop", "stop_sentence") if k in given})
     before = [attempt(failure=diagnosis.kind)] * (attempts - 1)
+    suspect = given.pop("node_at_fault", False)
     state = JobStatus(**{"state": JobState.ENDED, "exit_code": 0, "nodes": ("n1",), **given})
-    return decide.conclude(study(launcher=launcher), [*before, last], state, run(*losses), diagnosis)
+    return decide.conclude(
+        study(launcher=launcher), [*before, last], state, run(*losses), diagnosis, node_at_fault=suspect
+    )
 
 
 WELL = Diagnosis(kind="", line="", remedy="")
@@ -225,8 +203,23 @@ def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:
 
 def test_a_fault_or_a_memory_failure_is_tried_on_another_node() -> None:
     assert conclude(failure("infrastructure")).exclude_nodes == ("n1",)
+    assert conclude(failure("unknown")).exclude_nodes == ("n1",)
     assert conclude(failure("infeasible")).exclude_nodes == ("n1",)
     assert conclude(failure("preempted")).exclude_nodes == ()
+
+
+def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class() -> None:
+    again = conclude(failure("configuration"), node_at_fault=True)
+    assert isinstance(again, decide.Retry)
+    assert again.exclude_nodes == ("n1",)
+    assert again.sentence == "configuration: the line; once more on another node, so far only n1 fails like this"
+    for last in (
+        conclude(replace(failure("configuration"), certain=True), node_at_fault=True),
+        conclude(failure("configuration"), node_at_fault=True, attempts=3),
+        conclude(failure("configuration"), node_at_fault=True, state=JobState.TIME_LIMIT),
+        conclude(failure("configuration"), node_at_fault=True, launcher="local"),
+    ):
+        assert isinstance(last, decide.Finish)
 
 
 def test_a_clean_exit_without_evals_is_no_result() -> None:

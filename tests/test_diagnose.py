@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from lora_tune import diagnose as module
 from lora_tune.diagnose import Diagnosis, FailureKind, FailureScanner, diagnose, redact
 from lora_tune.launchers.base import JobState
+from lora_tune.logs import failure_evidence as evidence
+from lora_tune.logs.failure_evidence import most_telling
 from lora_tune.mllog import Eval, MllogReader, Run, TrainPoint
 from lora_tune.signatures import SIGNATURES
+from tests import prologs
 
 FAILURES = [
     # The scheduler.
@@ -153,6 +156,70 @@ def test_each_failure_text_has_its_class(line: str, kind: str) -> None:
     assert found.remedy
 
 
+@pytest.mark.parametrize("prolog", [prologs.DGX, prologs.OTHER], ids=["DGX", "another machine"])
+@pytest.mark.parametrize(("line", "kind"), FAILURES)
+def test_no_prolog_hides_why_the_run_failed(prolog: str, line: str, kind: str) -> None:
+    log = f"{prolog}{prologs.RUN_BEGINS}0: starting\n0: {line}\n{prologs.RUN_ENDS}"
+    found = diagnose(log, exit_code=0)
+    assert (found.kind, found.line) == (kind, redact(line).strip())
+
+
+@pytest.mark.parametrize("prolog", [prologs.DGX, prologs.OTHER], ids=["DGX", "another machine"])
+class TestPrologs:
+    """Evidence begins where the run begins: what the scripts print before it is shown, and never the cause."""
+
+    def test_a_healthy_run_behind_a_prolog_has_no_failure(self, prolog: str) -> None:
+        run = Run(run_start_ms=0, evals=(Eval(8, 0.95, 1.0),))
+        assert diagnose(prolog + prologs.RUN_BEGINS + "0: training\n", run=run).kind == ""
+
+    @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.OUT_OF_MEMORY])
+    def test_the_schedulers_verdict_is_not_hidden(self, prolog: str, state: JobState) -> None:
+        found = diagnose(prolog + prologs.RUN_BEGINS + "0: training\n", state=state.value, reason="its words")
+        assert found.line == "its words"
+
+    @pytest.mark.parametrize(("line", "kind"), FAILURES)
+    def test_a_run_without_any_text_of_its_own_is_unknown(self, prolog: str, line: str, kind: str) -> None:
+        """Whatever the prolog printed: the run began after it."""
+        found = diagnose(f"{prolog}{line}\n{prologs.RUN_BEGINS}0: loading the model\n", exit_code=0)
+        assert (found.kind, found.line) == ("unknown", "0: loading the model")
+
+    def test_what_the_prolog_printed_is_told_as_second_reason(self, prolog: str) -> None:
+        missing = "RuntimeError: mount check failed: /data missing"
+        assert diagnose(f"{prolog}{missing}\n{prologs.RUN_BEGINS}0: loading\n").also == missing
+
+    @pytest.mark.parametrize(
+        ("line", "kind"),
+        [
+            ("sudo: a password is required", "configuration"),
+            ("RuntimeError: mount check failed: /data missing", "configuration"),
+            ("slurmstepd: error: pyxis: couldn't start container", "configuration"),
+            ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "infrastructure"),
+            ("tee: /home/u/log: Disk quota exceeded", "infrastructure"),
+        ],
+    )
+    def test_what_ends_the_script_before_its_run_is_the_cause(self, prolog: str, line: str, kind: str) -> None:
+        log = f"{prolog}{line}\nsrun: error: n1: task 0: Exited with exit code 1\n"
+        log += "/bin/bash: line 1: enroot: command not found\n"  # the clean-up in its trap
+        found = diagnose(log, exit_code=1)
+        assert (found.kind, found.line) == (kind, line)
+
+    def test_the_next_of_several_runs_begins_anew(self, prolog: str) -> None:
+        """NEXP=2: what the first run died of says nothing of the second."""
+        begins = "Beginning trial 2 of 2\nsudo: a password is required\n" + prologs.RUN_BEGINS
+        log = prolog + prologs.RUN_BEGINS + "0: torch.OutOfMemoryError: CUDA out of memory\n" + prologs.RUN_ENDS
+        assert (
+            diagnose(log + begins + "0: RuntimeError: CUDA error: uncorrectable ECC error\n").kind == "infrastructure"
+        )
+
+
+def test_scripts_without_marks_of_their_own_are_read_by_those_of_run_and_time() -> None:
+    """v4.0's run.sub and run_with_docker.sh print neither PROLOG_START nor RUNANDTIME_START."""
+    log = "/usr/bin/bash: line 2: /etc/dgx-release: No such file or directory\nBeginning trial 1 of 1\n"
+    log += "sudo: a password is required\nSTARTING TIMING RUN AT 2025-10-09 08:54:10 AM\n"
+    log += "0: RuntimeError: CUDA error: uncorrectable ECC error\n1: STARTING TIMING RUN AT 2025-10-09 08:54:11 AM\n"
+    assert diagnose(log).kind == "infrastructure"
+
+
 @pytest.mark.parametrize(
     ("line", "certain"),
     [
@@ -177,7 +244,7 @@ def test_each_signature_is_shown_by_a_failure_text() -> None:
     for line, _ in FAILURES:
         scanner = FailureScanner()
         scanner.feed(line.encode() + b"\n")
-        shown |= {signature.name for signature, _ in scanner.found()}
+        shown |= {hit.signature.name for hit in scanner.hits()}
     assert {signature.name for signature in SIGNATURES} <= shown
 
 
@@ -191,7 +258,7 @@ def test_no_log_of_a_successful_run_has_a_signature(public_data: Path) -> None:
         scanner.feed(text)
         reader.feed(text)
         found = diagnose(scanner, exit_code=0, run=reader.run())
-        if scanner.found() or found.kind:
+        if most_telling(scanner.hits(), begun=scanner.begun()) or found.kind:
             failed.append((log.parent.name, log.name, found.kind.value, found.line[-22:]))
     assert failed == [("9xXE9712x4GB200", "result_9.txt.gz", "configuration", " DUE TO TIME LIMIT ***")]
 
@@ -213,11 +280,50 @@ FRIGHTENING = [
 def test_frightening_lines_of_healthy_runs_are_no_failures(line: str) -> None:
     scanner = FailureScanner()
     scanner.feed(line.encode() + b"\n")
-    assert scanner.found() == ()
+    assert scanner.hits() == ()
+
+
+STEP = ':::MLLOG {"time_ms": 1, "event_type": "POINT_IN_TIME", "key": "train_loss", "value": 1.3}\n'
 
 
 class TestChoice:
     """Which of several texts is the cause, and what the cluster and the measurements add."""
+
+    def test_an_error_that_the_training_survived_is_not_the_cause_and_is_shown_as_second_reason(self) -> None:
+        log = "torch.OutOfMemoryError: CUDA out of memory; retrying with a smaller cache\n" + STEP * 5
+        log += "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+        found = diagnose(log, exit_code=1)
+        assert (found.kind, found.also[:22]) == ("infrastructure", "torch.OutOfMemoryError")
+        assert found.told.startswith("RuntimeError: CUDA error: uncorrectable ECC error encountered (also in its log: ")
+
+    def test_a_line_or_two_of_another_rank_do_not_show_that_it_was_survived(self) -> None:
+        log = STEP * 9 + "3: torch.OutOfMemoryError: CUDA out of memory\n" + STEP * 2 + "0: NCCL error: remote exited\n"
+        assert diagnose(log, exit_code=1).kind == "infeasible"
+
+    def test_an_error_whose_buffered_progress_came_late_is_still_the_cause(self) -> None:
+        log = "torch.OutOfMemoryError: CUDA out of memory\n" + STEP * 30
+        assert diagnose(log, exit_code=1).kind == "infeasible"
+
+    def test_what_a_shell_remarks_yields_to_any_exception(self) -> None:
+        remark = "./run_and_time.sh: line 12: /opt/site/hooks: No such file or directory\n"
+        for line, kind in [("ncclSystemError: lost", "infrastructure"), ("ValueError: what", "unknown")]:
+            found = diagnose(f"{line}\n{remark}", exit_code=1)
+            assert (found.kind, found.also) == (kind, remark.strip())
+        assert diagnose(remark, exit_code=1).kind == "configuration"
+        assert diagnose(remark, run=Run(evals=(Eval(8, 0.95, 1.0),))).kind == "", (
+            "it measured, and nothing else is wrong"
+        )
+
+    def test_the_last_exception_beats_an_earlier_one(self) -> None:
+        found = diagnose("ValueError: no fused kernel here, using another\n\nKeyError: 'train'\n", exit_code=1)
+        assert found.line == "KeyError: 'train'"
+
+    @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.OUT_OF_MEMORY])
+    def test_the_schedulers_verdict_beats_a_general_text_and_yields_to_a_specific_one(self, state: JobState) -> None:
+        general, specific = "KeyError: 'x'\n", "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+        found = diagnose(general, state=state.value, reason="its words")
+        assert (found.line, found.also) == ("its words", "KeyError: 'x'")
+        assert diagnose(specific, state=state.value, reason="its words").kind == "infrastructure"
 
     def test_memory_on_one_rank_is_the_cause_of_broken_connections_on_the_others(self) -> None:
         log = "1: torch.distributed.DistBackendError: NCCL error: remote process exited\n"
@@ -307,16 +413,16 @@ class TestChoice:
 
 
 class TestScanner:
-    def test_the_first_line_of_a_signature_counts(self) -> None:
+    def test_the_last_line_of_a_signature_counts(self) -> None:
         scanner = FailureScanner()
-        scanner.feed(b"KeyError: 'first'\nKeyError: 'second'\n")
-        assert scanner.found()[0][1] == "KeyError: 'first'"
+        scanner.feed(b"KeyError: 'handled'\nKeyError: 'fatal'\n")
+        assert {hit.line for hit in scanner.hits()} == {"KeyError: 'fatal'"}
 
     def test_an_unfinished_last_line_counts(self) -> None:
         scanner = FailureScanner()
         scanner.feed(b"x\nKey")
         scanner.feed(b"Error: 'a'")
-        assert scanner.found()[0][1] == "KeyError: 'a'"
+        assert scanner.hits()[0].line == "KeyError: 'a'"
         assert scanner.last_line() == "KeyError: 'a'"
 
     def test_lines_are_shown_short_and_without_secrets(self) -> None:
@@ -324,25 +430,26 @@ class TestScanner:
         scanner.feed(
             b"RuntimeError: \x1b[31mcannot fetch https://me:hunter2@host/x with HF_TOKEN=hf_abcdefghijklmnopqrst\n"
         )
+        assert [hit.line for hit in scanner.hits()] == [
+            "RuntimeError: cannot fetch https://***@host/x with HF_TOKEN=***"
+        ]
         scanner.feed(b"KeyError: '" + b"x" * 3000 + b"'\n")
-        lines = {signature.name: line for signature, line in scanner.found()}
-        assert lines["exception"] == "RuntimeError: cannot fetch https://***@host/x with HF_TOKEN=***"
-        assert len(lines["data keys"]) == module.SHOWN_CHARACTERS
+        assert {len(hit.line) for hit in scanner.hits()} == {evidence.SHOWN_CHARACTERS}
 
     def test_a_gigabyte_without_newline_takes_bounded_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "SCANNED_BYTES", 4 << 20)
+        monkeypatch.setattr(evidence, "SCANNED_BYTES", 4 << 20)
         scanner = FailureScanner()
         for _ in range(64):
             scanner.feed(b"x" * (1 << 20))
-            assert sys.getsizeof(scanner._held) <= 4 * module.TAIL_BYTES
+            assert sys.getsizeof(scanner._held) <= 4 * evidence.TAIL_BYTES
         scanner.feed(b"\nKeyError: 'late'\n")
-        assert scanner.found()[0][1] == "KeyError: 'late'", "the end of a flood is scanned"
+        assert scanner.hits()[0].line == "KeyError: 'late'", "the end of a flood is scanned"
 
     def test_a_text_that_very_many_lines_hold_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "MAX_TRIED", 100)
+        monkeypatch.setattr(evidence, "MAX_TRIED", 100)
         scanner = FailureScanner()
         scanner.feed(b"0: some error\n" * 200 + b"RuntimeError: x\nSegmentation fault\n")
-        assert [signature.name for signature, _ in scanner.found()] == ["crash"]
+        assert [hit.signature.name for hit in scanner.hits()] == ["crash"]
 
     def test_a_flood_of_lines_that_look_like_errors_is_read_in_seconds(self) -> None:
         scanner = FailureScanner()
@@ -350,7 +457,7 @@ class TestScanner:
         for _ in range(16):
             scanner.feed(b"0: some error, not an Exception, SIG, not set, emory\n" * 20_000)
         assert time.process_time() - begin < 60
-        assert scanner.found() == ()
+        assert scanner.hits() == ()
 
     @settings(max_examples=200, deadline=None)
     @given(
@@ -367,7 +474,7 @@ class TestScanner:
         whole.feed(log)
         for begin, end in pairwise([0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]):
             split.feed(log[begin:end])
-        assert split.found() == whole.found()
+        assert split.hits() == whole.hits()
         assert split.last_line() == whole.last_line()
 
     @settings(max_examples=200, deadline=None)
@@ -436,6 +543,7 @@ class TestRedact:
             "eos_token='</s>' bos_token_id=1 pad_token: <pad>",
             "https://host:8080/path?x=1 and user@host",
             "Permission denied (publickey,password).",
+            "sudo: a password is required",
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB",
             ':::MLLOG {"namespace": "", "time_ms": 1, "key": "seed", "value": 3}',
             "KEY=value MONKEY=5 keyboard: us",

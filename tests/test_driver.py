@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tests.fakes import (
     Crashing,
     FakeClock,
     FakeCluster,
+    Script,
     SurveyedCluster,
     Turn,
     command_study,
@@ -332,6 +333,28 @@ def test_a_job_that_refuses_to_die_is_shown_with_its_trial(tmp_path: Path) -> No
     attempt = there.sweep().attempts[0, 0]
     assert attempt.failure == "configuration"
     assert "refuses" not in there.sweep().trials[0].sentence
+
+
+def test_a_sweep_whose_trials_fail_alike_watches_those_that_run_to_their_end(tmp_path: Path) -> None:
+    """Trial 0 takes its time and reaches the target; the three after it die at once. Then there is no reason to end."""
+    begun: list[float] = []
+
+    def script(environment: Mapping[str, str], start: float) -> Script:
+        begun.append(start)
+        if len(begun) == 1:
+            return curve_script({"LR": "1e-3", "STEPS": "6000", "TARGET": "-0.9"}, start)
+        if len(begun) <= 4:
+            return iter([(1.0, "FileNotFoundError: [Errno 2] No such file or directory: '/data'")])
+        return curve_script(environment, start)
+
+    there = house(tmp_path, FakeCluster(FakeClock(), script), trials=7, attempts=1)
+    assert there.driver().run().reason == "all 7 trials are proposed"
+    verdicts = [trial.verdict for trial in there.sweep().trials.values()]
+    assert verdicts[:4] == [Verdict.REACHED, *[Verdict.FAILED] * 3]
+    assert Verdict.FAILED not in verdicts[4:]
+    ended = there.sweep().attempts[0, 0].ended_at
+    assert ended is not None
+    assert min(begun[4:]) >= ended > begun[3] + 30, "nothing more is started while the sweep may have to end"
 
 
 def test_a_log_that_cannot_be_read_fails_its_own_trial_only(tmp_path: Path, cluster: FakeCluster) -> None:

@@ -18,7 +18,9 @@ def house(slurm: Cluster, tmp_path: Path) -> Iterator[Callable[..., House]]:
     made: list[House] = []
 
     def make(**settings: Any) -> House:
-        found = House(tmp_path, slurm, **settings)
+        folder = tmp_path / str(len(made)) if made else tmp_path
+        folder.mkdir(exist_ok=True)
+        found = House(folder, slurm, **settings)
         made.append(found)
         return found
 

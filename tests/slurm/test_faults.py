@@ -134,6 +134,33 @@ def test_a_drained_cluster_lets_trials_wait_and_go_on(house: Callable[..., House
     assert all(trial.state is TrialState.FINISHED for trial in home.sweep().trials.values())
 
 
+def test_one_bad_node_of_four_costs_no_trial(house: Callable[..., House]) -> None:
+    """Every trial fails at its start on that node, whatever its class: as many reach the target as with it drained."""
+    trials = {"trials": 6, "parallel": 4, "target": 0.97}
+    drained = house(**trials, environment={"STANDIN_SECONDS": "3"})
+    bad = drained.cluster.nodes[1]
+    drained.cluster.drain(bad)
+    assert drained.finish(300) == 0, drained.said
+    drained.cluster.resume(bad)
+
+    for mode, kind, words in [
+        ("ecc", "infrastructure", "uncorrectable ECC error"),
+        ("nodata", "configuration", "No such file or directory: '/data/train.npy'"),
+    ]:
+        home = house(**trials, environment={"STANDIN_SECONDS": "3", "FAIL_MODE": f"{mode}@SLURMD_NODENAME={bad}"})
+        assert home.finish(300) == 0, home.said
+        sweep = home.sweep()
+        assert len(sweep.reached()) >= len(drained.sweep().reached()) > 0
+        assert not [trial.sentence for trial in sweep.trials.values() if trial.verdict is Verdict.FAILED]
+        failed = [a for a in home.attempts() if a.failure]
+        assert {(a.failure, a.nodes) for a in failed} == {(kind, (bad,))}
+        assert all(words in a.line for a in failed)
+        assert len(failed) <= 3, "after that the node is left out"
+        log = home.paths.attempt(failed[0].trial, failed[0].number).log.read_text()
+        assert "/etc/dgx-release: No such file or directory" in log
+        assert "sudo: a password is required" in log
+
+
 def test_out_of_memory_is_tried_on_another_node_before_it_counts(house: Callable[..., House]) -> None:
     """TP=1 always runs out of memory here; one other trial does so only once."""
     home = house(trials=6, parallel=4, environment={"STANDIN_SECONDS": "1", "FAIL_MODE": "oom@TP=1"})

@@ -3,6 +3,8 @@
 Reads the variables that ``conf/*.yaml`` names. FAIL_MODE is a list of ``mode`` or ``mode@VARIABLE=value`` (the mode
 then applies only where the environment has that value), with these modes:
 
+    ecc          the GPU's memory is faulty: the process dies before it initialises, exit 1
+    nodata       the data set is missing on this node, exit 1
     oom          CUDA out of memory in the first block, exit 1
     hang         the log stops after the first eval; the process waits
     deaf         as hang, and SIGTERM is ignored
@@ -173,6 +175,10 @@ def main() -> None:
     values, modes = conf(), failures()
     layout = Layout(values)
     mode = os.environ.get("STANDIN_TRAINING", "curve")
+    if "ecc" in modes:
+        sys.exit("RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    if "nodata" in modes:
+        sys.exit("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'")
     print(f"stand-in: training mode {mode}" + ("; this is a formula, not a training" if mode == "curve" else ""))
     emit("cache_clear", True)
     emit("init_start", kind="INTERVAL_START")
