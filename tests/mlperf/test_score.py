@@ -17,7 +17,7 @@ from mlperf_logging.rcp_checker import rcp_checker
 from mlperf_logging.result_summarizer import result_summarizer
 
 from lora_tune.mlperf.benchmark import read_benchmark
-from lora_tune.mlperf.compliance import parse
+from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.submission import olympic_of, read_submission, result_folders
 from lora_tune.score import main
 from tests.mlperf.logs import result_folder, run_log
