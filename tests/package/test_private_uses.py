@@ -10,6 +10,7 @@ import ast
 import re as regular_expressions
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -22,6 +23,7 @@ from optuna.samplers._tpe import parzen_estimator, probability_distributions, sa
 from packaging.requirements import Requirement
 from submitit.slurm import slurm
 
+import lora_tune
 from tests.conftest import REPOSITORY
 
 
@@ -93,7 +95,7 @@ OF_CONTAINERS = {"_world", "_set_pg_timeout", "_training_loss_reduction", "_vali
 def private_names() -> set[str]:
     """Names with an underscore in front that lora_tune uses and nowhere defines."""
     used, defined = set[str](), set[str]()
-    for file in (REPOSITORY / "lora_tune").rglob("*.py"):
+    for file in Path(lora_tune.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             match node:
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):

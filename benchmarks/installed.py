@@ -1,0 +1,93 @@
+"""The suite's fast part against the wheel, installed outside the checkout: ``python -m benchmarks.installed --python
+python3.13 --dependencies newest``.
+
+It makes a virtual environment of that Python, installs the wheel with the newest dependencies that pyproject.toml
+admits or with the oldest, copies everything but the package itself to a folder of its own, and runs the tests there:
+an import can only find the installed package. torch is left out, since only trials need it; so are the tests that train
+with it, and those that start Slurm, PostgreSQL or a browser. Exits with pytest's exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.conftest import REPOSITORY
+from tests.package.wheel import build_wheel
+
+TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hypothesis", "packaging")
+LEFT_OUT = ("torch",)
+TRAINING = (
+    "tests/recipes", "tests/recipes_e2e", "tests/test_recipe_peft.py", "tests/test_many_adapters.py",
+    "tests/test_tiny_sweep.py",
+)  # fmt: skip
+OF_THE_CHECKOUT = ("tests/package/test_wheel.py", "tests/test_readme.py", "tests/test_docs.py", "tests/chaos")
+"""They build the wheel, or run the commands of the documentation, which include the training of the tiny study."""
+
+
+def requirements(oldest: bool) -> list[str]:
+    """What the package needs, as pip takes it: as declared, or each at its lower bound."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = [Requirement(text) for text in project["dependencies"]]
+    needed = [requirement for requirement in found if requirement.name not in LEFT_OUT]
+    return [_lowest(requirement) if oldest else str(requirement) for requirement in needed]
+
+
+def _lowest(requirement: Requirement) -> str:
+    (version,) = (bound.version for bound in requirement.specifier if bound.operator == ">=")
+    return f"{requirement.name}=={version}"
+
+
+def environment(python: str, folder: Path, *, oldest: bool) -> Path:
+    """A virtual environment with the wheel in it; returns its interpreter."""
+    subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
+    interpreter = folder / "venv" / "bin" / "python"
+    pip = [interpreter, "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, *requirements(oldest), *TOOLS], check=True)
+    subprocess.run([*pip, "--no-deps", build_wheel(folder / "wheel")], check=True)
+    return interpreter
+
+
+def copy_without_package(folder: Path) -> Path:
+    """Everything that git tracks, but for the package."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if not name.startswith("lora_tune/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / name)
+    return folder
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="the tests against the installed wheel")
+    arguments.add_argument("--python", default=sys.executable, help="the interpreter, e.g. python3.13")
+    arguments.add_argument("--dependencies", choices=("newest", "oldest"), default="newest")
+    arguments.add_argument("tests", nargs="*", default=["tests"], help="paths of tests, all by default")
+    options = arguments.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="installed-"))
+    interpreter = environment(options.python, folder, oldest=options.dependencies == "oldest")
+    place = copy_without_package(folder / "tree")
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    where = subprocess.run(
+        [interpreter, "-c", "import lora_tune, sys; print(sys.version.split()[0], lora_tune.__file__)"],
+        cwd=place, env=clean, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    print(f"{datetime.date.today()}, {os.cpu_count()} cores: Python {where.stdout.strip()}, {options.dependencies}")
+    subprocess.run([interpreter, "-m", "pip", "freeze"], check=True)
+    ignored = [f"--ignore={path}" for path in (*TRAINING, *OF_THE_CHECKOUT)]
+    marks = ["-m", "not slurm and not postgres and not browser and not public_data"]
+    command = [interpreter, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *marks, *ignored, *options.tests]
+    return subprocess.run(command, cwd=place, env={**clean, "OMP_NUM_THREADS": "1"}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
