@@ -158,7 +158,8 @@ class PriorRun:
 class Sweep:
     """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from.
 
-    id: names this sweep among all; its folder carries it. "" for one that was never in a database.
+    id: names this sweep among all; its folder carries it. folder: the one that it was last driven in. Both are "" for
+    one that was never in a database.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Sweep:
     study_toml: str
     began_at: float
     id: str = ""
+    folder: str = ""
     trials: Mapping[int, Trial] = field(default_factory=dict)
     attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)

@@ -101,8 +101,8 @@ class Store:
     # -- sweeps ----------------------------------------------------------------------------------------------------
 
     def begin(self, name: str, digest: str, study_toml: str, now: float) -> None:
-        """Create the sweep's row where it is not there yet."""
-        row = {"name": name, "digest": digest, "study_toml": study_toml, "began_at": now}
+        """Create the sweep's row, with an id of its own, where it is not there yet."""
+        row = {"name": name, "digest": digest, "study_toml": study_toml, "began_at": now, "id": schema.new_id()}
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
 
@@ -177,6 +177,8 @@ class Store:
             digest=head.digest,
             study_toml=head.study_toml,
             began_at=head.began_at,
+            id=head.id,
+            folder=head.folder,
             trials={**before.trials, **{t.number: t for t in read_trials}},
             attempts={**before.attempts, **{(a.trial, a.number): a for a in read_attempts}},
             evals={**before.evals, **{key: tuple(found) for key, found in curves.items()}},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
 from lora_tune.errors import StoreError, SweepBusyError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LEASE_SECONDS = 20.0
 """A lease that was not renewed for this long may be taken by another host."""
 
@@ -21,6 +22,8 @@ sweeps = sa.Table(
     sa.Column("digest", sa.String(12), nullable=False),
     sa.Column("study_toml", sa.Text, nullable=False),
     sa.Column("began_at", sa.Float, nullable=False),
+    # Names this sweep among all of all databases; its folder and its jobs carry it.
+    sa.Column("id", sa.String(32), nullable=False, server_default=""),
     # Where it is driven from: working folder, study file, sweep's folder, and the command line's overrides as JSON.
     sa.Column("cwd", sa.Text, nullable=False, server_default=""),
     sa.Column("file", sa.Text, nullable=False, server_default=""),
@@ -89,6 +92,12 @@ def later(found: int) -> str:
     return f"has schema {found}, this lora_tune knows up to {SCHEMA_VERSION}; use the release that wrote it"
 
 
+_AT_WORK = (
+    "sweep {name} is driven by {owner}, a lora_tune of an earlier release; stop that one first, "
+    "so that the database can be brought up to date"
+)
+
+
 def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
     """1 to 2: leases in a table of their own; sweeps say from where they are driven, and that they are over."""
     old = sa.table(
@@ -96,10 +105,7 @@ def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
     )
     held = (old.c.owner != "") & (old.c.renewed_at > now - LEASE_SECONDS)
     if (busy := connection.execute(sa.select(old).where(held)).first()) is not None:
-        raise SweepBusyError(
-            f"sweep {busy.name} is driven by {busy.owner}, a lora_tune of an earlier release; stop that one first, "
-            "so that the database can be brought up to date"
-        )
+        raise SweepBusyError(_AT_WORK.format(name=busy.name, owner=busy.owner))
     for column in ("cwd", "file", "folder", "options", "ended"):
         default = "{}" if column == "options" else ""
         statement = f"ALTER TABLE lora_tune_sweep ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'"
@@ -111,5 +117,21 @@ def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
         connection.exec_driver_sql(f"ALTER TABLE lora_tune_sweep DROP COLUMN {column}")
 
 
-_UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {1: _leases_of_their_own}
+def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
+    """2 to 3: every sweep has an id of its own."""
+    held = (leases.c.owner != "") & (leases.c.renewed_at > now - LEASE_SECONDS)
+    if (busy := connection.execute(sa.select(leases.c.name, leases.c.owner).where(held)).first()) is not None:
+        raise SweepBusyError(_AT_WORK.format(name=busy.name, owner=busy.owner))
+    connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN id VARCHAR(32) NOT NULL DEFAULT ''")
+    old = sa.table("lora_tune_sweep", sa.column("name"), sa.column("id"))
+    for name in connection.scalars(sa.select(old.c.name)).all():
+        connection.execute(sa.update(old).where(old.c.name == name).values(id=new_id()))
+
+
+def new_id() -> str:
+    """An id that no other sweep has."""
+    return uuid.uuid4().hex
+
+
+_UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {1: _leases_of_their_own, 2: _sweeps_have_ids}
 """Schema -> what makes the next one of it."""

@@ -66,6 +66,7 @@ def test_an_older_database_is_brought_up_to_date_and_goes_on(filled: Callable[[s
     assert sweep.trials[0].verdict is Verdict.REACHED
     assert sweep.trials[3].state is TrialState.RUNNING
     assert len(sweep.attempts) == 4
+    assert len(sweep.id) == 32
     assert sum(map(len, sweep.evals.values())) == 9
     assert store.held("built").owner == "node7 pid 12 start 99"
     lease = store.take_lease("built", "node8 pid 1 start 1", sweep.began_at + 100)
@@ -83,15 +84,16 @@ def test_a_watcher_leaves_an_older_database_as_it_is_and_says_what_to_do(
 ) -> None:
     url = filled(golden.read_text())
     before = columns(url)
-    with pytest.raises(StoreError, match="schema 1 of an earlier release; going on with the sweep brings it up"):
+    with pytest.raises(StoreError, match=r"schema \d of an earlier release; going on with the sweep brings it up"):
         Store(url, read_only=True)
     assert columns(url) == before
 
 
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda p: p.stem)
 def test_a_driver_of_an_earlier_release_at_work_is_not_disturbed(
-    filled: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    filled: Callable[[str], str], golden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = filled(GOLDEN[0].read_text())
+    url = filled(golden.read_text())
     before = columns(url)
     renewed_at = 1_760_000_060.0
     monkeypatch.setattr("lora_tune.store.database.time.time", lambda: renewed_at + 5)
