@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from lora_tune import budgets, open_schedule
 from lora_tune.book import Book
 from lora_tune.controller import node_faults
-from lora_tune.errors import LauncherError, RefusedError, StoreError, SurroundingsError
+from lora_tune.controller.rescue import Rescue
+from lora_tune.errors import DatabaseChangedError, LauncherError, RefusedError, StoreError, SurroundingsError
 from lora_tune.jobs import Jobs, new_token, proposal, write_files
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.paths import SweepPaths
@@ -77,6 +78,7 @@ class Driver:
         self._voice = Voice(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = Watch(study, ports, self._book, self._jobs, self._voice)
         self._unsaved = Changes()
+        self._rescue = Rescue(paths.rescued)
         self._away = False  # the database took nothing when it was last asked, at _asked_at
         self._asked_at = self._surveyed_at = -math.inf
 
@@ -123,6 +125,8 @@ class Driver:
                 self._submit(trial)
         reason = self._refill()
         self._save()
+        if self._rescue.lost and not self._on_cluster():
+            raise SurroundingsError(self._rescue.advice)
         self._tell()
         self._ports.view.update(self._study, self.sweep, self._now())
         if self._refusal.final is not None and not (self._on_cluster() or self._book.untold() or self._unsaved):
@@ -297,9 +301,15 @@ class Driver:
 
     def _save(self) -> bool:
         """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
-        self._unsaved = self._unsaved + self._book.take_changes()
+        changes = self._book.take_changes()
+        self._unsaved = self._unsaved + changes
         try:
             self._ports.store.save(self._lease, self._unsaved, self._now())
+        except DatabaseChangedError as error:
+            if changes or not self._rescue.lost:
+                self._keep_elsewhere(error)
+            self._away = True
+            return False
         except StoreError as error:
             words = f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written"
             self._voice.trouble("database", words)
@@ -308,8 +318,18 @@ class Driver:
         finally:
             self._asked_at = self._now()
         self._voice.trouble("database", "")
+        self._rescue.forget()
         self._unsaved, self._away = Changes(), False
         return True
+
+    def _keep_elsewhere(self, error: DatabaseChangedError) -> None:
+        """All that is known goes into a fresh database: the sweep's own was deleted, replaced or set back."""
+        try:
+            self._rescue.keep(str(error), self.sweep, self._now())
+        except (StoreError, OSError) as second:
+            self._voice.trouble("database", f"{error}; {second}: what is known is in memory only")
+            return
+        self._voice.trouble("database", self._rescue.advice)
 
     def _tell(self) -> None:
         """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""

@@ -8,6 +8,7 @@
     |   +-- LauncherError            a job could not be submitted, read or cancelled
     |   |   +-- RefusedError         the scheduler answered, and takes no such job
     |   +-- StoreError               the database is unreadable, of another version, or away
+    |       +-- DatabaseChangedError   it is not the one that was written to before
     +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
 
 A message is one line: what came, what is allowed, what to do. A programmer's mistake is an
@@ -76,6 +77,13 @@ class RefusedError(LauncherError):
 
 class StoreError(SurroundingsError):
     """The database cannot be read or written."""
+
+
+class DatabaseChangedError(StoreError):
+    """The database was deleted, replaced, damaged or set back under a driver that had written to it.
+
+    It will not be whole again by itself: what the driver knows must be kept elsewhere.
+    """
 
 
 class NothingReachedError(LoraTuneError):

@@ -83,10 +83,13 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
 
 
 @contextlib.contextmanager
-def keeping(store: BufferedStore, lease: Lease, now: Callable[[], float]) -> Iterator[None]:
+def keeping(
+    store: BufferedStore, lease: Lease, now: Callable[[], float], renewed: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Renew the lease in a thread, so that a cluster that answers slowly does not cost it.
 
-    The thread ends with the block, or when the lease is lost; whoever writes next hears of that.
+    renewed: called after each renewal; it may raise StoreError. The thread ends with the block, or when the lease is
+    lost; whoever writes next hears of that.
     """
     ended = threading.Event()
 
@@ -96,6 +99,7 @@ def keeping(store: BufferedStore, lease: Lease, now: Callable[[], float]) -> Ite
                 continue
             try:
                 store.renew(lease, now())
+                renewed()
             except SweepBusyError:
                 return
             except StoreError:

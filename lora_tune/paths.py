@@ -84,6 +84,16 @@ class SweepPaths:
         return self.root / "unsaved.jsonl"
 
     @property
+    def saved(self) -> Path:
+        """How often drivers of this folder have written to the sweep's database, by which an older one is known."""
+        return self.root / "saved.json"
+
+    @property
+    def rescued(self) -> Path:
+        """A fresh database with all that a driver knew when its own was deleted, replaced or set back under it."""
+        return self.root / "rescued.db"
+
+    @property
     def lock(self) -> Path:
         """Host and process id of the driver that owns this folder."""
         return self.root / "driver.lock"

@@ -16,7 +16,7 @@ from lora_tune.driver import Clock, Driver, Ports, RealClock, Search, View
 from lora_tune.launchers.base import Launcher
 from lora_tune.leasing import keeping
 from lora_tune.paths import SweepPaths
-from lora_tune.store import BufferedStore, Changes, Lease, Store, tune_sqlite
+from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, tune_sqlite
 from lora_tune.store.locate import open_store
 from lora_tune.study import Study, parse_study, study_changes
 from lora_tune.workloads.base import Checks, Prepares, Workload
@@ -114,7 +114,7 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Around, *, accept_cha
     """
     with given_back(store, lease):
         settle(plan, store, lease, accept_changes=accept_changes)
-        with at_work(plan, store, lease, around, lambda: _open_session(plan, store.url), plan.paths) as driving:
+        with at_work(plan, store, lease, around, lambda: _open_session(plan, store), plan.paths) as driving:
             yield driving
 
 
@@ -129,6 +129,16 @@ def given_back(store: Store, lease: Lease) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def noting(count: SaveCount) -> Iterator[None]:
+    """The count of saves is noted in the folder when the block ends, however it ends."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(errors.StoreError):  # a database that is away, or was lost, says nothing new
+            count.note()
+
+
+@contextlib.contextmanager
 def at_work(
     plan: Plan, store: Store, lease: Lease, around: Around, search: Callable[[], Search], prepared: SweepPaths
 ) -> Iterator[Driver]:
@@ -137,10 +147,12 @@ def at_work(
     prepared: the folder whose preparation counts, and where it is made if it is not there.
     """
     clock = around.clock
+    count = SaveCount(store, plan.study.name, plan.paths.saved)
+    count.refuse_older()
     records = BufferedStore(store, plan.paths.unsaved)
     if done := records.recover(lease, clock.now()):
         around.view.line(done)
-    with keeping(records, lease, clock.now):
+    with noting(count), keeping(records, lease, clock.now, count.note):
         ports = Ports(
             workload=plan.workload,
             launcher=around.launcher,
@@ -157,18 +169,19 @@ def at_work(
         yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience, mended_at=mended_at)
 
 
-def _open_session(plan: Plan, url: str) -> Search:
+def _open_session(plan: Plan, store: Store) -> Search:
     """Optuna's side. Two programs that make its tables at one moment disturb each other: the loser tries again."""
     from lora_tune.search import priors
     from lora_tune.search.session import Session, make_sampler
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.objective.target)
+    records = store.load(study.name)
     for _ in range(4):
         try:
-            return Session(study, url, tune_sqlite, make_sampler(study, known))
+            return Session(study, store.url, tune_sqlite, make_sampler(study, known), records)
         except errors.StoreError:
             time.sleep(0.5)
-    return Session(study, url, tune_sqlite, make_sampler(study, known))
+    return Session(study, store.url, tune_sqlite, make_sampler(study, known), records)
 
 
 def _prepare_once(plan: Plan, ports: Ports, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths) -> None:

@@ -56,7 +56,7 @@ class House:
     def driver(self, turn: Turn | None = None, mended_at: float = -math.inf, **replace: Any) -> Driver:
         lease: Lease = self.store.take_lease(self.study.name, "test", self.clock.now(), dead=True)
         turn = turn or Turn()
-        self.session = Session(self.study, self.store.url, tune_sqlite)
+        self.session = Session(self.study, self.store.url, tune_sqlite, records=self.sweep())
         ports = {
             "workload": load_workload(self.study, self.file),
             "launcher": Crashing(self.cluster, turn, ("submit", "cancel")),

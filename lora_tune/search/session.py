@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.errors import StoreError
 from lora_tune.mllog import Eval
-from lora_tune.records import Trial, Value, Verdict
+from lora_tune.records import Sweep, Trial, Value, Verdict
 from lora_tune.search.observations import Observation
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
@@ -144,9 +144,17 @@ class Session:
     """
 
     def __init__(
-        self, study: Study, url: str | None, tune: Callable[[Any], None], sampler: BaseSampler | None = None
+        self,
+        study: Study,
+        url: str | None,
+        tune: Callable[[Any], None],
+        sampler: BaseSampler | None = None,
+        records: Sweep | None = None,
     ) -> None:
-        """Open or create it at ``url``, None: in memory. tune: prepares the database's engine. Raises StoreError."""
+        """Open or create it at ``url``, None: in memory. tune: prepares the database's engine. Raises StoreError.
+
+        records: the sweep's own; trials of it that Optuna's tables lack, as in a fresh database, are taken in.
+        """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
             self._storage = InMemoryStorage() if url is None else TrialStorage(url, study.name, tune)
@@ -158,14 +166,50 @@ class Session:
                 load_if_exists=True,
             )
             self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()
-            if not self._study.get_trials(deepcopy=False):
-                for point in study.search.enqueue:
+            fresh = not self._study.get_trials(deepcopy=False)
+            if records is not None:
+                self._restore(records)
+            for point in study.search.enqueue if fresh else ():
+                if not any(dict(point).items() <= trial.params.items() for trial in self._study.get_trials()):
                     self._study.enqueue_trial(dict(point))
             self.flush()
         except Exception as error:  # Optuna, alembic and the database driver each have a tree of their own
             raise StoreError(f"Optuna cannot use the database: {str(error).splitlines()[0]}") from error
         self._settings = study
         self._asked: Asked | None = None  # made, and not in the database yet
+
+    def _restore(self, records: Sweep) -> None:
+        """Take in the trials that Optuna's tables do not hold; those that are finished are told.
+
+        A trial that does not fit the space of today, and a number that no record has, count as failed: they teach
+        nothing, and later numbers stay right.
+        """
+        known = len(self._study.get_trials(deepcopy=False))
+        for number in range(known, max(records.trials, default=-1) + 1):
+            record = records.trials.get(number)
+            if record is None or not self._add(record):
+                self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
+                continue
+            self.report(number, records.last_evals(number))
+            if record.verdict is not None:
+                self.tell(record)
+
+    def _add(self, record: Trial) -> bool:
+        """Add an open trial with the record's values; False where the space does not hold them any more."""
+        if record.tuned.keys() != self._distributions.keys():
+            return False
+        attributes = {"why": record.why, **({"kind": "probe"} if record.probe else {})}
+        try:
+            made = optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=dict(record.tuned),
+                distributions=self._distributions,
+                user_attrs=attributes,
+            )
+            self._study.add_trial(made)
+        except ValueError:
+            return False
+        return True
 
     @_translated
     def flush(self) -> None:

@@ -6,6 +6,7 @@ from lora_tune.store.buffer import BufferedStore
 from lora_tune.store.database import Held, Lease, Records, Registered, Store
 from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
 from lora_tune.store.rows import Changes
+from lora_tune.store.save_count import SaveCount
 from lora_tune.store.schema import LEASE_SECONDS, SCHEMA_VERSION
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Lease",
     "Records",
     "Registered",
+    "SaveCount",
     "Store",
     "full_url",
     "has_password",

@@ -6,9 +6,10 @@ carries the lease's token: a driver that lost its lease cannot write.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from lora_tune.errors import StoreError, SweepBusyError
+from lora_tune.errors import DatabaseChangedError, StoreError, SweepBusyError
 from lora_tune.mllog import Eval
 from lora_tune.records import Sweep, TrialState
 from lora_tune.store import engine, rows, schema
@@ -75,6 +76,7 @@ class Store:
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         parsed = engine.parse_url(url)
         self.url = engine.full_url(url)
+        self._saves: dict[str, int] = {}  # by sweep: the least count of saves that its database can have
         with engine.translated(url):
             if read_only:
                 self._engine = engine.reading_engine(parsed)
@@ -106,6 +108,16 @@ class Store:
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
 
+    def copy_in(self, sweep: Sweep, now: float) -> None:
+        """Write a whole sweep into this database, which does not hold it yet; nobody has its lease then."""
+        row = {"name": sweep.name, "digest": sweep.digest, "study_toml": sweep.study_toml, "id": sweep.id}
+        with self._writing() as connection:
+            connection.execute(self._insert(schema.sweeps).values(**row, began_at=sweep.began_at))
+        lease = self.take_lease(sweep.name, "a copy", now)
+        evals = tuple((*key, i, e) for key, found in sweep.evals.items() for i, e in enumerate(found))
+        self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)
+        self.release(lease)
+
     def accept_study(self, lease: Lease, digest: str, study_toml: str) -> None:
         """Go on with another study text. Raises SweepBusyError when the lease is lost."""
         self._change(lease, digest=digest, study_toml=study_toml)
@@ -120,8 +132,7 @@ class Store:
         self._change(lease, ended=reason)
 
     def _change(self, lease: Lease, **values: str) -> None:
-        with self._writing() as connection:
-            self._fence(connection, lease)
+        with self._fenced(lease) as connection:
             connection.execute(sa.update(schema.sweeps).where(schema.sweeps.c.name == lease.sweep).values(**values))
 
     def names(self) -> list[str]:
@@ -227,22 +238,51 @@ class Store:
         with self._writing() as connection:
             connection.execute(sa.update(schema.leases).where(_ours(lease)).values(owner="", renewed_at=0.0))
 
-    def _fence(self, connection: sa.Connection, lease: Lease, **values: Any) -> None:
-        """Lock the lease for the rest of the transaction. Raises SweepBusyError when it is not ours any more."""
-        kept = values or {"token": lease.token}
-        if connection.execute(sa.update(schema.leases).where(_ours(lease)).values(**kept)).rowcount != 1:
-            raise SweepBusyError(f"sweep {lease.sweep} was taken over by another driver; this one stops")
+    @contextlib.contextmanager
+    def _fenced(self, lease: Lease, **values: Any) -> Iterator[sa.Connection]:
+        """A transaction under a lease, which it locks and gives ``values``.
+
+        Raises SweepBusyError when the lease is not ours any more, DatabaseChangedError when what this driver wrote
+        before is not in the database.
+        """
+        table, least = schema.leases, self._saves.get(lease.sweep, 0)
+        mine = _ours(lease) & (table.c.saves >= least)
+        with self._writing() as connection:
+            counted = sa.update(table).where(mine).values(saves=table.c.saves + 1, **values).returning(table.c.saves)
+            saves = connection.execute(counted).scalar_one_or_none()
+            if saves is None:
+                raise self._lost(connection, lease)
+            yield connection
+        self._saves[lease.sweep] = max(saves, self._saves.get(lease.sweep, 0))  # another thread may have been later
+
+    def _lost(self, connection: sa.Connection, lease: Lease) -> SweepBusyError | DatabaseChangedError:
+        """Why a lease does not allow to write any more."""
+        if _held(connection, lease.sweep).token > lease.token:
+            return SweepBusyError(f"sweep {lease.sweep} was taken over by another driver; this one stops")
+        return DatabaseChangedError(
+            f"the database {engine.safe_url(self.url)} was set back to an earlier state, or emptied, while a driver "
+            f"was using it: what was written for {lease.sweep} last is not in it"
+        )
 
     # -- records ---------------------------------------------------------------------------------------------------
 
     def save(self, lease: Lease, changes: Changes, now: float) -> None:
-        """Renew the lease and write ``changes``, in one transaction. Raises SweepBusyError when the lease is lost."""
+        """Renew the lease and write ``changes``, in one transaction.
+
+        Raises SweepBusyError when the lease is lost, DatabaseChangedError when an earlier save of ours is not there.
+        """
         name = lease.sweep
-        with self._writing() as connection:
-            self._fence(connection, lease, renewed_at=now, **({"wrote": lease.token} if changes else {}))
+        with self._fenced(lease, renewed_at=now, **({"wrote": lease.token} if changes else {})) as connection:
             self._upsert(connection, schema.trials, [rows.trial_row(name, t) for t in changes.trials])
             self._upsert(connection, schema.attempts, [rows.attempt_row(name, a) for a in changes.attempts])
             self._upsert(connection, schema.evals, [rows.eval_row(name, *e) for e in changes.evals])
+
+    def saves(self, name: str) -> tuple[str, int]:
+        """The id of the sweep ``name``, and how often drivers have written for it; ("", 0) where it is not there."""
+        both = sa.select(schema.sweeps.c.id, schema.leases.c.saves).where(schema.sweeps.c.name == name)
+        with self._reading() as connection:
+            found = connection.execute(both.join(schema.leases, schema.leases.c.name == name)).one_or_none()
+        return (found.id, found.saves) if found else ("", 0)
 
     def wrote(self, name: str) -> int:
         """The token of the last driver that changed a record of ``name``; 0 when none has."""

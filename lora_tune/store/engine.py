@@ -7,13 +7,14 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from lora_tune.errors import StoreError
+from lora_tune.errors import DatabaseChangedError, StoreError
 from lora_tune.mounts import NETWORK, file_system, mountinfo
+from lora_tune.store.file_guard import FileGuard
 
 OLDEST_POSTGRES = 15
 
@@ -83,19 +84,24 @@ def sqlite_file(url: sa.URL) -> Path | None:
     return Path(str(url.database)).resolve() if in_file else None
 
 
-def tune_sqlite(engine: sa.Engine) -> None:
-    """Write-ahead log and one sync a checkpoint: a commit costs microseconds, readers never wait.
+def tune_sqlite(engine: sa.Engine, *, synchronous: Literal["NORMAL", "FULL"] = "NORMAL") -> None:
+    """Write-ahead log, so that readers never wait, and a look before each use whether the file is still ours.
 
-    A power cut may lose the last commits but never corrupts; the jobs' logs hold the facts either way.
+    synchronous: FULL for what must be on the disk when a commit returns, the intention to submit a job for one; it
+    takes along whatever else was written to the file before. NORMAL syncs at checkpoints only: a commit costs
+    microseconds, and a power cut may lose the last ones but never corrupts.
     """
-    if engine.dialect.name != "sqlite":
+    path = sqlite_file(engine.url)
+    if path is None:
         return
 
     @sa.event.listens_for(engine, "connect")
     def _(connection: Any, _record: Any) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA busy_timeout=10000")
+
+    FileGuard(path).watch(engine)
 
 
 def writing_engine(url: sa.URL) -> sa.Engine:
@@ -104,7 +110,7 @@ def writing_engine(url: sa.URL) -> sa.Engine:
         _refuse_network(path, file_system(path, mountinfo()))
         _refuse_damaged(path)
         engine = sa.create_engine(url)
-        tune_sqlite(engine)
+        tune_sqlite(engine, synchronous="FULL")
         return engine
     return sa.create_engine(url, pool_pre_ping=True)
 
@@ -211,11 +217,21 @@ def writing(engine: sa.Engine, url: str) -> Iterator[sa.Connection]:
 
 @contextlib.contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Errors of the database as StoreError, without its password."""
+    """Errors of the database as StoreError, without its password; DatabaseChangedError where it lost its contents."""
     try:
         yield
+    except sa.exc.DatabaseError as error:
+        kind = DatabaseChangedError if _lost_contents(error) else StoreError
+        raise kind(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error
     except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
         raise StoreError(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error
+
+
+def _lost_contents(error: sa.exc.DatabaseError) -> bool:
+    """Whether the server or SQLite says that our tables are gone, or that the file is damaged or no database."""
+    words = str(error.orig)
+    gone = "no such table: lora_tune_" in words or 'relation "lora_tune_' in words
+    return gone or type(error.orig) is sqlite3.DatabaseError
 
 
 def _words(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from lora_tune.errors import StoreError, SweepBusyError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LEASE_SECONDS = 20.0
 """A lease that was not renewed for this long may be taken by another host."""
 
@@ -41,6 +41,8 @@ leases = sa.Table(
     sa.Column("renewed_at", sa.Float, nullable=False),
     # The token of the last driver that changed a record: what an earlier one still has to write is out of date.
     sa.Column("wrote", sa.Integer, nullable=False),
+    # How often drivers have written: it only grows, unless the database is set back to an earlier state.
+    sa.Column("saves", sa.Integer, nullable=False, server_default="0"),
 )
 
 
@@ -111,21 +113,33 @@ def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
         statement = f"ALTER TABLE lora_tune_sweep ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'"
         connection.exec_driver_sql(statement)
     leases.create(connection)
+    connection.exec_driver_sql("ALTER TABLE lora_tune_lease DROP COLUMN saves")  # which a later step adds
     rows = sa.select(old.c.name, old.c.owner, old.c.token, old.c.renewed_at, old.c.token)
     connection.execute(leases.insert().from_select(["name", "owner", "token", "renewed_at", "wrote"], rows))
     for column in ("owner", "token", "renewed_at"):
         connection.exec_driver_sql(f"ALTER TABLE lora_tune_sweep DROP COLUMN {column}")
 
 
-def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
-    """2 to 3: every sweep has an id of its own."""
+def _refuse_while_driven(connection: sa.Connection, now: float) -> None:
+    """Raise SweepBusyError while a driver of an earlier release is at work."""
     held = (leases.c.owner != "") & (leases.c.renewed_at > now - LEASE_SECONDS)
     if (busy := connection.execute(sa.select(leases.c.name, leases.c.owner).where(held)).first()) is not None:
         raise SweepBusyError(_AT_WORK.format(name=busy.name, owner=busy.owner))
+
+
+def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
+    """2 to 3: every sweep has an id of its own."""
+    _refuse_while_driven(connection, now)
     connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN id VARCHAR(32) NOT NULL DEFAULT ''")
     old = sa.table("lora_tune_sweep", sa.column("name"), sa.column("id"))
     for name in connection.scalars(sa.select(old.c.name)).all():
         connection.execute(sa.update(old).where(old.c.name == name).values(id=new_id()))
+
+
+def _count_saves(connection: sa.Connection, now: float) -> None:
+    """3 to 4: leases count how often drivers have written."""
+    _refuse_while_driven(connection, now)
+    connection.exec_driver_sql("ALTER TABLE lora_tune_lease ADD COLUMN saves INTEGER NOT NULL DEFAULT 0")
 
 
 def new_id() -> str:
@@ -133,5 +147,9 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-_UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {1: _leases_of_their_own, 2: _sweeps_have_ids}
+_UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
+    1: _leases_of_their_own,
+    2: _sweeps_have_ids,
+    3: _count_saves,
+}
 """Schema -> what makes the next one of it."""

@@ -1,0 +1,50 @@
+"""What becomes of a driver's memory when its database is not the one any more that it wrote to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lora_tune.records import Sweep
+from lora_tune.store import Store, sqlite_url
+
+
+class Rescue:
+    """Keeps a sweep in a fresh SQLite database at ``path`` from the moment on when its own cannot be trusted.
+
+    lost: what happened to the sweep's own database, "" while nothing did.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lost = ""
+
+    def keep(self, lost: str, sweep: Sweep, now: float) -> None:
+        """Write the whole sweep, in place of what was kept before. Raises StoreError or OSError; what was kept stays.
+
+        lost: what happened to its database, a sentence.
+        """
+        self.lost = lost
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        for path in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm"))):
+            path.unlink(missing_ok=True)
+        store = Store(sqlite_url(partial))
+        try:
+            store.copy_in(sweep, now)
+        finally:
+            store.close()
+        partial.replace(self._path)
+
+    def forget(self) -> None:
+        """The sweep's own database is back, and holds what it did."""
+        if self.lost:
+            self._path.unlink(missing_ok=True)
+        self.lost = ""
+
+    @property
+    def advice(self) -> str:
+        """What happened and what a person can do, a sentence."""
+        return (
+            f"{self.lost}; nothing is written there any more, running jobs are watched to their end, and all records "
+            f"are in {self._path}. To go on: stop this command, put the database back or move {self._path.name} into "
+            "its place (or name it with --storage), and run the same command again"
+        )

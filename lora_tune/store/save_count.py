@@ -1,0 +1,40 @@
+"""How often a sweep's database was written to, noted in the sweep's folder, by which an older database is known."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
+from lora_tune.errors import StoreError
+from lora_tune.store.database import Store
+from lora_tune.store.engine import safe_url
+
+
+class SaveCount:
+    """The count of saves of the sweep ``name``, in ``store`` and in the file ``path`` of its folder.
+
+    The database is synced before the file is written, so a power cut never leaves the file ahead of it.
+    """
+
+    def __init__(self, store: Store, name: str, path: Path) -> None:
+        self._store, self._name, self._path = store, name, path
+
+    def note(self) -> None:
+        """Write down how often the database was written to. Raises StoreError where it does not say."""
+        sweep, saves = self._store.saves(self._name)
+        with contextlib.suppress(OSError):  # a full disk: what was noted before stays
+            write_json(self._path, {"sweep": sweep, "saves": saves})
+
+    def refuse_older(self) -> None:
+        """Raise StoreError where the database knows less than a driver of this folder has written into it."""
+        noted, (sweep, saves) = read_json(self._path).content or {}, self._store.saves(self._name)
+        seen = whole_of(noted, "saves") or 0
+        if text_of(noted, "sweep") != sweep or seen <= saves:
+            return
+        raise StoreError(
+            f"the database {safe_url(self._store.url)} is older than this folder: it was written to {saves} times for "
+            f"{self._name}, and {self._path} says {seen}. It was restored from a backup or rolled back, and does not "
+            "know what ran since. Put the newer database back; or, to go on from the older one and run what it does "
+            f"not know again, remove {self._path}"
+        )

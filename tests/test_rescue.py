@@ -1,0 +1,158 @@
+"""A driver whose database is deleted or set back under it stops writing, watches its jobs, and keeps everything."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from lora_tune.driver import Driver
+from lora_tune.errors import StoreError, SurroundingsError
+from lora_tune.records import Sweep, TrialState
+from lora_tune.search.session import Session
+from lora_tune.store import SaveCount, Store, sqlite_url, tune_sqlite
+from tests.builders import study_of, sweep_of
+from tests.fakes import FakeClock, FakeCluster, command_study
+from tests.test_driver import House, assert_all_accounted_for
+
+TRIALS = 6
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path, FakeCluster(FakeClock()), command_study(trials=TRIALS, parallel=2))
+
+
+def run_until(driver: Driver, ended: int) -> None:
+    """Tick until so many trials have ended."""
+    while sum(t.state is TrialState.FINISHED for t in driver.sweep.trials.values()) < ended:
+        driver.tick()
+        driver._ports.clock.sleep(1.0)
+
+
+def files_of(database: Path) -> list[Path]:
+    return [path for path in database.parent.iterdir() if path.name.startswith(database.name)]
+
+
+def test_a_deleted_database_is_said_and_every_record_is_kept(house: House) -> None:
+    driver = house.driver()
+    run_until(driver, 2)
+    running = sum(t.state is TrialState.RUNNING for t in driver.sweep.trials.values())
+    for path in files_of(house.paths.database):
+        path.unlink()
+    with pytest.raises(SurroundingsError, match=r"sweep\.db was deleted.*all records are in .*rescued\.db\. To go on"):
+        driver.run()
+    assert running > 0
+    assert not house.paths.database.exists()
+    kept = stored(house.paths.rescued, house)
+    assert kept.trials == dict(driver.sweep.trials)
+    assert kept.attempts == dict(driver.sweep.attempts)
+    assert {key: tuple(found) for key, found in kept.evals.items()} == driver.sweep.evals
+    assert sum(t.state is TrialState.FINISHED for t in kept.trials.values()) == 2 + running, "watched to their end"
+
+
+def test_with_the_kept_records_in_its_place_the_sweep_goes_on(house: House) -> None:
+    driver = house.driver()
+    run_until(driver, 3)
+    for path in files_of(house.paths.database):
+        path.unlink()
+    with pytest.raises(SurroundingsError):
+        driver.run()
+    before = stored(house.paths.rescued, house)
+    house.paths.rescued.replace(house.paths.database)
+    house.store = Store(sqlite_url(house.paths.database))
+    house.driver().run()
+    assert_all_accounted_for(house, TRIALS)
+    finished = {n: t for n, t in before.trials.items() if t.state is TrialState.FINISHED}
+    assert {n: house.sweep().trials[n].seconds for n in finished} == {n: t.seconds for n, t in finished.items()}
+
+
+def test_a_backup_put_into_its_place_starts_nothing_again(house: House, tmp_path: Path) -> None:
+    driver = house.driver()
+    run_until(driver, 1)
+    with (
+        contextlib.closing(sqlite3.connect(house.paths.database)) as now,
+        contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
+    ):
+        now.backup(backup)
+        run_until(driver, 3)
+        backup.backup(now)
+    with pytest.raises(SurroundingsError, match=r"was set back to an earlier state"):
+        driver.run()
+    assert set(house.cluster.starts.values()) == {1}
+
+
+def test_a_database_that_is_put_back_is_driven_on(house: House) -> None:
+    driver = house.driver()
+    run_until(driver, 2)
+    away = [(path, path.with_name(f"away-{path.name}")) for path in files_of(house.paths.database)]
+    for path, elsewhere in away:
+        path.replace(elsewhere)
+    driver.tick()
+    assert house.paths.rescued.exists()
+    for path, elsewhere in away:
+        elsewhere.replace(path)
+    assert driver.run().reason == f"all {TRIALS} trials are proposed"
+    assert_all_accounted_for(house, TRIALS)
+    assert not house.paths.rescued.exists(), "it would be out of date"
+
+
+def stored(database: Path, house: House) -> Sweep:
+    store = Store(sqlite_url(database), read_only=True)
+    found = store.load(house.study.name)
+    store.close()
+    assert found is not None
+    return found
+
+
+def test_the_search_takes_in_trials_that_only_the_records_have(tmp_path: Path) -> None:
+    study = study_of()
+    records = sweep_of(study, trials=12, running=2)
+    session = Session(study, sqlite_url(tmp_path / "fresh.db"), tune_sqlite, records=records)
+    for number, trial in records.trials.items():
+        frozen = session._frozen(number)
+        assert frozen.params == dict(trial.tuned)
+        assert frozen.state.is_finished() == (trial.verdict is not None)
+        assert len(frozen.intermediate_values) == len(records.last_evals(number))
+    again = Session(study, sqlite_url(tmp_path / "fresh.db"), tune_sqlite, records=records)
+    asked = again.ask()
+    assert not isinstance(asked, str)
+    assert asked.number == 12
+    assert again.unknown([*records.trials, asked.number]) == []
+
+
+class TestABackupRestoredWhileNobodyDrove:
+    """The folder knows how often the database was written to; the trials that it forgot must not run unseen again."""
+
+    @pytest.fixture
+    def house(self, house: House, tmp_path: Path) -> House:
+        """A sweep of which the database is an earlier state than what its folder has seen."""
+        count = SaveCount(house.store, house.study.name, house.paths.saved)
+        driver = house.driver()
+        run_until(driver, 1)
+        count.refuse_older()
+        with (
+            contextlib.closing(sqlite3.connect(house.paths.database)) as now,
+            contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
+        ):
+            now.backup(backup)
+            run_until(driver, 2)
+            count.note()
+            count.refuse_older()
+            backup.backup(now)
+        return house
+
+    def test_it_is_refused_with_both_ways_on(self, house: House) -> None:
+        count = SaveCount(house.store, house.study.name, house.paths.saved)
+        with pytest.raises(StoreError, match=r"older than this folder.*Put the newer database back; or.*remove .*json"):
+            count.refuse_older()
+        house.paths.saved.unlink()
+        count.refuse_older()
+
+    def test_a_note_that_says_nothing_of_this_sweep_refuses_nothing(self, house: House) -> None:
+        count = SaveCount(house.store, house.study.name, house.paths.saved)
+        for content in (b"", b"{", b'{"sweep": "another", "saves": 99999}', b"[1]", b'{"saves": "x"}'):
+            house.paths.saved.write_bytes(content)
+            count.refuse_older()
