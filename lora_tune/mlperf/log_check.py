@@ -93,7 +93,12 @@ def _rules_in(path: Path) -> Any:
 
 
 def complaints(log: ParsedLog, ruleset: str) -> tuple[str, ...]:
-    """What the compliance checker says against a log; empty when it passes.
+    """What the compliance checker says against a log; empty when it passes."""
+    return tuple(text for _, text in findings(log, ruleset))
+
+
+def findings(log: ParsedLog, ruleset: str) -> list[tuple[str, str]]:
+    """The checker's complaints with the key that each is about, "" where it is about none.
 
     The rules are code in the package's YAML files. Values that they make file names of are looked at before they
     run, and what the rules themselves raise on a strange log is a complaint too.
@@ -104,7 +109,7 @@ def complaints(log: ParsedLog, ruleset: str) -> tuple[str, ...]:
     for key in _FILE_NAMES:
         odd = [line.value["value"] for line in log.lines if line.key == key and not _is_plain(line.value["value"])]
         if odd:
-            return (f"{key} is {odd[0]!r}, which names no rules of MLPerf",)
+            return [(key, f"{key} is {odd[0]!r}, which names no rules of MLPerf")]
     checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
     with heard():
         try:
@@ -115,7 +120,7 @@ def complaints(log: ParsedLog, ruleset: str) -> tuple[str, ...]:
             checker.put_message(f"the rules fail on this log: {type(error).__name__}: {error}")
         finally:
             mlp_compliance.enqueued_configs.clear()
-    return (*checker.overwritable.values(), *checker.not_overwritable)
+    return [*checker.overwritable.items(), *(("", text) for text in checker.not_overwritable)]
 
 
 def _is_plain(value: object) -> bool:

@@ -1,0 +1,82 @@
+"""``python -m benchmarks.gate_agreement [COUNT] [BENCHMARK...]``: gate and mlp_compliance on random configurations.
+
+For each benchmark of rulesets 5.0 to 6.1 (by default all, COUNT 10,000 configurations each) the gate judges variables,
+and the compliance checker, called as its command line does, judges a log file that announces the same values. The gate
+may refuse more by the rules' text alone (LoRA's alpha, end rates); that is counted apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import yaml
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
+from lora_tune.mlperf.gate import check_values
+from lora_tune.mlperf.header import log_lines
+from lora_tune.mlperf.knobs import announced, keys_of
+from lora_tune.mlperf.rulesets import benchmarks_of, order, rulesets
+
+FIRST = "5.0.0"
+
+
+def configuration(benchmark: Benchmark, rng: random.Random) -> dict[str, object]:
+    """Random values for some of the variables that end in a key; half of them what the rules demand."""
+    batch = rng.choice([*benchmark.batch_sizes, rng.randint(1, 20_000)])
+    variables = {key: name for name, key in keys_of(benchmark.name).items() if key != "global_batch_size"}
+    demanded = benchmark.demanded({"global_batch_size": batch})
+    chosen = rng.sample(sorted(variables), rng.randint(0, min(6, len(variables))))
+    values: dict[str, object] = {"GBS": batch}
+    for key in chosen:
+        wanted = demanded.get(key)
+        values[variables[key]] = wanted if wanted is not None and rng.random() < 0.5 else _random(rng)
+    return values
+
+
+def _random(rng: random.Random) -> float:
+    return rng.choice([rng.randint(0, 20_000), 10 ** rng.uniform(-7, 4), 0, 1, 8, 16, 0.1, 0.3, 1_200_000])
+
+
+def main() -> int:
+    """Compare; returns 1 where gate and checker disagree on any configuration."""
+    logging.disable(logging.CRITICAL)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    wanted = set(sys.argv[2:])
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result_0.txt"
+        for ruleset in (r for r in rulesets() if order(r) >= order(FIRST)):
+            for name in (n for n in benchmarks_of(ruleset) if not wanted or n in wanted):
+                benchmark, rng, seen = read_benchmark(name, ruleset), random.Random(f"{name} {ruleset}"), Counter[str]()
+                for _ in range(count):
+                    seen[_compare(benchmark, configuration(benchmark, rng), file)] += 1
+                print(f"{ruleset}  {name:20} {dict(sorted(seen.items()))}", flush=True)
+                total.update(seen)
+    print(f"{total.total()} configurations: {dict(sorted(total.items()))}")
+    return int(total["DISAGREE"] > 0)
+
+
+def _compare(benchmark: Benchmark, values: dict[str, object], file: Path) -> str:
+    said = announced(benchmark.name, values)
+    file.write_text("\n".join(log_lines(benchmark, said)) + "\n", encoding="utf-8")
+    cached, mlp_compliance.yaml = mlp_compliance.yaml, yaml  # as it reads its rules by itself
+    try:
+        checker = mlp_compliance.make_checker("training", benchmark.ruleset, True, False)
+        passes = mlp_compliance.main(str(file), f"training_{benchmark.ruleset}/common.yaml", checker)[0]
+    finally:
+        mlp_compliance.yaml = cached
+    by_text = any(said[key] != wanted for key, wanted in benchmark.by_text(said).items() if key in said)
+    refused = bool(check_values(benchmark, values))
+    if passes != refused:
+        return "both pass" if passes else "both refuse"
+    return "gate refuses by the rules' text" if passes and by_text else "DISAGREE"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

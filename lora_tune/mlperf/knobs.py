@@ -1,0 +1,38 @@
+"""Which MLLOG key a variable of the public implementations ends in: ``knobs.csv``, with where each was seen."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def keys_of(benchmark: str) -> Mapping[str, str]:
+    """Variable (upper case) -> MLLOG key for a benchmark; its own rows before those for all."""
+    text = (files("lora_tune.mlperf") / "knobs.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    common = {row["variable"]: row["key"] for row in rows if row["benchmark"] == "*"}
+    return common | {row["variable"]: row["key"] for row in rows if row["benchmark"] == benchmark}
+
+
+def announced(benchmark: str, values: Mapping[str, object]) -> dict[str, object]:
+    """What a trial with these variables would announce, by MLLOG key; variables that no key names are left out.
+
+    Numbers in text become numbers, as the implementations read them.
+    """
+    keys = keys_of(benchmark)
+    return {keys[name.upper()]: _number(value) for name, value in values.items() if name.upper() in keys}
+
+
+def _number(value: object) -> object:
+    """The number that a text spells; the value itself where it spells none."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

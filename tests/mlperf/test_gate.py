@@ -1,0 +1,152 @@
+"""The closed division's gate: the compliance checker decides on the log that a configuration would print."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune.mlperf.benchmark import read_benchmark
+from lora_tune.mlperf.disclosures import disclosure_exports, disclosures, precisions
+from lora_tune.mlperf.gate import check_range, check_values
+from lora_tune.mlperf.header import log_lines
+from lora_tune.mlperf.knobs import announced, keys_of
+from lora_tune.mlperf.log_check import complaints, parse
+from lora_tune.mlperf.rulesets import benchmarks_of
+
+LORA = read_benchmark("llama2_70b_lora")
+
+
+def says(benchmark: str, **values: object) -> str:
+    return " | ".join(v.sentence for v in check_values(read_benchmark(benchmark), values))
+
+
+def test_free_hyperparameters_pass() -> None:
+    assert check_values(LORA, {"GBS": 8, "LR": 4e-4, "MAX_STEPS": 800, "WARMUP_RATIO": 0.1, "MBS": 1, "TP": 4}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("LORA_RANK", 8, "lora_rank must be 16"),
+        ("lora_dim", 32, "lora_rank must be 16"),
+        ("LORA_ALPHA", 64, "lora_alpha must be 32 (training rules, Hyperparameters"),
+        ("LORA_DROPOUT", 0.05, "lora_dropout must be 0.1"),
+        ("GRADIENT_CLIP_VAL", 1.0, "opt_gradient_clip_norm must be 0.3"),
+        ("WEIGHT_DECAY", 0.0, "opt_adamw_weight_decay must be 0.0001"),
+        ("MAX_SEQLEN", 4096, "max_sequence_length must be 8192"),
+    ],
+)
+def test_what_is_fixed_is_refused_with_its_rule(name: str, value: object, wanted: str) -> None:
+    (found,) = check_values(LORA, {"GBS": 8, name: value})
+    assert found.fatal
+    assert found.name == name
+    assert f"{name} = {value} at GBS 8" in found.sentence
+    assert wanted in found.sentence
+
+
+def test_reference_values_may_be_written_down() -> None:
+    assert check_values(LORA, {"LORA_DROPOUT": 0.1, "WEIGHT_DECAY": "1e-4", "LORA_RANK": "16", "GBS": 8}) == []
+
+
+def test_formulas_are_refused_with_the_value_that_they_give() -> None:
+    assert "opt_base_learning_rate must be 2.4e-05" in says("deepseekv3_671b", GBS=16384, LR=3e-5)
+    assert says("deepseekv3_671b", GBS=16384, LR=2.4e-5) == ""
+    assert "GBS = 8192" in says("deepseekv3_671b", GBS=8192)
+    assert "must be 1e-06" in says("qwen35_397b_grpo", GBS=256, LR=2e-6)
+    assert "opt_base_learning_rate" in says("dlrmv4", GBS=8192, LEARNING_RATE=2e-6)
+    assert says("dlrmv4", GBS=8192, LEARNING_RATE=1.4e-6) == ""
+    assert "opt_end_learning_rate must be 5e-05" in says("llama31_8b", GBS=32, LR=5e-4, MIN_LR=1e-5)
+    assert "max_steps must be 1200000" in says("gpt_oss_20b", GBS=24, MAX_STEPS=500)
+
+
+def test_a_tuned_range_is_refused_where_an_end_of_it_is() -> None:
+    dlrm = read_benchmark("dlrmv4")
+    (found,) = check_range(dlrm, {"LEARNING_RATE": (6e-7, 2e-6)}, [{"GBS": 8192, "LEARNING_RATE": 6e-7}])
+    assert "LEARNING_RATE is tuned, and at one of its ends" in found.sentence
+    assert check_range(dlrm, {"LEARNING_RATE": (6e-7, 1.4e-6)}, [{"GBS": 8192}]) == []
+    tuned = {"LR": (1e-4, 1e-3), "LORA_RANK": (8, 16), "NCCL_MIN_CTAS": (8, 32)}
+    assert [v.name for v in check_range(LORA, tuned, [{"GBS": 8}, {"GBS": 16}])] == ["LORA_RANK"]
+
+
+KEYS = [
+    "global_batch_size", "opt_base_learning_rate", "opt_learning_rate_warmup_steps", "opt_end_learning_rate",
+    "opt_adamw_weight_decay", "opt_gradient_clip_norm", "max_sequence_length", "max_steps", "lora_rank", "eval_samples",
+    "opt_learning_rate_decay_steps", "micro_batch_size", "tensor_parallelism", "evaluation_frequency",
+]  # fmt: skip
+NUMBERS = st.one_of(
+    st.sampled_from([0, 1, 4, 8, 16, 512, 1024, 8192, 16384, 12000, 1_200_000, 262144, 0.1, 1.0, 1e-4, 2.4e-5, 1e-6]),
+    st.floats(1e-7, 1e5, allow_nan=False),
+    st.integers(1, 20_000),
+)
+
+
+@pytest.mark.parametrize("name", sorted({n for r in ("5.0.0", "5.1.0", "6.0.0", "6.1.0") for n in benchmarks_of(r)}))
+@settings(max_examples=15, deadline=None)
+@given(values=st.dictionaries(st.sampled_from(KEYS), NUMBERS, max_size=5), batch=st.integers(1, 20_000))
+def test_gate_and_checker_agree_on_any_configuration(name: str, values: dict[str, object], batch: int) -> None:
+    """The checker on the whole log decides; beyond it the gate refuses only by the rules' text."""
+    benchmark = read_benchmark(name)
+    one_each = {key: variable for variable, key in keys_of(name).items()}
+    config = {"GBS": batch} | {one_each[key]: value for key, value in values.items() if key in one_each}
+    said = announced(name, config)
+    checker = complaints(parse(log_lines(benchmark, said), benchmark.ruleset), benchmark.ruleset)
+    by_text = [k for k, wanted in benchmark.by_text(said).items() if k in said and said[k] != wanted]
+    refused = check_values(benchmark, config)
+    assert bool(refused) == bool(checker) or (refused and by_text)
+
+
+def test_disclosures_follow_from_what_is_tuned() -> None:
+    eight = {"FP8": True, "FP8_DPA": 1, "TP": 4, "CP": 2, "MBS": 1, "FP8_PARAM_GATHER": 0}
+    assert disclosures("llama2_70b_lora", eight, "config_X.sh") == {
+        "lowest_numerical_precision_in_linear": "fp8",
+        "lowest_numerical_precision_in_attn": "fp8",
+        "lowest_numerical_precision_in_comm": "bfloat16",
+        "tensor_parallelism": 4,
+        "pipeline_parallelism": 1,
+        "context_parallelism": 2,
+        "expert_parallelism": 1,
+        "micro_batch_size": 1,
+        "config_filename": "config_X.sh",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "linear", "attention", "communication"),
+    [
+        ({}, "bfloat16", "bfloat16", "bfloat16"),
+        ({"FP8": "True"}, "fp8", "bfloat16", "bfloat16"),
+        ({"FP4": "True", "FP8": "False", "FP8_DPA": "1", "HEALING_ITER": 350}, "nvfp4", "fp8", "bfloat16"),
+        ({"FP4": True, "FP4_RECIPE": "mxfp4", "FP8": True, "FP8_DPA": 0}, "mxfp4", "bfloat16", "bfloat16"),
+        ({"FP8": True, "FP8_PARAM_GATHER": "True"}, "fp8", "bfloat16", "fp8"),
+        ({"FP4": True, "FP4_PARAM_GATHER": 1}, "nvfp4", "bfloat16", "nvfp4"),
+        ({"FP8": False, "FP8_DPA": 1}, "bfloat16", "bfloat16", "bfloat16"),
+        ({"SPARSE_A2A_FWD": "fp16", "SPARSE_A2A_BWD": "fp16"}, "bfloat16", "bfloat16", "fp16"),
+    ],
+)
+def test_the_lowest_precisions(values: dict[str, object], linear: str, attention: str, communication: str) -> None:
+    assert list(precisions(values).values()) == [linear, attention, communication]
+
+
+def test_disclosures_are_exported_under_the_names_that_an_implementation_reads() -> None:
+    values = {"FP4": True, "FP8_DPA": 1, "TENSOR_MODEL_PARALLEL": 2, "EXPERT_PARALLEL": 4, "MICRO_BATCH_SIZE": 3}
+    nvidia = {"MLPERF_LINEAR_PRECISION", "MLPERF_ATTN_PRECISION", "MLPERF_COMM_PRECISION", "LR"}
+    assert disclosure_exports("gpt_oss_20b", values, "c.sh", nvidia) == {
+        "MLPERF_LINEAR_PRECISION": "nvfp4",
+        "MLPERF_ATTN_PRECISION": "fp8",
+        "MLPERF_COMM_PRECISION": "bfloat16",
+    }
+    amd = {"MLLOG_EXPERT_PARALLELISM", "MLLOG_TENSOR_PARALLELISM", "MLLOG_CONFIG_FILENAME", "MLLOG_MICRO_BATCH_SIZE"}
+    assert disclosure_exports("gpt_oss_20b", values, "c.sh", amd) == {
+        "MLLOG_TENSOR_PARALLELISM": 2,
+        "MLLOG_EXPERT_PARALLELISM": 4,
+        "MLLOG_MICRO_BATCH_SIZE": 3,
+        "MLLOG_CONFIG_FILENAME": "c.sh",
+    }
+    assert disclosure_exports("gpt_oss_20b", values, "c.sh", {"LR"}) == {}
+
+
+def test_the_rules_of_6_1_accept_every_disclosure_that_is_derived() -> None:
+    for values in ({}, {"FP8": 1, "FP8_DPA": 1}, {"FP4": 1, "FP4_PARAM_GATHER": 1}):
+        said = {"global_batch_size": 8, **disclosures("llama2_70b_lora", values, "config.sh")}
+        assert complaints(parse(log_lines(LORA, said), LORA.ruleset), LORA.ruleset) == ()
