@@ -17,7 +17,7 @@ from lora_tune.paths import SweepPaths
 from lora_tune.rules import llama31_405b
 from lora_tune.study import Study, find_study, load_study
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Proposal, Workload
+from lora_tune.workloads.base import Workload, some_proposal
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.places import ALSO, places
 
@@ -77,7 +77,8 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
             yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
         else:
             yield from _data_and_model(known, paths)
-        yield files.bandwidth([folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()])
+        folders = [folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()]
+        yield files.bandwidth(folders, study.site.system, study.site.nodes)
 
 
 def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
@@ -101,7 +102,7 @@ def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Fin
     yield from files.data(known.get("DATADIR"))
     yield from files.model(known.get("MODEL"))
     model = Path(known.get("MODEL") or paths.root)
-    if not (model / "weights").is_dir():
+    if not model.is_dir():
         yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
 
 
@@ -126,17 +127,11 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         yield cluster.pyxis(ask)
     yield cluster.mpi(ask, study.site)
     try:
-        job = workload.job(_corner(study), paths.attempt(0, 0).folder)
+        job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
     command = submission_command(job, study.site)
     yield cluster.accepted(ask, command[command.index("sbatch") + 1 :])
-
-
-def _corner(study: Study) -> Proposal:
-    """Some trial of the study."""
-    space = study.search_space
-    return Proposal(number=0, attempt=0, seed=1, parameters=space.resolve(space.corner()))
 
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:

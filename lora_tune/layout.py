@@ -170,8 +170,8 @@ class LayoutAxes(BaseModel):
 def config_file_name(system: str, nodes: int, gpus: int, layout: Layout, suffix: str = "") -> str:
     """The field's name of a config: ``config_<SYSTEM>_<NODES>x<GPUS>x<MINIBS>xtp<TP>pp<PP>cp<CP>[_suffix].sh``.
 
-    ``system`` and ``suffix`` are reduced to letters, digits and ``-``, since the name becomes DGXSYSTEM.
+    ``system`` and ``suffix`` are reduced to letters, digits, ``_`` and ``-``, since the name becomes DGXSYSTEM.
     """
-    clean = re.sub(r"[^A-Za-z0-9-]+", "-", system).strip("-") or "SYSTEM"
-    tail = "_" + re.sub(r"[^A-Za-z0-9-]+", "-", suffix) if suffix else ""
+    clean = re.sub(r"[^A-Za-z0-9_-]+", "-", system).strip("-_") or "SYSTEM"
+    tail = "_" + re.sub(r"[^A-Za-z0-9_-]+", "-", suffix) if suffix else ""
     return f"config_{clean}_{nodes}x{gpus}x{layout.minibs}xtp{layout.tp}pp{layout.pp}cp{layout.cp}{tail}.sh"

@@ -21,7 +21,7 @@ class Site(BaseModel):
 
     profile: str | None = Field(None, description="TOML file with these keys, relative to the study file")
     launcher: Literal["local", "slurm", "simulated"] = Field("local", description="who starts jobs")
-    system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9-]+$", description="system name in exported file names")
+    system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9_-]+$", description="system name in exported file names")
     nodes: int = Field(1, ge=1, description="nodes of one trial")
     gpus_per_node: int = Field(0, ge=0, description="GPUs of one node; 0: CPU only")
     partition: str | None = Field(None, description="sbatch --partition")

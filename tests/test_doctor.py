@@ -66,22 +66,40 @@ class TestTrees:
     def test_a_missing_array(self, tmp_path: Path) -> None:
         assert levels(files.data(str(tmp_path))) == [Level.PROBLEM, Level.PROBLEM]
 
-    def test_a_model_that_was_cut_short(self, tmp_path: Path) -> None:
-        for name in ("context", "weights"):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "file").write_bytes(b"x" * 1000)
-        context, weights = files.model(str(tmp_path))
-        assert context.level is Level.GOOD
-        assert weights.level is Level.PROBLEM
-        assert "130 GB" in weights.what
-
-    def test_a_whole_model(self, tmp_path: Path) -> None:
-        for name in ("context", "weights"):
-            (tmp_path / name).mkdir()
-        (tmp_path / "context" / "model.yaml").write_text("x")
-        with (tmp_path / "weights" / "shard").open("wb") as shard:
+    @pytest.mark.parametrize(
+        ("small", "weights"),
+        [
+            ("context/model.yaml", "weights/shard"),
+            ("model_config.yaml", "model_weights/shard"),
+            ("notes.txt", "llama2-70b.nemo"),
+            ("model/iter_0000000/run_config.yaml", "model/iter_0000000/__0_0.distcp"),
+            ("config.json", "model-00001-of-00015.safetensors"),
+        ],
+    )
+    def test_a_checkpoint_of_any_round_whole_cut_short_and_with_an_empty_file(
+        self, tmp_path: Path, small: str, weights: str
+    ) -> None:
+        for name in (small, weights):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / small).write_text("x")
+        with (tmp_path / weights).open("wb") as shard:
             shard.truncate(140 * 10**9)  # sparse: takes no room
-        assert levels(files.model(str(tmp_path))) == [Level.GOOD, Level.GOOD]
+        assert levels(files.model(str(tmp_path))) == [Level.GOOD]
+        (tmp_path / weights).write_bytes(b"x" * 1000)
+        (cut,) = files.model(str(tmp_path))
+        assert cut.level is Level.PROBLEM
+        assert "130 GB" in cut.what
+        (tmp_path / weights).write_bytes(b"")
+        (empty,) = files.model(str(tmp_path))
+        assert (empty.level, "is empty" in empty.what) == (Level.PROBLEM, True)
+
+    def test_a_checkpoint_of_which_a_part_is_missing_or_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "context").mkdir()
+        missing, *_ = files.model(str(tmp_path))
+        assert str(tmp_path / "weights") in missing.what
+        (tmp_path / "context").rmdir()
+        (unknown,) = files.model(str(tmp_path))
+        assert "NeMo 2 (v5.0, v5.1): context, weights" in unknown.what
 
     def test_nothing(self) -> None:
         assert levels(files.data(None)) == levels(files.model(None)) == [Level.PROBLEM]
@@ -104,18 +122,34 @@ class TestDisks:
 
 
 class TestBandwidth:
-    @pytest.mark.parametrize(("reading", "level"), [("334.5", Level.GOOD), ("212.7", Level.WARNING)])
-    def test_of_the_newest_test(self, tmp_path: Path, reading: str, level: Level) -> None:
+    """A healthy node's all-reduce has two thirds of its links' rate; across nodes the network decides."""
+
+    @pytest.mark.parametrize(
+        ("reading", "device", "system", "nodes", "level"),
+        [
+            ("334.5", "", "DGXH100", 1, Level.GOOD),
+            ("212.7", "", "DGXH100", 1, Level.WARNING),
+            ("212.7", "", "DGX-A100", 1, Level.GOOD),
+            ("334.5", "", "XE9680Lx8B200", 1, Level.WARNING),
+            ("334.5", "#  Rank  0 on n1 device  0 [0x1b] NVIDIA B200", "mine", 1, Level.WARNING),
+            ("334.5", "#  Rank  0 on n1 device  0 [0x1b] NVIDIA H100 80GB HBM3", "B200", 1, Level.GOOD),
+            ("48.1", "", "DGXH100", 4, Level.GOOD),
+            ("48.1", "", "P8000", 1, Level.GOOD),
+        ],
+    )
+    def test_of_the_newest_test(
+        self, tmp_path: Path, reading: str, device: str, system: str, nodes: int, level: Level
+    ) -> None:
         folder = tmp_path / "trials" / "0001"
         folder.mkdir(parents=True)
-        (folder / "x_nccl.log").write_text(f"0: # Avg bus bandwidth    : {reading} \n")
-        finding = files.bandwidth([tmp_path])
+        (folder / "x_nccl.log").write_text(f"{device}\n0: # Avg bus bandwidth    : {reading} \n")
+        finding = files.bandwidth([tmp_path], system, nodes)
         assert finding.level is level
         assert reading.rstrip("0") in finding.what
 
     def test_none_yet(self, tmp_path: Path) -> None:
         (tmp_path / "x_nccl.log").write_text("all_reduce_perf failed\n")
-        assert files.bandwidth([tmp_path]).level is Level.GOOD
+        assert files.bandwidth([tmp_path], "DGXH100", 1).level is Level.GOOD
 
 
 def test_sudo_calls_of_run_sub(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.checks import Finding, good, problem, warning
@@ -12,17 +14,20 @@ from lora_tune.errors import LoraTuneError, StoreError
 from lora_tune.mounts import NETWORK, file_system, mountinfo
 from lora_tune.store import safe_url, server_version
 from lora_tune.study import Study
-from lora_tune.workloads.base import Proposal
+from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.implementation import Implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.script_needs import script_doubts
 
 GB = 1e9
 MODEL_GB = 130
 """Llama-2-70B in 16 bit: 69 B parameters, two bytes each."""
 FREE_GB = 300
 """What the implementation's own README asks for to prepare data and model."""
-HEALTHY_BANDWIDTH = 300.0
-"""Bus bandwidth of NCCL's all-reduce on a DGX H100, GB/s; below it training is slow."""
+LINK_RATES = {"A100": 300.0, "H100": 450.0, "H200": 450.0, "B200": 900.0, "B300": 900.0, "MI3": 448.0}
+"""GB/s of one GPU's links to the others of its node, one way (NVLink 3, 4, 5; xGMI), by a part of the GPU's name."""
+HEALTHY_SHARE = 2 / 3
+"""Of the link's rate, which a healthy node's all-reduce reaches in bus bandwidth: 300 GB/s on a DGX H100."""
 
 
 def container(image: str | None) -> Finding:
@@ -69,26 +74,55 @@ def data(folder: str | None) -> Iterator[Finding]:
             yield good(f"{file}, {file.stat().st_size / 1e6:.0f} MB")
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointForm:
+    """One form of Llama-2-70B on disk: what it consists of, and which part of that holds the weights (globs)."""
+
+    name: str
+    parts: tuple[str, ...]
+    weights: str
+
+
+CHECKPOINTS = (
+    CheckpointForm("NeMo 2 (v5.0, v5.1)", ("context", "weights"), "weights"),
+    CheckpointForm("NeMo 1, unpacked (v4.0, v4.1)", ("model_config.yaml", "model_weights"), "model_weights"),
+    CheckpointForm("NeMo 1 (v4.0, v4.1)", ("*.nemo",), "*.nemo"),
+    CheckpointForm("Megatron Bridge (v6.0)", ("iter_*/run_config.yaml", "iter_*/*.distcp"), "iter_*"),
+    CheckpointForm("Hugging Face", ("config.json", "*.safetensors"), "*.safetensors"),
+)
+"""The forms that public rounds load, most telling first."""
+
+
 def model(folder: str | None) -> Iterator[Finding]:
-    """MODEL with ``context`` and ``weights``, whole."""
+    """MODEL in one of the ``CHECKPOINTS`` forms, whole; in the folder itself or in ``model`` below it."""
     why = "every rank loads it before run_start"
     if not folder:
         yield problem("no model folder", why, "set site.model, or export MODEL=/path/to/model")
         return
-    root = Path(folder)
-    mend = "convert it with the implementation's scripts (convert_model.py), or correct site.model"
-    for name in ("context", "weights"):
-        files = [p for p in (root / name).rglob("*") if p.is_file()] if (root / name).is_dir() else []
-        size = sum(p.stat().st_size for p in files)
-        if not files:
-            yield problem(f"{root / name} is not there or empty", why, mend)
-        elif name == "weights" and size < MODEL_GB * GB:
-            what = f"{root / name} holds {size / GB:.1f} GB in {len(files)} files; Llama-2-70B has {MODEL_GB} GB"
-            yield problem(what, "it is not whole: a copy was cut short, or it is another model", mend)
-        elif empty := [p.name for p in files if p.stat().st_size == 0]:
-            yield problem(f"{root / name}: {', '.join(empty[:3])} is empty", "a copy was cut short", mend)
-        else:
-            yield good(f"{root / name}, {size / GB:.1f} GB in {len(files)} files")
+    root, mend = Path(folder), "convert it with the implementation's scripts, or correct site.model"
+    found = [
+        (place, form, [part for part in form.parts if not any(place.glob(part))])
+        for place in (root, root / "model")
+        for form in CHECKPOINTS
+    ]
+    place, form, absent = min(found, key=lambda one: len(one[2]) / len(one[1].parts))
+    if len(absent) == len(form.parts):
+        forms = "; ".join(f"{form.name}: {', '.join(form.parts)}" for form in CHECKPOINTS)
+        yield problem(f"{root} holds no model of a known form ({forms})", why, mend)
+        return
+    for part in absent:
+        yield problem(f"{place / part} is not there or empty, and the rest of {form.name} is", why, mend)
+    files = [f for p in place.glob(form.weights) for f in ([p] if p.is_file() else p.rglob("*")) if f.is_file()]
+    size = sum(f.stat().st_size for f in files)
+    if form.weights not in absent and not files:
+        yield problem(f"{place / form.weights} is not there or empty", why, mend)
+    elif empty := [f.name for f in files if f.stat().st_size == 0 and f.suffix != ".metadata"]:
+        yield problem(f"{place / form.weights}: {', '.join(empty[:3])} is empty", "a copy was cut short", mend)
+    elif files and size < MODEL_GB * GB:
+        what = f"{place / form.weights} holds {size / GB:.1f} GB in {len(files)} files; Llama-2-70B has {MODEL_GB} GB"
+        yield problem(what, "it is not whole: a copy was cut short, or it is another model", mend)
+    elif not absent:
+        yield good(f"{place}, {form.name}, {size / GB:.1f} GB of weights in {len(files)} files")
 
 
 PRETRAINING = ("PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER")
@@ -142,15 +176,24 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
     except LoraTuneError as error:
         yield problem(str(error), "its run.sub is what a trial runs", "give workload.implementation the folder's path")
         return
-    yield good(f"implementation {found.folder}, {len(found.reads)} variables read")
+    shared = f"; every config sources {', '.join(found.common)}" if found.common else ""
+    yield good(f"implementation {found.folder}, {len(found.reads)} variables read{shared}")
+    if found.in_container:
+        yield warning(
+            "the training code is not in this folder: no file here reads LR or MAX_STEPS",
+            "which variables have an effect, only the container can tell",
+            'nothing, where the names are right; workload.reads = "folder" if the code is here',
+        )
     if re.search(r"\s", str(found.folder)):
         what = f"{found.folder} has a space in it"
         yield problem(what, "its scripts do not quote their paths", "move the folder to a path without spaces")
-    space = study.search_space
     try:
-        proposal = Proposal(number=0, attempt=0, seed=1, parameters=space.resolve(space.corner()))
-        workload.job(proposal, Path("/tmp/doctor"))
-        yield good(f"it reads all of {', '.join(study.space)}")
+        job = workload.job(some_proposal(study), Path("/tmp/doctor"))
+        if not found.in_container:
+            yield good(f"it reads all of {', '.join(study.space)}")
+        for doubt in script_doubts(found.folder / job.argv[0], {*job.environment, *os.environ}):
+            what, _, mend = doubt.rpartition("; ")
+            yield problem(what, "every trial would run into it", mend)
     except LoraTuneError as error:
         yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")
 
@@ -161,21 +204,31 @@ def sudo_calls(found: Implementation, script: str) -> list[str]:
     return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
 
 
-def bandwidth(folders: list[Path]) -> Finding:
-    """The newest NCCL test that a run left behind."""
+def bandwidth(folders: list[Path], system: str, nodes: int) -> Finding:
+    """The newest NCCL test that a run left behind, against what the machine's links give.
+
+    system: the site's name for it, where the log does not name its GPUs. Across nodes the network decides: a reading
+    is then shown and not judged.
+    """
     logs = sorted((log for f in folders for log in f.rglob("*_nccl.log")), key=lambda log: log.stat().st_mtime)
     readings = [
-        (log, float(match[1]))
+        (log, float(match[1]), text)
         for log in logs
-        if (match := re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", log.read_text(errors="replace")))
+        if (match := re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", text := log.read_text(errors="replace")))
     ]
     if not readings:
         return good("no NCCL test on record yet; run.sub makes one unless NCCL_TEST=0")
-    log, reading = readings[-1]
-    if reading < HEALTHY_BANDWIDTH:
+    log, reading, text = readings[-1]
+    devices = " ".join(re.findall(r"^.*\bdevice\b.*$", text, re.MULTILINE))
+    gpu = next((name for words in (devices, system) for name in LINK_RATES if name in words), None)
+    if gpu is None or nodes > 1:
+        unknown = f"no threshold is known for {system}" if gpu is None else "not judged across nodes"
+        return good(f"NCCL bus bandwidth {reading:g} GB/s ({log}); {unknown}")
+    healthy = HEALTHY_SHARE * LINK_RATES[gpu]
+    if reading < healthy:
         return warning(
             f"NCCL bus bandwidth {reading:g} GB/s ({log})",
-            f"a healthy DGX H100 has more than {HEALTHY_BANDWIDTH:g}; trials on such a node are slow and unlike others",
+            f"a healthy node of {gpu} has more than {healthy:.0f}; trials on such a node are slow and unlike others",
             "nvidia-smi topo -m; nvidia-smi nvlink -s; ask the administrator to drain the node",
         )
-    return good(f"NCCL bus bandwidth {reading:g} GB/s ({log})")
+    return good(f"NCCL bus bandwidth {reading:g} GB/s ({log}); a healthy node of {gpu} has more than {healthy:.0f}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lora_tune.mllog import LogReader
+from lora_tune.study import Study
 
 Value = str | int | float | bool
 
@@ -32,6 +33,12 @@ class Proposal:
     parameters: Mapping[str, Value]
     replicates: int = 1
     probe: bool = False
+
+
+def some_proposal(study: Study) -> Proposal:
+    """A trial of the study, for those who look at what its jobs would be."""
+    space = study.search_space
+    return Proposal(number=0, attempt=0, seed=1, parameters=space.resolve(space.corner()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

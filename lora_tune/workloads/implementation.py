@@ -1,7 +1,7 @@
 """An MLPerf implementation's folder: which variables it reads, and what its configs set.
 
-The folder holds ``run.sub``, ``run_and_time.sh``, ``config_common.sh`` (there or in ``configs/``) and the training's
-own files. Nothing here changes it.
+The folder holds a launch script such as ``run.sub``, configs (there or in ``configs/``), most often with a shared one,
+and the training's own files, unless those lie in the container. Nothing here changes it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.errors import SurroundingsError
 
-COMMON = ("config_common.sh", "configs/config_common.sh")
-"""Where the exports that all configs share lie; the first that exists."""
+CONFIG_FOLDERS = ("", "configs")
+"""Where configs lie, relative to the implementation's folder."""
+
+COMMON = "config_common.sh"
+"""The usual name of the exports that all configs share; else any one ``config_*common*.sh``."""
+
+TRAINED_WITH = frozenset({"LR", "MAX_STEPS"})
+"""What every implementation's training code reads: a folder in which no file does has its code in the container."""
 
 LIBRARY_PREFIXES = ("NCCL_", "NVTE_", "CUDA_", "CUDNN_", "CUBLAS_", "TORCH_", "PYTORCH_", "UCX_", "OMP_", "HYDRA_")
 """Variables that libraries inside the container read: no file of the implementation needs to name them."""
@@ -26,6 +32,7 @@ _SHELL = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?[-=]")
 _PYTHON = re.compile(r"""(?i:env)\w*\s*[\[(.][^\n"']*["']([A-Z][A-Z0-9_]*)["']""")
 _YAML = re.compile(r"\benv:\s*([A-Za-z_][A-Za-z0-9_]*)")
+_EXPORT = re.compile(r"^\s*export\s+([A-Za-z_][A-Za-z0-9_]*)=", re.MULTILINE)
 _PATTERNS = {
     ".sh": _SHELL,
     ".sub": _SHELL,
@@ -46,7 +53,8 @@ class Implementation:
 
     common: the shared config files, relative to ``folder``, in the order in which a config sources them.
     reads: names of the variables that some file reads. defaults: those of them that some script has a value for where
-    nobody sets them. values: what the common files export, by name.
+    nobody sets them. values: what the common files export, by name. exported: names that some config exports.
+    in_container: the training code is not in the folder, so it may read anything.
     """
 
     folder: Path
@@ -54,18 +62,40 @@ class Implementation:
     reads: frozenset[str]
     values: Mapping[str, str]
     defaults: frozenset[str] = frozenset()
+    exported: frozenset[str] = frozenset()
+    in_container: bool = False
 
     def knows(self, name: str) -> bool:
-        """Whether setting ``name`` can have an effect."""
-        return name in self.reads or name.startswith(LIBRARY_PREFIXES)
+        """Whether setting ``name`` can have an effect, as far as can be told."""
+        return self.in_container or name in self.reads or name.startswith(LIBRARY_PREFIXES)
+
+    def mentions(self, *names: str) -> bool:
+        """Whether a file reads one of these, or a config exports it for the container."""
+        return not {*names}.isdisjoint(self.reads | (self.exported if self.in_container else frozenset()))
+
+    def spelling(self, names: Sequence[str]) -> str | None:
+        """The first of several names for one thing that a file reads, or else a config exports for the container.
+
+        None where setting it under any of them has no effect.
+        """
+        seen = next((name for name in names if name in self.reads or name.startswith(LIBRARY_PREFIXES)), None)
+        if seen is None and self.in_container:
+            return next((name for name in names if name in self.exported), names[0])
+        return seen
 
 
 def read_implementation(
-    folder: Path, script: str, also: Iterable[str] = (), before: Iterable[str] = ()
+    folder: Path,
+    script: str,
+    also: Iterable[str] = (),
+    before: Iterable[str] = (),
+    reads: str | Sequence[str] | None = None,
 ) -> Implementation:
     """Read ``folder``. ``also`` names further common files beside the first, e.g. ``config_common_fp8attn.sh``.
 
-    before: files that a user sources before the config, such as ``env.sh``; then there need be no common file.
+    before: files that a user sources before the config, such as ``env.sh``. reads: ``"container"`` where the training
+    code lies there, ``"folder"`` where it is all here, or names that it reads beside those that are found; None: found
+    out (``TRAINED_WITH``).
 
     Raises SurroundingsError naming what is missing.
     """
@@ -75,22 +105,46 @@ def read_implementation(
             f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
             "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
         )
-    first = next((name for name in COMMON if (folder / name).is_file()), None)
-    before = tuple(before)
-    if first is None and not before:
-        raise SurroundingsError(f"{folder} holds neither {' nor '.join(COMMON)}; is it the implementation's folder?")
-    common = () if first is None else (first, *(str(Path(first).parent / name) for name in also))
+    before, common = tuple(before), _common_files(folder, tuple(also))
     for name in (script, *before, *common):
         if not (folder / name).is_file():
-            raise SurroundingsError(f"{folder} holds no {name}; is it the implementation's folder?")
+            near = sorted(p.name for p in folder.glob("*.sub"))
+            hint = f"; workload.script may be one of {', '.join(near)}" if name == script and near else ""
+            raise SurroundingsError(f"{folder} holds no {name}; is it the implementation's folder?{hint}")
     lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in (*before, *common))
+    given = () if reads is None or isinstance(reads, str) else tuple(reads)
     return Implementation(
         folder=folder,
         common=common,
-        reads=frozenset(variables_read(folder)),
+        reads=frozenset(variables_read(folder)) | frozenset(given),
         values=sourced(lines, "config_x.sh"),
         defaults=frozenset(_defaults(folder)),
+        exported=frozenset(_exported(folder)),
+        in_container=reads == "container" or (reads is None and not TRAINED_WITH & set(_read_by_training(folder))),
     )
+
+
+def config_files(folder: Path) -> list[Path]:
+    """The configs in an implementation's folder, by name."""
+    return [file for place in CONFIG_FOLDERS for file in sorted((folder / place).glob("config_*.sh"))]
+
+
+def _common_files(folder: Path, also: tuple[str, ...]) -> tuple[str, ...]:
+    """The shared configs, relative to ``folder``; none where it has none.
+
+    Raises SurroundingsError where several could be meant and the study names none of them.
+    """
+    found = [str(f.relative_to(folder)) for f in config_files(folder) if "common" in f.name]
+    first = [name for name in found if Path(name).name == COMMON] or [n for n in found if Path(n).name in also] or found
+    if not first:
+        return tuple(also)
+    if len(first) > 1 and Path(first[0]).name != COMMON and Path(first[0]).name not in also:
+        raise SurroundingsError(
+            f"{folder} holds {', '.join(first)} and no {COMMON}; name those that every config sources in "
+            "workload.common, in order"
+        )
+    place = Path(first[0]).parent
+    return tuple(dict.fromkeys((first[0], *(str(place / name) for name in also))))
 
 
 def variables_read(folder: Path) -> Iterator[str]:
@@ -103,6 +157,19 @@ def variables_read(folder: Path) -> Iterator[str]:
     for path in _sources(folder):
         pattern = _PATTERNS[path.suffix]
         yield from pattern.findall(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _read_by_training(folder: Path) -> Iterator[str]:
+    """The same without configs, which may compute with what they export."""
+    for path in _sources(folder):
+        if not path.name.startswith("config"):
+            yield from _PATTERNS[path.suffix].findall(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _exported(folder: Path) -> Iterator[str]:
+    """Names of the variables that the configs export."""
+    for path in config_files(folder):
+        yield from _EXPORT.findall(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _defaults(folder: Path) -> Iterator[str]:

@@ -23,11 +23,12 @@ from lora_tune.mllog import LogReader, MllogReader
 from lora_tune.paths import AttemptPaths
 from lora_tune.rules import eval_schedule, llama31_405b
 from lora_tune.study import Study
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
 from lora_tune.workloads.places import ALSO, places, required, unseen
 from lora_tune.workloads.recipe import layout_of
+from lora_tune.workloads.script_needs import script_doubts
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "TP": ("TENSOR_MODEL_PARALLEL",),
@@ -45,6 +46,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 NEUTRAL: Mapping[str, Value] = {"PP": 1, "VP": 1, "CP": 1, "SP": 0, "MBS": 1}
 """Layout values that change nothing: an implementation that does not read them may go without."""
+
+_ELSEWHERE = (
+    "no file reads LR or MAX_STEPS, so the training code lies in the container, and only that can tell which variables "
+    'have an effect; workload.reads = "container" says so'
+)
 
 PROBE_STEPS = 16
 """Optimizer steps of each of a probe's two blocks; the second is warm."""
@@ -64,6 +70,11 @@ class MlperfSettings(BaseModel):
     script: str = Field("run.sub", description="the batch script in it")
     before: tuple[str, ...] = Field((), description="files in it to source before the config, e.g. env.sh")
     common: tuple[str, ...] = Field((), description="config files to source after config_common.sh, beside it")
+    reads: Literal["folder", "container"] | tuple[str, ...] | None = Field(
+        None,
+        description='where the training code lies: "folder", or "container" (any variable may then have an effect), or '
+        "names that it reads beside those found in the folder [found out]",
+    )
     suffix: str = Field("", description="ends the config's name, before .sh")
     first_eval: int | None = Field(None, ge=1, description="samples before the first eval; open division only")
     eval_every: int | None = Field(None, ge=1, description="samples between evals; open division only")
@@ -93,7 +104,7 @@ class MlperfWorkload:
         """The folder as read now. Raises SurroundingsError when it is not there."""
         found = self._settings.implementation or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
         settings = self._settings
-        return read_implementation(Path(found), settings.script, settings.common, settings.before)
+        return read_implementation(Path(found), settings.script, settings.common, settings.before, settings.reads)
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config file and run.sub with exactly its environment.
@@ -152,7 +163,13 @@ class MlperfWorkload:
                 raise SurroundingsError(
                     f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
                 )
-        return unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)})
+        job = self.job(some_proposal(self._study), Path("/tmp/check"))
+        elsewhere = [f"{found.folder}: {_ELSEWHERE}"] if found.in_container and self._settings.reads is None else []
+        return [
+            *elsewhere,
+            *unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)}),
+            *script_doubts(found.folder / self._settings.script, {*job.environment, *os.environ}),
+        ]
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """run.sub's output holds MLLOG lines behind rank prefixes."""
@@ -209,7 +226,7 @@ class MlperfWorkload:
         every = int(tuned) if tuned else self._settings.eval_every or int(rule.interval_samples)
         first = self._settings.first_eval or int(rule.first_samples)
         derived: dict[str, Value] = {"VAL_CHECK_INTERVAL": every, "SKIP_EVALS": max(0, round(first / every) - 1)}
-        if not {"SKIP_EVALS", "SKIP_EVAL"} & self.implementation.reads:
+        if not self.implementation.mentions("SKIP_EVALS", "SKIP_EVAL"):
             del derived["SKIP_EVALS"]
         if pretraining and not self.implementation.knows("VAL_CHECK_INTERVAL"):
             del derived["VAL_CHECK_INTERVAL"]  # such an implementation keeps the rule by itself
@@ -256,8 +273,9 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
     """
     found: dict[str, Value] = {}
     for name, value in values.items():
-        known = next((n for n in (name, *ALIASES.get(name, ())) if implementation.knows(n)), None)
-        if known is not None:
+        known = implementation.spelling((name, *ALIASES.get(name, ())))
+        follows = name == "GBS" and not implementation.mentions("GBS", *ALIASES["GBS"])  # from MINIBS
+        if known is not None and not follows:
             found[known] = value
         elif name == "WARMUP_STEPS" and implementation.knows("WARMUP_RATIO"):
             found["WARMUP_RATIO"] = float(value) / float(values["MAX_STEPS"])

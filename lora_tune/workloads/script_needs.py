@@ -1,0 +1,131 @@
+"""Which variables a launch script needs from outside: those without which it ends at once.
+
+A script under ``set -u`` ends at the first variable that nobody set; ``${NAME:?words}`` ends any script. Both are
+found here by reading, before a job is submitted. Read are the script's own lines outside ``if`` and ``case`` (what is
+within may never run), single quotes and comments (which bash does not expand), and the files beside it that it sources.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_NOUNSET = re.compile(r"^\s*set\s+(?:-\w*u|-o\s+nounset|[^#\n]*\s-o\s+nounset)", re.MULTILINE)
+_SOURCES = re.compile(r"^\s*(?:source|\.)\s+[\"']?(?:\S*/)?([\w.-]+\.sh)\b", re.MULTILINE)
+_EXPANSION = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{[#!]?([A-Za-z_]\w*)(\[[^]]*\])?(:?[-=+?])?)")
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;(&|])(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)\+?=(?!=)"
+    r"|\$\{([A-Za-z_]\w*):?="
+    r"|\bfor\s+([A-Za-z_]\w*)\s+in\b"
+    r"|\bread\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
+)
+_VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
+_STARTED = re.compile(r"(?<![\w/.])\./([\w.-]+\.sh)\b")
+_OPENS = re.compile(r"^(?:if|case)\b")
+_CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
+
+_GIVEN = frozenset({
+    "HOME", "USER", "LOGNAME", "PATH", "PWD", "OLDPWD", "SHELL", "HOSTNAME", "RANDOM", "SECONDS", "UID", "EUID", "PPID",
+    "LINENO", "IFS", "OPTARG", "OPTIND", "FUNCNAME", "EPOCHSECONDS", "PIPESTATUS", "REPLY",
+})  # fmt: skip
+_GIVEN_PREFIXES = ("SLURM", "BASH")
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A variable that a script needs. line: as the script first expands it."""
+
+    name: str
+    line: str
+
+
+def needed_variables(script: Path) -> tuple[Needed, ...]:
+    """What ``script`` needs of its environment, each once, in its order. Shell's and Slurm's own are left out."""
+    text = _with_sourced(script)
+    strict = bool(_NOUNSET.search(text))
+    unconditional = list(_unconditional(_code(text)))
+    assigned = {name for line in _code(text).splitlines() for m in _ASSIGNED.finditer(line) for name in m.groups()}
+    found: dict[str, Needed] = {}
+    for line in unconditional:
+        for match in _EXPANSION.finditer(line):
+            name, operator = match[1] or match[2], match[4] or ""
+            given = name in _GIVEN or name.startswith(_GIVEN_PREFIXES)
+            demanded = operator.endswith("?")
+            if not given and name not in assigned and (demanded or (strict and not operator)):
+                found.setdefault(name, Needed(name, line.strip()))
+    return tuple(found.values())
+
+
+def script_doubts(script: Path, known: Collection[str]) -> list[str]:
+    """Why a job of ``script`` would end at once, or ignore its trial, a sentence each. known: what its jobs are given.
+
+    A file beside it that it starts as a program and that may not be executed counts as well.
+    """
+    found = [
+        f"{script.name} needs {needed.name}, which nothing sets, and ends at `{needed.line[:120]}`; export "
+        f"{needed.name}, or set it in [site.environment]"
+        for needed in needed_variables(script)
+        if needed.name not in known
+    ]
+    for config in sourced_configs(script):
+        found.append(
+            f"{script.name} sources {config} itself: what that sets, no trial can; remove the line from a copy of it"
+        )
+    code = _code(script.read_text(encoding="utf-8", errors="replace"))
+    for name in dict.fromkeys(_STARTED.findall(code)):
+        if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
+            found.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
+    return found
+
+
+def sourced_configs(script: Path) -> tuple[str, ...]:
+    """Config files that ``script`` sources itself: what they set, no trial can."""
+    code = _code(script.read_text(encoding="utf-8", errors="replace"))
+    return tuple(dict.fromkeys(n for n in _SOURCES.findall(code) if re.match(r"config_.*\dx\d", n)))
+
+
+def _with_sourced(script: Path) -> str:
+    """The script, and behind it the files of its own folder that it sources by name."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    beside = [script.parent / name for name in dict.fromkeys(_SOURCES.findall(_code(text)))]
+    return "\n".join([text, *(p.read_text(encoding="utf-8", errors="replace") for p in beside if p.is_file())])
+
+
+def _code(text: str) -> str:
+    """``text`` without comments, single-quoted parts and quoted here-documents, continued lines joined."""
+    kept: list[str] = []
+    quote, before = "", "\n"
+    for character in _VERBATIM.sub(r"\1", text).replace("\\\n", "  "):
+        if quote == "'":
+            quote = "" if character == "'" else quote
+            kept.append(character if character == "\n" else " ")
+        elif quote == "#":
+            quote = "" if character == "\n" else quote
+            kept.append(character if character == "\n" else "")
+        elif before == "\\":
+            kept.append(character)
+            before = "" if character == "\\" else character
+            continue
+        elif character == "'" and not quote:
+            quote = "'"
+            kept.append(" ")
+        elif character == "#" and not quote and before in " \t\n;":
+            quote = "#"
+        else:
+            quote = ("" if quote else '"') if character == '"' else quote
+            kept.append(character)
+        before = character
+    return "".join(kept)
+
+
+def _unconditional(code: str) -> Iterator[str]:
+    """The lines that run whatever is the case: those outside ``if`` and ``case``, and the conditions themselves."""
+    depth = 0
+    for line in code.splitlines():
+        words = line.strip()
+        if depth == 0:
+            yield re.split(r"; then|\bin\b", words)[0] if _OPENS.match(words) else words
+        depth = max(0, depth + bool(_OPENS.match(words)) - len(_CLOSES.findall(words)))

@@ -1,0 +1,181 @@
+"""Folders as vendors publish them: other common files, none, code in the container, scripts that need more."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.study import Study
+from lora_tune.workloads import load
+from lora_tune.workloads.base import some_proposal
+from lora_tune.workloads.implementation import read_implementation
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.script_needs import needed_variables, script_doubts
+
+STANDIN = Path(__file__).resolve().parents[1] / "standin"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder of one's own, as the stand-in has it."""
+    return Path(shutil.copytree(STANDIN, tmp_path / "tree"))
+
+
+def workload(tree: Path, system: str = "H100", **settings: object) -> tuple[Study, MlperfWorkload]:
+    study = Study.model_validate(
+        {
+            "name": "t",
+            "workload": {"kind": "mlperf", "implementation": str(tree), **settings},
+            "site": {
+                "launcher": "slurm",
+                "gpus_per_node": 8,
+                "system": system,
+                "container": "image",
+                "data": "/data",
+                "model": "/model",
+            },
+            "space": {"LR": 4e-4, "MAX_STEPS": 800, "layout": {"type": "layout", "tp": [4], "gbs": [8]}},
+            "budget": {"trials": 1},
+        }
+    )
+    found = load(study, "t.toml")
+    assert isinstance(found, MlperfWorkload)
+    return study, found
+
+
+def launch_only(tree: Path) -> None:
+    """As Oracle, Lenovo and Lambda publish it: configs and run.sub, the training lies in the image."""
+    for name in ("conf", "train.py", "run_and_time.sh", "mountcheck.py"):
+        path = tree / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class TestCommonFiles:
+    def test_the_one_shared_config_is_found_whatever_its_name(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "configs").mkdir()
+        (tree / "config_common.sh").rename(tree / "configs" / "config_XD670_common.sh")
+        study, found = workload(tree)
+        job = found.job(some_proposal(study), tmp_path / "a")
+        assert found.implementation.common == ("configs/config_XD670_common.sh",)
+        assert f"source {tree}/configs/config_XD670_common.sh" in next(iter(job.files.values()))
+
+    def test_of_several_the_study_names_those_that_count(self, tree: Path) -> None:
+        (tree / "config_common.sh").rename(tree / "config_common_fp8.sh")
+        (tree / "config_common_bf16.sh").write_text("export PRECISION=bf16\n")
+        with pytest.raises(SurroundingsError, match=r"config_common_bf16.sh, config_common_fp8.sh.*workload.common"):
+            read_implementation(tree, "run.sub")
+        assert read_implementation(tree, "run.sub", ["config_common_fp8.sh"]).common == ("config_common_fp8.sh",)
+
+    def test_a_folder_may_have_none(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "config_common.sh").unlink()
+        study, found = workload(tree)
+        job = found.job(some_proposal(study), tmp_path / "a")
+        assert found.implementation.common == ()
+        assert "source" not in next(iter(job.files.values()))
+
+    def test_a_missing_script_names_those_that_are_there(self, tree: Path) -> None:
+        (tree / "run.sub").rename(tree / "run_4n.sub")
+        with pytest.raises(SurroundingsError, match=r"holds no run.sub.*workload.script may be one of run_4n.sub"):
+            read_implementation(tree, "run.sub")
+
+
+class TestCodeInTheContainer:
+    def test_any_knob_is_passed_on_and_the_sweep_says_why(self, tree: Path, tmp_path: Path) -> None:
+        launch_only(tree)
+        study, found = workload(tree)
+        environment = found.job(some_proposal(study), tmp_path / "a").environment
+        assert (environment["LR"], environment["MAX_STEPS"], environment["TP"]) == ("0.0004", "800", "4")
+        assert "GBS" not in environment  # it follows from MINIBS, as in every implementation
+        assert any("lies in the container" in doubt for doubt in found.check())
+
+    def test_saying_so_silences_it_and_saying_otherwise_refuses_the_knob(self, tree: Path, tmp_path: Path) -> None:
+        launch_only(tree)
+        _, said = workload(tree, reads="container")
+        assert not any("lies in the container" in doubt for doubt in said.check())
+        study, denied = workload(tree, reads="folder")
+        with pytest.raises(InputError, match=r"no file in .* reads LR"):
+            denied.job(some_proposal(study), tmp_path / "a")
+
+    def test_names_may_be_listed_beside_those_that_files_read(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "conf" / "megatron_gpt_peft_tuning_config.yaml").write_text("lr: ${oc.decimal:${oc.env:LR,4e-4}}\n")
+        study, found = workload(tree, reads=["MAX_STEPS", "TP", "MINIBS", "MBS", "VAL_CHECK_INTERVAL"])
+        assert found.job(some_proposal(study), tmp_path / "a").environment["MAX_STEPS"] == "800"
+
+    def test_where_configs_export_a_knob_under_its_other_name_that_name_is_taken(
+        self, tree: Path, tmp_path: Path
+    ) -> None:
+        launch_only(tree)
+        for config in tree.glob("config_*.sh"):
+            config.write_text(config.read_text().replace("export TP=", "export TENSOR_MODEL_PARALLEL="))
+        (tree / "config_common.sh").open("a").write("export TENSOR_MODEL_PARALLEL=8\n")
+        study, found = workload(tree)
+        environment = found.job(some_proposal(study), tmp_path / "a").environment
+        assert environment["TENSOR_MODEL_PARALLEL"] == "4"
+
+
+def test_a_system_name_may_have_an_underscore(tree: Path, tmp_path: Path) -> None:
+    study, found = workload(tree, system="XD670_H200")
+    job = found.job(some_proposal(study), tmp_path / "a")
+    assert list(job.files) == ["config_XD670_H200_1x8x4xtp4pp1cp1.sh"]
+    assert job.environment["DGXSYSTEM"] == "XD670_H200_1x8x4xtp4pp1cp1"
+
+
+class TestWhatAScriptNeeds:
+    def needed(self, tmp_path: Path, text: str) -> list[str]:
+        (tmp_path / "run.sub").write_text(text)
+        return [found.name for found in needed_variables(tmp_path / "run.sub")]
+
+    @pytest.mark.parametrize(
+        ("text", "names"),
+        [
+            ('set -eux\n: "${CONT:?CONT not set}"\nmounts="${WORK_DIR}:/work"\n', ["CONT", "WORK_DIR"]),
+            ("set -euxo pipefail\necho $A ${B} ${C%.sh} ${D[0]} ${#E} $A\n", ["A", "B", "C", "D", "E"]),
+            ("set -o nounset\necho $A\n", ["A"]),
+            ('echo $A\n: "${B:?}"\n', ["B"]),  # without set -u an unset name is empty
+            ("set -u\n: ${A:=1} ${B:-2} ${C-} ${D:+x}\nE=1; export F=2; readonly G=3\necho $A $E $F $G\n", []),
+            ("set -u\nfor i in 1 2; do echo $i $A; done\nread -r B; echo $B\n", ["A"]),
+            ("set -u\nif [[ $A ]]; then\n  echo $B\nfi\ncase x in y) echo $C;; esac\necho $D\n", ["A", "D"]),
+            ("set -u\n# $A\nbash -c 'echo $B' ; echo \\$C # $D\necho \"it's $E\"\n", ["E"]),
+            ("set -u\ncat <<'EOF'\n$A\nEOF\ncat <<EOF\n\\$B $C\nEOF\n", ["C"]),
+            ("set -u\necho $SLURM_JOB_ID $HOME $RANDOM ${BASH_SOURCE[0]}\n", []),
+        ],
+    )
+    def test_names_without_which_it_ends_at_once(self, tmp_path: Path, text: str, names: list[str]) -> None:
+        assert self.needed(tmp_path, text) == names
+
+    def test_what_a_file_beside_it_sets_or_needs_counts(self, tmp_path: Path) -> None:
+        (tmp_path / "config_mounts.sh").write_text('_mounts="${DATADIR}:/data"\n')
+        text = 'set -u\nsource ${RUNSUB_DIR:-.}/config_mounts.sh\necho "$_mounts"\n'
+        assert self.needed(tmp_path, text) == ["DATADIR"]
+
+    @given(st.text(alphabet="set -u$A{}:?'\"#\n\\<EOFif;case ", max_size=80))
+    def test_no_text_is_too_odd(self, text: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            assert all(name.isidentifier() for name in self.needed(Path(folder), text))
+
+    def test_each_doubt_says_what_ends_and_what_to_do(self, tmp_path: Path) -> None:
+        (tmp_path / "run.sub").write_text(
+            "set -eux\nsource config_DGXB200_1x8x1xtp1pp1cp1.sh\necho ${WORK_DIR} ${KNOWN}\nsrun ./run_and_time.sh\n"
+        )
+        (tmp_path / "run_and_time.sh").write_text("true\n")
+        needs, sources, started = script_doubts(tmp_path / "run.sub", {"KNOWN"})
+        assert "needs WORK_DIR, which nothing sets" in needs
+        assert "export WORK_DIR" in needs
+        assert "sources config_DGXB200_1x8x1xtp1pp1cp1.sh itself" in sources
+        assert f"chmod +x {tmp_path}/run_and_time.sh" in started
+        (tmp_path / "run_and_time.sh").chmod(0o755)
+        assert len(script_doubts(tmp_path / "run.sub", {"KNOWN", "WORK_DIR"})) == 1
+
+    def test_the_sweep_and_its_dry_run_say_it_beforehand(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tree / "run.sub").open("a").write('echo "${WORK_DIR}"\n')
+        monkeypatch.delenv("WORK_DIR", raising=False)
+        _, found = workload(tree)
+        assert any("needs WORK_DIR" in doubt for doubt in found.check())
+        monkeypatch.setenv("WORK_DIR", "/work")
+        assert not any("needs WORK_DIR" in doubt for doubt in found.check())
