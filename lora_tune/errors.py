@@ -4,7 +4,8 @@
     +-- InputError          exit 2   the user's input: a study file, an option, an exported value
     |   +-- StudyError               a study file, named with the key that is wrong
     +-- SurroundingsError   exit 3   the machine: a tool, file, folder, database or cluster is missing
-    |   +-- SweepBusyError           another driver owns this sweep
+    |   +-- SweepBusyError           another driver owns this sweep, or its folder
+    |   +-- ForeignFolderError       the folder holds another sweep than the database says
     |   +-- LauncherError            a job could not be submitted, read or cancelled
     |   |   +-- RefusedError         the scheduler answered, and takes no such job
     |   +-- StoreError               the database is unreadable, of another version, or away
@@ -57,6 +58,10 @@ class SurroundingsError(LoraTuneError):
 
 class SweepBusyError(SurroundingsError):
     """Another driver owns this sweep."""
+
+
+class ForeignFolderError(SurroundingsError):
+    """The folder and the database do not belong together."""
 
 
 class LauncherError(SurroundingsError):

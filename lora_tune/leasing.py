@@ -84,12 +84,17 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
 
 @contextlib.contextmanager
 def keeping(
-    store: BufferedStore, lease: Lease, now: Callable[[], float], renewed: Callable[[], None] = lambda: None
+    store: BufferedStore,
+    lease: Lease,
+    now: Callable[[], float],
+    renewed: Callable[[], None] = lambda: None,
+    touch: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Renew the lease in a thread, so that a cluster that answers slowly does not cost it.
 
-    renewed: called after each renewal; it may raise StoreError. The thread ends with the block, or when the lease is
-    lost; whoever writes next hears of that.
+    renewed: called after each renewal; it may raise StoreError. touch: shows in the sweep's folder that its driver
+    lives; it may raise SweepBusyError and OSError. The thread ends with the block, or when the lease is lost; whoever
+    writes next hears of that.
     """
     ended = threading.Event()
 
@@ -98,6 +103,8 @@ def keeping(
             if store.idle_seconds() > STUCK_SECONDS:
                 continue
             try:
+                with contextlib.suppress(OSError):  # a disk that is away now may be back before the lease has run out
+                    touch()
                 store.renew(lease, now())
                 renewed()
             except SweepBusyError:

@@ -65,6 +65,11 @@ class SweepPaths:
         return self.root / "study.toml"
 
     @property
+    def identity(self) -> Path:
+        """Which sweep this folder belongs to, and where its records are."""
+        return self.root / "sweep.json"
+
+    @property
     def database(self) -> Path:
         return self.root / "sweep.db"
 
@@ -95,7 +100,7 @@ class SweepPaths:
 
     @property
     def lock(self) -> Path:
-        """Host and process id of the driver that owns this folder."""
+        """The driver that owns this folder: host, process, and a token of its own."""
         return self.root / "driver.lock"
 
     @property

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from lora_tune import errors
+from lora_tune.controller.folder_lock import FolderLock
+from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.driver import Clock, Driver, Ports, RealClock, Search, View
 from lora_tune.launchers.base import Launcher
 from lora_tune.leasing import keeping
 from lora_tune.paths import SweepPaths
-from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, tune_sqlite
+from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, safe_url, sqlite_url, tune_sqlite
 from lora_tune.store.locate import open_store
 from lora_tune.study import Study, parse_study, study_changes
 from lora_tune.workloads.base import Checks, Prepares, Workload
@@ -58,7 +60,10 @@ def doubts(workload: Workload) -> Sequence[str]:
 
 
 def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
-    """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all."""
+    """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all.
+
+    Raises ForeignFolderError where the two do not belong together; nothing is written then.
+    """
     root, study = plan.paths.root, plan.study
     doubts(plan.workload)
     try:
@@ -69,7 +74,10 @@ def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
         raise errors.SurroundingsError(
             f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
         ) from error
+    if not storage and not plan.paths.database.exists():
+        refuse_foreign(plan.paths, None, safe_url(sqlite_url(plan.paths.database)))
     store = open_store(plan.paths, storage)
+    refuse_foreign(plan.paths, store.load(study.name), safe_url(store.url))
     store.begin(study.name, plan.from_file.digest, plan.text, now)
     return store
 
@@ -112,10 +120,27 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Around, *, accept_cha
 
     The lease is renewed meanwhile and given back at the end.
     """
-    with given_back(store, lease):
+    with given_back(store, lease), own_folder(plan, store, lease) as lock:
         settle(plan, store, lease, accept_changes=accept_changes)
-        with at_work(plan, store, lease, around, lambda: _open_session(plan, store), plan.paths) as driving:
+        with at_work(plan, store, lease, around, lambda: _open_session(plan, store), plan.paths, lock) as driving:
             yield driving
+
+
+@contextlib.contextmanager
+def own_folder(plan: Plan, store: Store, lease: Lease) -> Iterator[FolderLock]:
+    """The folder of the plan, for this driver alone; the lease is kept while an earlier owner is waited for.
+
+    Raises SweepBusyError, ForeignFolderError.
+    """
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        store.save(lease, Changes(), time.time())
+
+    sweep = store.load(plan.study.name)
+    assert sweep is not None, "the sweep's row is made before its lease"
+    with owned(plan.paths, sweep, safe_url(store.url), sleep) as lock:
+        yield lock
 
 
 @contextlib.contextmanager
@@ -140,19 +165,26 @@ def noting(count: SaveCount) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_work(
-    plan: Plan, store: Store, lease: Lease, around: Around, search: Callable[[], Search], prepared: SweepPaths
+    plan: Plan,
+    store: Store,
+    lease: Lease,
+    around: Around,
+    search: Callable[[], Search],
+    prepared: SweepPaths,
+    lock: FolderLock,
 ) -> Iterator[Driver]:
-    """A driver of what ``search`` proposes, under a lease that is renewed meanwhile.
+    """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
 
     prepared: the folder whose preparation counts, and where it is made if it is not there.
     """
     clock = around.clock
     count = SaveCount(store, plan.study.name, plan.paths.saved)
     count.refuse_older()
-    records = BufferedStore(store, plan.paths.unsaved)
-    if done := records.recover(lease, clock.now()):
+    buffered = BufferedStore(store, plan.paths.unsaved)
+    if done := buffered.recover(lease, clock.now()):
         around.view.line(done)
-    with noting(count), keeping(records, lease, clock.now, count.note):
+    records = FencedStore(buffered, lock)
+    with noting(count), keeping(buffered, lease, clock.now, count.note, lock.touch):
         ports = Ports(
             workload=plan.workload,
             launcher=around.launcher,

@@ -28,7 +28,7 @@ from lora_tune.overview import other_score
 from lora_tune.paths import SweepPaths, near
 from lora_tune.records import Sweep, Trial, Verdict
 from lora_tune.redact import redact
-from lora_tune.running import Around, Plan, driver, make_clock, open_sweep, settle
+from lora_tune.running import Around, Plan, driver, given_back, make_clock, open_sweep, own_folder, settle
 from lora_tune.scaling import scaling, table
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.study import Study, closed_violations, find_study, load_study
@@ -113,9 +113,9 @@ def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:
     store = open_sweep(plan, storage, time.time())
     lease = take_lease(store, plan.study.name, time.time())
     try:
-        settle(plan, store, lease, accept_changes=accept_changes)
+        with given_back(store, lease), own_folder(plan, store, lease):
+            settle(plan, store, lease, accept_changes=accept_changes)
     finally:
-        store.release(lease)
         store.close()
     click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
 

@@ -25,7 +25,7 @@ from lora_tune.paths import SweepPaths, near
 from lora_tune.raced import Replicate, replicates, seed_spread
 from lora_tune.records import Sweep, Trial
 from lora_tune.redact import redact
-from lora_tune.running import Around, Plan, at_work, doubts, given_back, make_clock
+from lora_tune.running import Around, Plan, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.search.replicates import RaceSettings
 from lora_tune.store import Changes, Store
 from lora_tune.store.locate import open_store
@@ -168,7 +168,8 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         # What the sweep prepared serves its replicates.
         with (
             given_back(store, lease),
-            at_work(plan, store, lease, around, lambda: race, review.paths) as driving,
+            own_folder(plan, store, lease) as lock,
+            at_work(plan, store, lease, around, lambda: race, review.paths, lock) as driving,
         ):
             outcome = run_interruptibly(driving)
             if outcome.interrupted:

@@ -1,0 +1,148 @@
+"""One folder, one driver: across databases, processes and hosts, and after a death of any kind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_tune.controller import folder_lock
+from lora_tune.controller.folder_lock import FolderLock
+from lora_tune.errors import SweepBusyError
+from lora_tune.store import LEASE_SECONDS
+
+
+class Steady:
+    """The clock that nobody sets, and waiting on it; ``meanwhile`` is what others do in a second of it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.meanwhile: list[FolderLock] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for lock in self.meanwhile:
+            lock.touch()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Steady:
+    made = Steady()
+    monkeypatch.setattr(folder_lock, "steady", lambda: made.now)
+    return made
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """What follows happens on another host."""
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_lock, "host", lambda: "login2")
+        patch.setattr(folder_lock, "boot", lambda: "another boot")
+        yield patch
+
+
+def lock_in(folder: Path, about: str = "study a, records in X") -> FolderLock:
+    return FolderLock(folder / "driver.lock", about)
+
+
+def test_a_second_driver_is_refused_with_who_is_at_work(tmp_path: Path, clock: Steady) -> None:
+    first = lock_in(tmp_path)
+    first.take(clock.sleep)
+    clock.meanwhile = [first]
+    with pytest.raises(SweepBusyError, match=rf"pid {os.getpid()} \(study a, records in X\).*--output"):
+        lock_in(tmp_path, "study a, records in Y").take(clock.sleep)
+    first.release()
+    lock_in(tmp_path).take(clock.sleep)
+
+
+def test_an_owner_that_vanished_with_its_host_is_taken_over_and_stops_when_it_comes_back(
+    tmp_path: Path, clock: Steady, elsewhere: pytest.MonkeyPatch
+) -> None:
+    first, second = lock_in(tmp_path), lock_in(tmp_path)
+    first.take(clock.sleep)
+    elsewhere.undo()
+    before = clock.now
+    second.take(clock.sleep)
+    assert LEASE_SECONDS <= clock.now - before <= LEASE_SECONDS + 1
+    with pytest.raises(SweepBusyError, match="was taken over by"):
+        first.check()
+    first.release()
+    second.check()
+
+
+def test_an_owner_of_another_host_that_lives_keeps_its_folder(
+    tmp_path: Path, clock: Steady, elsewhere: pytest.MonkeyPatch
+) -> None:
+    first = lock_in(tmp_path)
+    first.take(clock.sleep)
+    elsewhere.undo()
+    clock.meanwhile = [first]
+    with pytest.raises(SweepBusyError, match="login2"):
+        lock_in(tmp_path).take(clock.sleep)
+
+
+def test_a_dead_process_of_this_host_is_taken_over_at_once(tmp_path: Path, clock: Steady) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_take_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert (tmp_path / "driver.lock").exists()
+    before = clock.now
+    lock_in(tmp_path).take(clock.sleep)
+    assert clock.now == before
+
+
+def _take_and_die(folder: Path) -> None:
+    lock_in(folder).take()
+    os._exit(9)
+
+
+def test_a_process_of_an_earlier_boot_is_taken_over_at_once(tmp_path: Path, clock: Steady) -> None:
+    first = lock_in(tmp_path)
+    first.take(clock.sleep)
+    path = tmp_path / "driver.lock"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "yesterday"}))
+    before = clock.now
+    lock_in(tmp_path).take(clock.sleep)
+    assert clock.now == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"{", b"[]", b"{}", b'{"token": 5, "pid": "x"}'])
+def test_a_damaged_lock_keeps_nobody_out(content: bytes, tmp_path: Path, clock: Steady) -> None:
+    (tmp_path / "driver.lock").write_bytes(content)
+    lock_in(tmp_path).take(clock.sleep)
+
+
+def test_a_lock_file_that_somebody_removed_is_made_again(tmp_path: Path, clock: Steady) -> None:
+    first = lock_in(tmp_path)
+    first.take(clock.sleep)
+    (tmp_path / "driver.lock").unlink()
+    first.touch()
+    clock.meanwhile = [first]
+    with pytest.raises(SweepBusyError):
+        lock_in(tmp_path).take(clock.sleep)
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_of_drivers_that_start_at_one_instant_exactly_one_works(round_: int, tmp_path: Path, clock: Steady) -> None:
+    barrier, locks = threading.Barrier(4), [lock_in(tmp_path) for _ in range(4)]
+    taken: list[FolderLock] = []
+
+    def race(lock: FolderLock) -> None:
+        barrier.wait()
+        with contextlib.suppress(SweepBusyError):
+            lock.take(lambda _: [winner.touch() for winner in taken])
+            taken.append(lock)
+
+    threads = [threading.Thread(target=race, args=(lock,)) for lock in locks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 1
+    taken[0].touch()
