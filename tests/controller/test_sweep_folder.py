@@ -111,7 +111,7 @@ def test_a_database_may_be_moved_with_the_folder_left_in_place(place: Path) -> N
 
 
 def test_a_folder_that_another_attempt_ran_in_is_left_as_it_is(place: Path) -> None:
-    """The database was put back from a copy that knows nothing of trial 1."""
+    """The database was put back from a copy that knows nothing of trial 1, and its user goes on from there."""
     assert sweep(place, "--trials", "1").returncode == 0
     root = place / "sweeps" / "quick"
     shutil.copytree(root, place / "backup")
@@ -122,6 +122,7 @@ def test_a_folder_that_another_attempt_ran_in_is_left_as_it_is(place: Path) -> N
         file.unlink()
     for file in (place / "backup").glob("sweep.db*"):
         shutil.copy(file, root / file.name)
+    (root / "saved.json").unlink()
     done = sweep(place, "--trials", "2")
     assert done.returncode == 0, done.stderr
     assert log.read_bytes() == before
