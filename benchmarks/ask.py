@@ -20,10 +20,10 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.lab.problems import h100_wide
-from lora_tune.search.goal import Goal, closed_schedule, rcp_mean
+from benchmarks.laboratory.problems import h100_wide
+from lora_tune.search.grey_box.objective import Goal, closed_schedule, rcp_mean
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.published import llama2_70b_lora
-from lora_tune.search.sampler import GreyBoxSampler
 
 ASKS = 7
 

@@ -15,14 +15,14 @@ import time
 from datetime import date
 from pathlib import Path
 
-from lora_tune.driver import Driver, Ports
-from lora_tune.launchers.simulated import of_study
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Sweep
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import load_study
+from lora_tune.controller.driver import Dependencies, Driver
+from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
+from lora_tune.simulation.launcher import of_study
 from lora_tune.store import Store, sqlite_url, tune_sqlite
-from lora_tune.study import load_study
-from lora_tune.view import Quiet
+from lora_tune.store.records import Sweep
 from lora_tune.workloads import load
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"
@@ -46,7 +46,7 @@ def run(nodes: int, node_hours: float) -> None:
         launcher = of_study(study)
         store.begin(study.name, study.digest, STUDY.read_text(encoding="utf-8"), launcher.now())
         lease = store.take_lease(study.name, "benchmark", launcher.now())
-        ports = Ports(
+        ports = Dependencies(
             workload=load(study, STUDY), launcher=launcher, store=store, session=Session(study, store.url, tune_sqlite),
             clock=launcher, view=Quiet(),
         )  # fmt: skip

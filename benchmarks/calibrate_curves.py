@@ -1,6 +1,6 @@
 """Calibrate the shipped families of eval curves on the calibration half of the public runs.
 
-``python -m benchmarks.calibrate_curves`` rewrites ``lora_tune/curve_data/llama2_70b_lora.json``. Only submissions with
+``python -m benchmarks.calibrate_curves`` rewrites ``lora_tune/mlperf/data/llama2_70b_lora.json``. Only submissions with
 ``public_runs.is_test(...)`` false are read, and of those the good ones: mean samples to target at most 1.2 times the
 MLPerf reference convergence point of their batch size. docs/statistics.md explains each step.
 """
@@ -17,15 +17,15 @@ import numpy as np
 from scipy.special import betaincinv
 
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
-from lora_tune import rules
-from lora_tune.curve.crossing import Z90, estimate
-from lora_tune.curve.family import HUBER, Family, Offset, fit_offset
-from lora_tune.curve.forecast import expected_stop, forecast
-from lora_tune.curve.learn import robust_sd
-from lora_tune.curve.points import points
-from lora_tune.curve.published import CALIBRATION, envelope
-from lora_tune.curve.stall import worst_pair
-from lora_tune.curve.timing import Schedule
+from lora_tune import mlperf
+from lora_tune.curves.crossing import Z90, estimate
+from lora_tune.curves.family import HUBER, Family, Offset, fit_offset
+from lora_tune.curves.forecast import expected_stop, forecast
+from lora_tune.curves.learn import robust_sd
+from lora_tune.curves.points import points
+from lora_tune.curves.stall import worst_pair
+from lora_tune.curves.timing import Schedule
+from lora_tune.mlperf.published_curves import CALIBRATION, envelope
 
 GOOD = 1.2
 NOISE_BINS = (-0.75, -0.5, -0.3, -0.15, 0.0, 0.15)
@@ -41,7 +41,7 @@ def is_good(runs: Sequence[PublicRun]) -> bool:
 
 
 def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
-    """All constants of ``curve.published`` from ``runs``; bad submissions are left out here."""
+    """All constants of ``curves.published`` from ``runs``; bad submissions are left out here."""
     groups = [g for g in by_submission(runs).values() if is_good(g)]
     good = [r for g in groups for r in g]
     found: dict[str, Any] = {"target": TARGET, **_shape(groups)}
@@ -65,7 +65,7 @@ def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
 
 
 def _reference(gbs: int) -> float:
-    found = rules.reference(gbs)
+    found = mlperf.reference(gbs)
     assert found is not None, f"public run at GBS {gbs}"
     return found.mean
 

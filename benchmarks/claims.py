@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.lab.ours import METHODS
-from lora_tune.lab.problem import Problem
-from lora_tune.lab.problems import h100_wide
-from lora_tune.mllog import Eval
-from lora_tune.search.acquisition import recommend_from
-from lora_tune.search.model import learn
+from benchmarks.laboratory.ours import METHODS
+from benchmarks.laboratory.problem import Problem
+from benchmarks.laboratory.problems import h100_wide
+from lora_tune.config.space import LayoutParameter, Space
+from lora_tune.logs.mllog import Eval
+from lora_tune.search.grey_box.acquisition import recommend_from
+from lora_tune.search.grey_box.model import learn
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
-from lora_tune.space import LayoutParameter, Space
 
 RUNS = (40, 160, 340)
 

@@ -21,9 +21,9 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import TrialState
 
-from lora_tune.lab.problems import h100_wide
+from benchmarks.laboratory.problems import h100_wide
 from lora_tune.search.throughput import ThroughputSampler
-from lora_tune.surfaces.machine import Degrees
+from lora_tune.simulation.machine import Degrees
 
 AFTER = (5, 10, 20, 40)
 LIVES = 0.1

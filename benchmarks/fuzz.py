@@ -29,14 +29,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from lora_tune.diagnose import FailureScanner, diagnose, redact
-from lora_tune.errors import LoraTuneError
-from lora_tune.hostlist import MOST
-from lora_tune.launchers import slurm_text
+from lora_tune.base.errors import LoraTuneError
+from lora_tune.base.hostlist import MOST
+from lora_tune.config.study import parse_study
 from lora_tune.launchers.base import JobState
-from lora_tune.mllog import LogReader, MllogReader
-from lora_tune.readers import make_reader
-from lora_tune.study import parse_study
+from lora_tune.launchers.slurm import parse
+from lora_tune.logs.failures import FailureScanner, diagnose, redact
+from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.readers import make_reader
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.implementation import sourced
 
@@ -204,9 +204,9 @@ def slurm_answers() -> list[list[bytes]]:
     values = {"JobID": "17", "Name": "s-0001-0", "RestartCnt": "0", "exit_code": "256", "NodeList": "n[1-3,07]"}
     times = {"SubmitTime": "1700000000", "StartTime": "1700000005", "EndTime": "N/A", "Comment": "mine"}
     squeue, sacct = [], []
-    for number, state in enumerate(slurm_text.STATES):
+    for number, state in enumerate(parse.STATES):
         fields = {**values, **times, "JobID": str(number), "State": state, "Reason": "None"}
-        line = "".join(fields.get(name, "").ljust(width) for name, width in slurm_text._SQUEUE.items())
+        line = "".join(fields.get(name, "").ljust(width) for name, width in parse._SQUEUE.items())
         squeue.append(line.encode())
         sacct.append(f"{number}|{state} by 0|0:9|1:0|1700000000|1700000005|Unknown|n[1-2]|mine|s-0001-0".encode())
     detail = b"JobId=17 JobName=s ExitCode=0:0 DerivedExitCode=3:0 NodeList=n[1-2]"
@@ -216,13 +216,13 @@ def slurm_answers() -> list[list[bytes]]:
 def check_slurm(_: random.Random, answer: bytes) -> str:
     """Every parser is given every answer."""
     text = answer.decode(errors="replace")
-    slurm_text.detail_exit_code(text)
-    slurm_text.output_rows(text)
-    for row in (*slurm_text.squeue_rows(text), *slurm_text.sacct_rows(text)):
-        status = slurm_text.status(row, NOW)
+    parse.detail_exit_code(text)
+    parse.output_rows(text)
+    for row in (*parse.squeue_rows(text), *parse.sacct_rows(text)):
+        status = parse.status(row, NOW)
         if not isinstance(status.state, JobState) or len(status.nodes) > MOST:
             return f"slurm: {row}"
-        slurm_text.find([row], row.name, row.comment, NOW)
+        parse.find([row], row.name, row.comment, NOW)
     return ""
 
 

@@ -25,7 +25,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from lora_tune.lab.problems import h100_wide
+from benchmarks.laboratory.problems import h100_wide
 from lora_tune.search import tpe
 
 Values = dict[str, Any]

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from mlperf_logging.compliance_checker.mlp_parser import parse_file
 
-from lora_tune.diagnose import FailureScanner
-from lora_tune.logtail import LogTail
-from lora_tune.mllog import LogReader, MllogReader, Run
+from lora_tune.logs.failures import FailureScanner
+from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
+from lora_tune.logs.tail import LogTail
 
 RULESET = "5.0.0"
 
@@ -103,7 +103,7 @@ class Both:
         self.reader.feed(chunk)
         self.scanner.feed(chunk)
 
-    def run(self) -> Run:
+    def run(self) -> RunLog:
         return self.reader.run()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.mllog import Eval, Run
+from lora_tune.logs.mllog import Eval, RunLog
 
 TARGET = 0.925
 
@@ -25,7 +25,7 @@ class PublicRun:
     learning_rate: float
     max_steps: int
     minutes: float
-    run: Run
+    run: RunLog
 
     @property
     def stop(self) -> float:
@@ -72,7 +72,7 @@ def _public_run(row: dict) -> PublicRun:
         learning_rate=row["lr"],
         max_steps=row["max_steps"],
         minutes=row["minutes"],
-        run=Run(
+        run=RunLog(
             evals=tuple(Eval(*e) for e in row["evals_samples_loss_seconds"]),
             throughput=tuple(s for s in speeds if s),
             eval_seconds=tuple(row["eval_seconds"] or ()),

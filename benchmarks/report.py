@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lora_tune import dashboard, report
-from lora_tune.commandline import load_review
+from lora_tune.commands import dashboard, report
+from lora_tune.commands.options import load_review
 from tests.builders import stored, study_of, sweep_of
 
 TRIALS, EVALS = 2000, 30

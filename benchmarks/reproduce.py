@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import median
 
 from lora_tune.analysis.intervals import time_interval
-from lora_tune.facts import Eval
-from lora_tune.mllog import MllogReader
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Sweep
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import load_study
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import Eval
 from lora_tune.store import Store, sqlite_url
-from lora_tune.study import load_study
+from lora_tune.store.records import Sweep
 
 
 def by_hand(config: Path, target: float) -> Eval | None:

@@ -40,17 +40,17 @@ import numpy as np
 import optuna
 
 from benchmarks import scale_cluster
-from lora_tune import driver as driving
-from lora_tune.driver import Driver, Ports, RealClock
-from lora_tune.launchers.slurm import SlurmLauncher
-from lora_tune.mllog import Eval
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import Study, load_study
+from lora_tune.controller import driver as driving
+from lora_tune.controller.driver import Dependencies, Driver, RealClock
+from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.logs.mllog import Eval
+from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Asked, Session
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.store import Changes, Lease, Store, sqlite_url, tune_sqlite
-from lora_tune.study import Study, load_study
-from lora_tune.view import Quiet
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.workloads import load as load_workload
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"
@@ -312,7 +312,7 @@ def drive(
         return "at" in ready and time.time() - ready["at"] > 20
 
     clock = Measuring(warm, 60 * minutes)
-    ports = Ports(
+    ports = Dependencies(
         workload=load_workload(study, file), launcher=SlurmLauncher(study.site), store=store, session=session,
         clock=clock, view=watcher,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from lora_tune.mllog import MllogReader, Run
+from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.recipes.settings import TINY_TARGET
 
 UNREACHABLE = "0.01"
@@ -44,7 +44,7 @@ class Result:
     """wall: seconds from the start of the process to its end. core: seconds of processor time in them."""
 
     point: Point
-    run: Run
+    run: RunLog
     wall: float
     core: float
 

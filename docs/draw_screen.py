@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lora_tune.records import StopKind, Sweep, TrialState
+from lora_tune.config.study import find_study, load_study
+from lora_tune.review.screen import screen
 from lora_tune.store import Store, sqlite_url
-from lora_tune.study import find_study, load_study
-from lora_tune.view import screen
+from lora_tune.store.records import StopKind, Sweep, TrialState
 
 IMAGES = Path(__file__).parent / "images"
 START_UP = 2.0

@@ -22,7 +22,7 @@ COMMANDS = {
     "interchange": "all trials as CSV, Parquet, MLflow runs or TensorBoard events",
     "explain": "which knobs matter, why a trial ended, what to try next",
     "bench": "search methods side by side on simulated clusters",
-    "doctor": "what a study needs on this cluster, and how to mend what is missing",
+    "doctor": "what a study needs on this cluster, and how to fix what is missing",
 }
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""
 

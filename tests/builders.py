@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lora_tune import outcome
-from lora_tune.facts import Eval, Run
-from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.config.study import Study, parse_study
+from lora_tune.controller import results
+from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.recorded import recorded_trials
 from lora_tune.store import Changes, Store, sqlite_url
-from lora_tune.study import Study, parse_study
+from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 
 BEGAN = 1_760_000_000.0
 """Epoch seconds at which built sweeps began."""
@@ -227,7 +227,7 @@ def _finish(
         curve = curve[: max(2, len(curve) // 2)]
         verdict, stop = Verdict.PRUNED, StopKind.PRUNED
         sentence = "stalled: two evals in a row 0.0081 above the median curve; 0.3% of good runs look like this"
-    run = Run(
+    run = RunLog(
         init_start_ms=0,
         init_stop_ms=120_000,
         run_start_ms=120_000,
@@ -244,7 +244,7 @@ def _finish(
         trial,
         seconds=reached.seconds if reached and verdict is Verdict.REACHED else None,
         samples=reached.samples if reached and verdict is Verdict.REACHED else None,
-        facts=outcome.facts(study, trial, attempts, run, now),
+        facts=results.facts(study, trial, attempts, run, now),
     )
     end = attempt.ended_at
     assert end is not None

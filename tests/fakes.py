@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_tune.errors import LauncherError
+from lora_tune.base.errors import LauncherError
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.workloads.base import Job
 
@@ -29,7 +29,7 @@ class FakeClock:
     def now(self) -> float:
         return self.time
 
-    def unhurried(self) -> float:
+    def monotonic_now(self) -> float:
         return min(self.time, self.true)
 
     def sleep(self, seconds: float) -> None:

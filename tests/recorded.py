@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.records import Sweep
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Sweep
 
 
 def recorded(database: Path | str, name: str) -> Sweep:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lora_tune.facts import LogReader, Run
-from lora_tune.follow import FollowedLog
-from lora_tune.readers import make_reader
+from lora_tune.logs.follower import LogFollower
+from lora_tune.logs.readers import make_reader
+from lora_tune.logs.run import LogReader, RunLog
 
 BEGAN = 1_760_000_000.0
 
@@ -37,14 +37,14 @@ def append(log: Path, data: bytes, at: float) -> None:
     os.utime(log, (at, at))
 
 
-def follow(log: Path, clock: Clock, begun: float | None = None) -> FollowedLog:
+def follow(log: Path, clock: Clock, begun: float | None = None) -> LogFollower:
     def reader() -> LogReader:
         return make_reader("jsonl", clock=clock, global_batch_size=8)
 
-    return FollowedLog(log, reader, clock.now, begun=begun)
+    return LogFollower(log, reader, clock.now, begun=begun)
 
 
-def watched(log: Path, clock: Clock) -> Run:
+def watched(log: Path, clock: Clock) -> RunLog:
     """A driver that reads ten evals, one every ten seconds."""
     followed = follow(log, clock)
     for step in range(1, 11):
@@ -54,7 +54,7 @@ def watched(log: Path, clock: Clock) -> Run:
     return followed.run()
 
 
-def seconds(run: Run) -> list[float]:
+def seconds(run: RunLog) -> list[float]:
     return [round(e.seconds, 3) for e in run.evals]
 
 
@@ -150,7 +150,7 @@ def test_another_file_than_the_one_whose_times_are_known(tmp_path: Path) -> None
 def test_a_log_with_time_stamps_needs_no_times(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     append(log, b':::MLLOG {"time_ms": 1}\n', BEGAN)
-    FollowedLog(log, lambda: make_reader("mllog"), BEGAN, begun=BEGAN).poll(BEGAN)
+    LogFollower(log, lambda: make_reader("mllog"), BEGAN, begun=BEGAN).poll(BEGAN)
     assert [p.name for p in tmp_path.iterdir()] == ["job.log"]
 
 

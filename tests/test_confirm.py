@@ -17,24 +17,27 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lora_tune import decide, export, outcome, status, view
+from lora_tune.analysis.replicates import replicates, seed_spread
+from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import duration
-from lora_tune.confirm import main
-from lora_tune.confirm.command import replicate_study
-from lora_tune.confirm.outcome import as_json, confirmation, confirmed, summary
-from lora_tune.confirm.race import Race, contenders
-from lora_tune.confirm.submission import short_complaints, split_runs
-from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands import export, status
+from lora_tune.commands.confirm import main
+from lora_tune.commands.confirm.command import replicate_study
+from lora_tune.commands.confirm.outcome import as_json, confirmation, confirmed, summary
+from lora_tune.commands.confirm.race import Race, contenders
+from lora_tune.commands.confirm.submission import short_complaints, split_runs
+from lora_tune.commands.report import report_html
+from lora_tune.commands.sweep import main as sweep_main
+from lora_tune.config.study import Study
+from lora_tune.controller import policy
+from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
-from lora_tune.mllog import MllogReader
-from lora_tune.paths import SweepPaths
-from lora_tune.raced import replicates, seed_spread
-from lora_tune.records import CHOSEN, PASSED_OVER, Attempt, Sweep, Trial, TrialState, Verdict
-from lora_tune.report import report_html
-from lora_tune.search.replicates import RaceSettings
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.review import screen
+from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Store, sqlite_url
-from lora_tune.study import Study
-from lora_tune.sweep import main as sweep_main
+from lora_tune.store.records import CHOSEN, PASSED_OVER, Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.workloads.command import CommandWorkload
 from tests.builders import study_of, sweep_of, with_trial
 from tests.fakes import record
@@ -197,7 +200,7 @@ def test_what_trials_need_is_looked_for_first(house: House, tmp_path: Path, monk
     assert "/model is not seen from here" in house.confirm("--seeds", "10").output
 
     def missing(self: object) -> None:
-        raise SurroundingsError("/model does not exist; set site.model")
+        raise SetupError("/model does not exist; set site.model")
 
     there = House(tmp_path)
     monkeypatch.setattr(CommandWorkload, "check", missing, raising=False)
@@ -227,7 +230,7 @@ def test_a_sweep_that_is_driven_meanwhile_is_not_written_to(house: House) -> Non
     finally:
         store.release(lease)
     assert done.exit_code == 0
-    assert "not noted in it: run the same command again" in done.output
+    assert "not noted in it: rerun the same command" in done.output
 
 
 def test_a_dry_run_shows_who_would_race_and_submits_nothing(tmp_path: Path) -> None:
@@ -370,7 +373,7 @@ def test_a_run_that_the_machine_failed_is_run_again_and_not_for_ever(verdict: Ve
     for _ in range(3):
         race.tell(lost)
     if verdict is Verdict.FAILED:
-        with pytest.raises(SurroundingsError, match="mend it and run the same command again"):
+        with pytest.raises(SetupError, match="fix it and rerun the same command"):
             race.ask()
 
 
@@ -452,7 +455,7 @@ def test_a_configuration_that_missed_twice_has_no_score_in_words_and_in_json(cur
 
 def screen_text(study: Study, race: Sweep) -> str:
     console = Console(width=1000, record=True, file=io.StringIO())
-    console.print(view.screen(study, race, 0.0, []))
+    console.print(screen.screen(study, race, 0.0, []))
     return console.export_text()
 
 
@@ -497,13 +500,13 @@ def test_a_job_of_several_runs_is_left_alone_until_its_last_one_has_reached_the_
 ) -> None:
     study, attempt = study_of(), Attempt(trial=0, number=0, job_name="x-0000-0", folder="", started_at=100.0)
     run = log_of("reached").run()
-    look = decide.Look(
+    look = policy.JobSnapshot(
         attempt=attempt, status=JobStatus(state=JobState.RUNNING), run=run, grew_at=100.0, replicates=3, begun=begun
     )
-    action = decide.watch(study, look, 200.0)
-    assert (action.kind.value if isinstance(action, decide.Stop) else None) == stopped
-    late = decide.watch(study, look, 100.0 + 3 * 3600 + 1)
-    assert isinstance(late, decide.Stop)
+    action = policy.watch(study, look, 200.0)
+    assert (action.kind.value if isinstance(action, policy.Stop) else None) == stopped
+    late = policy.watch(study, look, 100.0 + 3 * 3600 + 1)
+    assert isinstance(late, policy.Stop)
     assert "180 min" in late.sentence
 
 

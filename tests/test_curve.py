@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune import curve
-from lora_tune.mllog import Eval, Run
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.mlperf import published_curves
 
 TARGET = 0.925
-GBS_8 = curve.log_linear(
+GBS_8 = curves.log_linear(
     0.92483, -0.02244, 3000, noise=0.0015, seed=0.001, wander=0.001, spread=0.0012, drift=0.01, name="test"
 )
 
@@ -33,8 +34,10 @@ def run_of(*losses: float, first: float = 1536, step: float = 384) -> list[Eval]
 
 @settings(deadline=None)  # the first example imports scipy
 @given(anything, st.one_of(st.none(), st.just(GBS_8)), st.floats(0.1, 10))
-def test_no_sequence_of_evals_breaks_an_estimate(evals: list[Eval], family: curve.Family | None, target: float) -> None:
-    found = curve.estimate(evals, target, family=family)
+def test_no_sequence_of_evals_breaks_an_estimate(
+    evals: list[Eval], family: curves.Family | None, target: float
+) -> None:
+    found = curves.estimate(evals, target, family=family)
     assert found.low <= found.samples <= found.high
     assert found.censored == (not any(e.loss <= target for e in evals))
 
@@ -44,17 +47,17 @@ def test_no_sequence_of_evals_breaks_an_estimate(evals: list[Eval], family: curv
 def test_no_sequence_of_evals_breaks_a_verdict(
     evals: list[Eval], references: list[list[Eval]], end: float | None
 ) -> None:
-    found = curve.verdict(evals, TARGET, references, curve.StallSettings(max_samples=end))
+    found = curves.verdict(evals, TARGET, references, curves.StallSettings(max_samples=end))
     assert found.stop == bool(found.sentence) == bool(found.reason)
 
 
 @settings(deadline=None)  # the first example imports scipy
 @given(anything, st.lists(numbers, max_size=5), st.lists(numbers, max_size=5))
 def test_no_run_breaks_a_timing(evals: list[Eval], speeds: list[float], lengths: list[float]) -> None:
-    run = Run(evals=tuple(evals), throughput=tuple(speeds), eval_seconds=tuple(lengths))
-    curve.timing(run)
-    assert curve.pace_spread(run) >= 0
-    assert curve.samples_between_evals(run) >= 0
+    run = RunLog(evals=tuple(evals), throughput=tuple(speeds), eval_seconds=tuple(lengths))
+    curves.timing(run)
+    assert curves.pace_spread(run) >= 0
+    assert curves.samples_between_evals(run) >= 0
 
 
 def good_run(last: float = 3072, offset: float = 0.0) -> list[Eval]:
@@ -63,7 +66,7 @@ def good_run(last: float = 3072, offset: float = 0.0) -> list[Eval]:
 
 
 def test_a_run_on_the_family_curve_crosses_where_the_family_does() -> None:
-    found = curve.estimate(good_run(), TARGET, family=GBS_8)
+    found = curves.estimate(good_run(), TARGET, family=GBS_8)
     assert found.samples == pytest.approx(GBS_8.samples_at(TARGET))
     assert (found.stop_samples, found.stop_seconds, found.censored) == (3072, 1536, False)
     assert found.low < found.samples < found.high
@@ -72,87 +75,87 @@ def test_a_run_on_the_family_curve_crosses_where_the_family_does() -> None:
 def test_one_spike_does_not_move_the_fixed_shape_estimate() -> None:
     evals = good_run()
     spiked = [*evals[:2], Eval(2304, evals[2].loss + 0.6, 1152), *evals[3:]]
-    clean = curve.estimate(evals, TARGET, family=GBS_8).samples
-    assert curve.estimate(spiked, TARGET, family=GBS_8).samples == pytest.approx(clean, rel=0.001)
+    clean = curves.estimate(evals, TARGET, family=GBS_8).samples
+    assert curves.estimate(spiked, TARGET, family=GBS_8).samples == pytest.approx(clean, rel=0.001)
 
 
 def test_an_unfinished_run_gives_a_censored_forecast_that_widens_with_the_distance() -> None:
-    near, far = (curve.estimate(good_run(last), TARGET, family=GBS_8) for last in (2688, 1536))
+    near, far = (curves.estimate(good_run(last), TARGET, family=GBS_8) for last in (2688, 1536))
     assert near.censored
     assert near.stop_samples is None
     assert far.high / far.low > near.high / near.low
 
 
 def test_without_a_family_a_free_fit_extends_the_runs_own_curve() -> None:
-    found = curve.estimate(good_run(2688), TARGET)
+    found = curves.estimate(good_run(2688), TARGET)
     assert found.samples == pytest.approx(GBS_8.samples_at(TARGET), rel=0.001)
 
 
 def test_a_flat_unfinished_curve_never_crosses() -> None:
-    found = curve.estimate(run_of(0.95, 0.95, 0.95, 0.95), TARGET)
+    found = curves.estimate(run_of(0.95, 0.95, 0.95, 0.95), TARGET)
     assert (found.samples, found.low, found.high) == (math.inf, 2688, math.inf)
 
 
 def test_nothing_read_yet_means_anything_is_possible() -> None:
-    found = curve.estimate([], TARGET)
+    found = curves.estimate([], TARGET)
     assert (found.samples, found.low, found.high, found.censored) == (math.inf, 0, math.inf, True)
 
 
 def test_timing_drops_the_cold_block() -> None:
-    found = curve.timing(Run(throughput=(1.9, 2.0, 2.02, 2.01), eval_seconds=(40.0, 38.0, 38.5, 38.2)))
-    assert found == curve.Timing(2.01, 38.2)
+    found = curves.timing(RunLog(throughput=(1.9, 2.0, 2.02, 2.01), eval_seconds=(40.0, 38.0, 38.5, 38.2)))
+    assert found == curves.Timing(2.01, 38.2)
 
 
 def test_the_spread_of_the_pace_leaves_out_the_cold_block_and_one_hiccup() -> None:
-    assert curve.pace_spread(Run(throughput=(1.0, 2.0, 2.0, 2.0, 0.5))) == 0
-    assert curve.pace_spread(Run(throughput=(1.0, 1.9, 2.0, 2.1))) == pytest.approx(1.4826 * 0.05)
-    assert curve.pace_spread(Run(throughput=(1.0, 2.0, 1.0))) == 0, "two blocks say nothing of their spread"
+    assert curves.pace_spread(RunLog(throughput=(1.0, 2.0, 2.0, 2.0, 0.5))) == 0
+    assert curves.pace_spread(RunLog(throughput=(1.0, 1.9, 2.0, 2.1))) == pytest.approx(1.4826 * 0.05)
+    assert curves.pace_spread(RunLog(throughput=(1.0, 2.0, 1.0))) == 0, "two blocks say nothing of their spread"
 
 
 def test_timing_falls_back_to_time_stamps() -> None:
     evals = tuple(Eval(s, 1.0, s / 2 + 30 * (i + 1)) for i, s in enumerate((384, 768, 1152)))
-    assert curve.timing(Run(evals=evals, eval_seconds=(30.0, 30.0, 30.0))).samples_per_second == pytest.approx(2.0)
+    assert curves.timing(RunLog(evals=evals, eval_seconds=(30.0, 30.0, 30.0))).samples_per_second == pytest.approx(2.0)
 
 
 def test_predicted_seconds_adds_training_and_evals() -> None:
-    schedule = curve.Schedule(1536, 384)
+    schedule = curves.Schedule(1536, 384)
     expected = (3000 + 192) / 2.0 + 30 * (1 + (3192 - 1536) / 384)
-    assert curve.predicted_seconds(3000, curve.Timing(2.0, 30.0), schedule) == pytest.approx(expected)
+    assert curves.predicted_seconds(3000, curves.Timing(2.0, 30.0), schedule) == pytest.approx(expected)
 
 
 def test_two_evals_that_are_not_numbers_are_divergence_even_before_the_first_verdict() -> None:
-    found = curve.verdict(run_of(0.94, math.nan, math.inf), TARGET, (), curve.StallSettings(no_verdict_before=9e9))
+    found = curves.verdict(run_of(0.94, math.nan, math.inf), TARGET, (), curves.StallSettings(no_verdict_before=9e9))
     assert (found.stop, found.reason) == (True, "diverged")
 
 
 def test_one_spike_is_not_divergence() -> None:
-    assert not curve.verdict(run_of(0.94, 0.935, 1.5), TARGET).stop
-    assert curve.verdict(run_of(0.94, 0.935, 1.5, 1.4), TARGET).reason == "diverged"
+    assert not curves.verdict(run_of(0.94, 0.935, 1.5), TARGET).stop
+    assert curves.verdict(run_of(0.94, 0.935, 1.5, 1.4), TARGET).reason == "diverged"
 
 
 def test_a_flat_curve_without_reference_is_stopped_only_when_its_end_is_known() -> None:
     flat = run_of(*(0.95 + 0.0005 * (-1) ** i for i in range(8)))
-    assert not curve.verdict(flat, TARGET).stop
-    assert curve.verdict(flat, TARGET, (), curve.StallSettings(max_samples=8192)).reason == "stalled"
+    assert not curves.verdict(flat, TARGET).stop
+    assert curves.verdict(flat, TARGET, (), curves.StallSettings(max_samples=8192)).reason == "stalled"
 
 
 def test_finished_runs_become_the_reference() -> None:
     references = [good_run(3456, offset) for offset in (-0.001, -0.0003, 0.0, 0.0004, 0.0011)]
-    slow = curve.verdict(good_run(2304, 0.02), TARGET, references)
+    slow = curves.verdict(good_run(2304, 0.02), TARGET, references)
     assert slow.reason == "stalled"
     assert "good runs look like this" in slow.sentence
-    assert not curve.verdict(good_run(2304, 0.001), TARGET, references).stop
+    assert not curves.verdict(good_run(2304, 0.001), TARGET, references).stop
 
 
 def test_the_published_shape_is_there_for_the_batch_sizes_of_the_public_runs() -> None:
-    assert curve.published(4) is None
-    assert curve.published(256) is None
-    assert curve.published(8).family.samples_at(TARGET) == pytest.approx(2980, rel=0.01)
-    assert curve.published(128).family.samples_at(TARGET) == pytest.approx(11000, rel=0.02)
+    assert published_curves.published(4) is None
+    assert published_curves.published(256) is None
+    assert published_curves.published(8).family.samples_at(TARGET) == pytest.approx(2980, rel=0.01)
+    assert published_curves.published(128).family.samples_at(TARGET) == pytest.approx(11000, rel=0.02)
 
 
 def test_a_stricter_false_prune_rate_needs_a_larger_excess() -> None:
-    envelope = curve.published(8)
+    envelope = published_curves.published(8)
     assert envelope.threshold(0.01) > envelope.threshold(0.1)
     assert envelope.threshold(1e-9) == envelope.thresholds[-1][1]
     assert envelope.rate_of(envelope.threshold(0.05)) == pytest.approx(0.05)
@@ -160,13 +163,13 @@ def test_a_stricter_false_prune_rate_needs_a_larger_excess() -> None:
 
 def test_a_run_that_leaves_its_family_is_estimated_without_it() -> None:
     healed = run_of(0.961, 0.958, 0.955, 0.952, 0.934, 0.9235)
-    found = curve.estimate(healed, TARGET, family=curve.published(8).family)
+    found = curves.estimate(healed, TARGET, family=published_curves.published(8).family)
     assert "fixed shape" not in found.method
     assert 3072 <= found.samples <= 3456
 
 
 def test_a_forecast_is_a_distribution_over_the_coming_evals() -> None:
-    found = curve.forecast(good_run(2304), TARGET, family=GBS_8)
+    found = curves.forecast(good_run(2304), TARGET, family=GBS_8)
     assert found.stops[:2] == (2688, 3072)
     assert list(found.chance) == sorted(found.chance)
     assert found.chance_by(2687) == 0 < found.chance_by(3072) < found.chance_by(3840)
@@ -174,35 +177,35 @@ def test_a_forecast_is_a_distribution_over_the_coming_evals() -> None:
 
 
 def test_a_run_that_has_stopped_is_certain() -> None:
-    found = curve.forecast(good_run(), TARGET, family=GBS_8)
+    found = curves.forecast(good_run(), TARGET, family=GBS_8)
     assert (found.stops, found.chance) == ((3072,), (1.0,))
 
 
 def test_a_run_that_wanders_more_is_forecast_less_surely() -> None:
     steady, wandering = (dataclasses.replace(GBS_8, wander=w) for w in (0.0, 0.004))
-    late = [curve.forecast(good_run(2304), TARGET, family=f).quantile(0.95) for f in (steady, wandering)]
+    late = [curves.forecast(good_run(2304), TARGET, family=f).quantile(0.95) for f in (steady, wandering)]
     assert late[0] < late[1]
 
 
 def test_a_flat_run_has_no_forecast() -> None:
-    found = curve.forecast(run_of(0.95, 0.95, 0.95), TARGET)
+    found = curves.forecast(run_of(0.95, 0.95, 0.95), TARGET)
     assert (found.chance_by(1e9), found.quantile(0.5)) == (0.0, math.inf)
 
 
 def test_the_stop_is_expected_half_an_interval_after_the_crossing() -> None:
-    schedule = curve.Schedule(1536, 384)
+    schedule = curves.Schedule(1536, 384)
     crossings = np.linspace(2880, 3264, 50)
     quiet = dataclasses.replace(GBS_8, noise=(1e-6, 1e-6))
-    lag = [curve.expected_stop(c, quiet, schedule) - c for c in crossings]
+    lag = [curves.expected_stop(c, quiet, schedule) - c for c in crossings]
     assert np.mean(lag) == pytest.approx(192, rel=0.02)
-    assert curve.expected_stop(100, GBS_8, schedule) == pytest.approx(1536, rel=0.001)
-    assert curve.expected_stop(math.inf, GBS_8, schedule) == math.inf
+    assert curves.expected_stop(100, GBS_8, schedule) == pytest.approx(1536, rel=0.001)
+    assert curves.expected_stop(math.inf, GBS_8, schedule) == math.inf
 
 
 def test_noise_makes_a_run_stop_earlier_than_its_curve_crosses() -> None:
-    schedule = curve.Schedule(1536, 96)
+    schedule = curves.Schedule(1536, 96)
     loud = dataclasses.replace(GBS_8, noise=(0.004, 0.004))
-    assert curve.expected_stop(3000, loud, schedule) < 3000
+    assert curves.expected_stop(3000, loud, schedule) < 3000
 
 
 def test_a_shape_is_learned_from_runs_of_the_study() -> None:
@@ -212,11 +215,11 @@ def test_a_shape_is_learned_from_runs_of_the_study() -> None:
         samples = np.arange(512.0, 4500, 384)
         losses = 0.9 + 0.3 * (samples / 500) ** -1.4 + rng.normal(0, 0.0008) + rng.normal(0, 0.001, len(samples))
         runs.append([Eval(s, v, s) for s, v in zip(samples, losses, strict=True)])
-    family = curve.learn_family(runs, 0.915)
+    family = curves.learn_family(runs, 0.915)
     truth = 500 * (0.3 / 0.015) ** (1 / 1.4)
     assert family.samples_at(0.915) == pytest.approx(truth, rel=0.05)
     assert list(family.loss) == sorted(family.loss, reverse=True)
-    early = curve.estimate(runs[0][:7], 0.915, family=family)
+    early = curves.estimate(runs[0][:7], 0.915, family=family)
     assert early.censored
     assert early.low < truth < early.high
 
@@ -224,66 +227,66 @@ def test_a_shape_is_learned_from_runs_of_the_study() -> None:
 def test_slow_runs_that_go_on_longest_do_not_lift_the_learned_shapes_end() -> None:
     fast = [good_run(3072, o) for o in (-0.0008, -0.0004, 0.0, 0.0004)]
     slow = [good_run(9000, o) for o in (0.012, 0.014)]
-    family = curve.learn_family([*fast, *slow], TARGET)
+    family = curves.learn_family([*fast, *slow], TARGET)
     truth = GBS_8.loss_at(np.array([4224.0]))[0]
     assert family.loss_at(np.array([4224.0]))[0] == pytest.approx(truth, abs=0.002)
 
 
 def test_two_runs_teach_no_shape() -> None:
-    assert curve.learn_family([good_run(), good_run()], TARGET) is None
-    assert curve.envelope_from([good_run()] * 3, TARGET) is None
+    assert curves.learn_family([good_run(), good_run()], TARGET) is None
+    assert curves.envelope_from([good_run()] * 3, TARGET) is None
 
 
 def test_a_run_that_reached_the_target_is_never_stopped() -> None:
-    assert not curve.verdict([*good_run(), Eval(3456, math.nan, 1), Eval(3840, math.nan, 1)], TARGET).stop
+    assert not curves.verdict([*good_run(), Eval(3456, math.nan, 1), Eval(3840, math.nan, 1)], TARGET).stop
 
 
 def test_a_healed_run_is_compared_with_no_other_curve() -> None:
     samples = 1536 + 384.0 * np.arange(14)
     slow = [*[0.955] * 5, *np.linspace(0.945, 0.9275, 9)]
     run = [Eval(s, v, s / 2) for s, v in zip(samples, slow, strict=True)]
-    reference = curve.published(8)
-    assert curve.stalled(run, TARGET, reference=reference, no_verdict_before=4336, max_samples=8192).stop
-    assert not curve.stalled(run, TARGET, reference=reference, healing_samples=2800, max_samples=8192).stop
+    reference = published_curves.published(8)
+    assert curves.stalled(run, TARGET, reference=reference, no_verdict_before=4336, max_samples=8192).stop
+    assert not curves.stalled(run, TARGET, reference=reference, healing_samples=2800, max_samples=8192).stop
 
 
 def test_a_healing_run_has_no_verdict_until_four_evals_after_its_healing_step() -> None:
     healing = run_of(0.958, 0.957, 0.956, 0.955, 0.948, 0.94, 0.932, 0.9253)
-    reference = curve.published(8)
-    assert curve.stalled(healing, TARGET, reference=reference).stop
-    assert not curve.stalled(healing, TARGET, reference=reference, healing_samples=2800, max_samples=8192).stop
+    reference = published_curves.published(8)
+    assert curves.stalled(healing, TARGET, reference=reference).stop
+    assert not curves.stalled(healing, TARGET, reference=reference, healing_samples=2800, max_samples=8192).stop
 
 
 def test_only_evals_from_four_after_the_healing_step_on_count_against_a_healing_run() -> None:
     flat = run_of(*[0.955] * 15)
-    healed = curve.stalled(flat[:11], TARGET, reference=None, healing_samples=2800, max_samples=8192)
+    healed = curves.stalled(flat[:11], TARGET, reference=None, healing_samples=2800, max_samples=8192)
     assert not healed.stop, "it has seven evals since its healing step, and the first four say nothing"
-    assert curve.stalled(flat, TARGET, reference=None, healing_samples=2800, max_samples=8192).reason == "stalled"
+    assert curves.stalled(flat, TARGET, reference=None, healing_samples=2800, max_samples=8192).reason == "stalled"
 
 
 @settings(deadline=None)
 @given(anything, st.floats(0, 1e5), st.floats(1, 1e6))
 def test_no_sequence_of_evals_breaks_a_stall_test_or_a_forecast(evals: list[Eval], healing: float, end: float) -> None:
-    for reference in (None, curve.published(8)):
-        found = curve.stalled(evals, TARGET, reference=reference, healing_samples=healing, max_samples=end)
+    for reference in (None, published_curves.published(8)):
+        found = curves.stalled(evals, TARGET, reference=reference, healing_samples=healing, max_samples=end)
         assert found.stop == bool(found.sentence)
-        ahead = curve.forecast(evals, TARGET, family=None if reference is None else reference.family)
+        ahead = curves.forecast(evals, TARGET, family=None if reference is None else reference.family)
         assert all(0 <= c <= 1 for c in ahead.chance)
 
 
 @settings(deadline=None)
 @given(st.lists(anything, max_size=6))
 def test_no_runs_break_learning(runs: list[list[Eval]]) -> None:
-    family = curve.learn_family(runs, TARGET)
+    family = curves.learn_family(runs, TARGET)
     assert family is None or list(family.log_samples) == sorted(family.log_samples)
-    curve.envelope_from(runs, TARGET)
+    curves.envelope_from(runs, TARGET)
 
 
 def test_thousands_of_evals_are_thinned_without_losing_the_crossing() -> None:
     rng = np.random.default_rng(0)
     samples = np.linspace(100, 6000, 5000)
     losses = GBS_8.loss_at(samples) + rng.normal(0, 0.0005, 5000)
-    found = curve.estimate([Eval(s, v, s) for s, v in zip(samples, losses, strict=True)], 0.90)
+    found = curves.estimate([Eval(s, v, s) for s, v in zip(samples, losses, strict=True)], 0.90)
     assert found.censored
     assert found.samples == pytest.approx(GBS_8.samples_at(0.90), rel=0.05)
 
@@ -292,7 +295,7 @@ def test_thousands_of_evals_are_thinned_without_losing_the_crossing() -> None:
 def test_the_shipped_calibration_is_what_the_script_makes_of_the_public_runs(public_data: Path) -> None:
     from benchmarks.calibrate_curves import calibrate
     from benchmarks.public_runs import is_test, load
-    from lora_tune.curve.published import CALIBRATION
+    from lora_tune.mlperf.published_curves import CALIBRATION
 
     shipped = json.loads(CALIBRATION.read_text())
     made = calibrate([r for r in load(public_data) if not is_test(r.submission)])
@@ -303,20 +306,20 @@ def test_the_shipped_calibration_is_what_the_script_makes_of_the_public_runs(pub
 def test_on_runs_it_never_saw_the_estimate_halves_the_variance_of_the_stop(public_data: Path) -> None:
     from benchmarks.public_runs import by_submission, is_test, load
 
-    family = curve.published(8).family
+    family = published_curves.published(8).family
     own, raw = [], []
     for submission, group in by_submission(load(public_data)).items():
         if is_test(submission) and group[0].gbs == 8:
-            own.append(np.var([curve.estimate(r.run, TARGET, family=family).samples for r in group], ddof=1))
+            own.append(np.var([curves.estimate(r.run, TARGET, family=family).samples for r in group], ddof=1))
             raw.append(np.var([r.stop for r in group], ddof=1))
     assert np.mean(own) < 0.5 * np.mean(raw)
 
 
 def test_expensive_evals_are_spaced_out_and_cheap_ones_are_not() -> None:
-    crossing = curve.estimate(good_run(), TARGET, family=GBS_8)
-    now = curve.Schedule(1536, 384)
-    dear = curve.choose_schedule(crossing, curve.Timing(2.0, 200.0), step=8, current=now)
-    cheap = curve.choose_schedule(crossing, curve.Timing(2.0, 2.0), step=8, current=now)
+    crossing = curves.estimate(good_run(), TARGET, family=GBS_8)
+    now = curves.Schedule(1536, 384)
+    dear = curves.choose_schedule(crossing, curves.Timing(2.0, 200.0), step=8, current=now)
+    cheap = curves.choose_schedule(crossing, curves.Timing(2.0, 2.0), step=8, current=now)
     assert cheap.schedule.interval_samples < 384
     assert dear.schedule.interval_samples > cheap.schedule.interval_samples
     assert dear.saved_seconds > 0
@@ -325,9 +328,9 @@ def test_expensive_evals_are_spaced_out_and_cheap_ones_are_not() -> None:
 
 
 def test_an_unknown_crossing_leaves_the_eval_schedule_alone() -> None:
-    nothing = curve.estimate([], TARGET)
-    now = curve.Schedule(1536, 384)
-    assert curve.choose_schedule(nothing, curve.Timing(2.0, 30.0), step=8, current=now).schedule == now
+    nothing = curves.estimate([], TARGET)
+    now = curves.Schedule(1536, 384)
+    assert curves.choose_schedule(nothing, curves.Timing(2.0, 30.0), step=8, current=now).schedule == now
 
 
 def test_a_learned_shape_does_not_promise_the_target_to_a_run_that_has_gone_flat() -> None:
@@ -335,9 +338,9 @@ def test_a_learned_shape_does_not_promise_the_target_to_a_run_that_has_gone_flat
     references = [good_run(9000, offset) for offset in (-0.02, -0.01, 0.0, 0.008, 0.016)]
     samples = 1536 + 384.0 * np.arange(9)
     flat = [Eval(s, 0.9265 - 1e-5 * i, s / 2) for i, s in enumerate(samples)]
-    end = curve.StallSettings(max_samples=8192)
-    assert curve.verdict(flat, TARGET, references, end).stop
-    assert not curve.verdict(flat, TARGET, references).stop
+    end = curves.StallSettings(max_samples=8192)
+    assert curves.verdict(flat, TARGET, references, end).stop
+    assert not curves.verdict(flat, TARGET, references).stop
 
 
 @pytest.mark.parametrize(
@@ -345,4 +348,4 @@ def test_a_learned_shape_does_not_promise_the_target_to_a_run_that_has_gone_flat
     [(0.0, "under 0.01%"), (3.3e-16, "under 0.01%"), (1e-4, "0.01%"), (0.0088, "0.88%"), (0.5, "50%")],
 )
 def test_a_chance_is_never_said_to_be_nil(chance: float, words: str) -> None:
-    assert curve.chance_words(chance) == words
+    assert curves.chance_words(chance) == words

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from optuna.artifacts.exceptions import ArtifactNotFound
 
-from lora_tune import dashboard, notes, overlay
-from lora_tune.commandline import Review
-from lora_tune.loopback import is_loopback
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Sweep, Verdict
+from lora_tune.base.net import is_loopback
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands import dashboard
+from lora_tune.commands.options import Review
+from lora_tune.review import dashboard_storage, notes
+from lora_tune.store.records import Sweep, Verdict
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 from tests.dashboards import serving
@@ -151,15 +152,19 @@ def test_the_storage_refuses_by_itself(built: Review) -> None:
     import optuna
 
     inner = optuna.storages.RDBStorage(f"sqlite:///{built.paths.database}")
-    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda _: built.sweep))
+    storage = dashboard_storage.DashboardStorage(
+        inner, dashboard_storage.Snapshot(built.study, built.paths.root, lambda _: built.sweep)
+    )
     for change in (lambda: storage.delete_study(1), lambda: storage.set_study_user_attr(1, "a", 1)):
-        with pytest.raises(overlay.ReadOnlyError):
+        with pytest.raises(dashboard_storage.ReadOnlyError):
             change()
 
 
 @pytest.mark.parametrize("wrong", ["ffff-0-00000000", "0-0-deadbeef", "zz", "0-0", ""])
 def test_only_files_of_attempts_are_served(built: Review, wrong: str) -> None:
-    files = overlay.SweepFiles(overlay.Snapshot(built.study, built.paths.root, lambda _: built.sweep))
+    files = dashboard_storage.SweepFiles(
+        dashboard_storage.Snapshot(built.study, built.paths.root, lambda _: built.sweep)
+    )
     with pytest.raises(ArtifactNotFound):
         files.open_reader(wrong)
 
@@ -178,10 +183,10 @@ def test_of_a_long_log_the_end_is_shown(tmp_path: Path) -> None:
         log.truncate(1 << 30)
         log.seek(1 << 30)
         log.write(b"\nthe last line\n")
-    text = overlay.shown(file)
+    text = dashboard_storage.shown(file)
     assert text.startswith("[the last ")
     assert text.endswith("the last line\n")
-    assert len(text) < overlay.LARGEST_FILE + 100
+    assert len(text) < dashboard_storage.LARGEST_FILE + 100
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "a|b", "**x**", "<b>", "http://x.example/", "line\nline", "`$(x)`"])
@@ -325,5 +330,7 @@ def test_a_study_of_thousands_of_attributes_is_not_read_for_every_trial(built: R
     import optuna
 
     inner = optuna.storages.RDBStorage(f"sqlite:///{built.paths.database}")
-    storage = overlay.ReviewStorage(inner, overlay.Snapshot(built.study, built.paths.root, lambda _: built.sweep))
+    storage = dashboard_storage.DashboardStorage(
+        inner, dashboard_storage.Snapshot(built.study, built.paths.root, lambda _: built.sweep)
+    )
     assert len(storage.get_study_system_attrs(1)) < 15

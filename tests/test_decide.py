@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lora_tune import budgets, decide, judge, outcome
-from lora_tune.diagnose import Diagnosis, FailureKind
+from lora_tune.config.study import Study, parse_study
+from lora_tune.controller import budgets, policy, pruning, results
 from lora_tune.launchers.base import JobState, JobStatus, Waits
-from lora_tune.mllog import Eval, Run, TrainPoint
-from lora_tune.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
-from lora_tune.study import Study, parse_study
+from lora_tune.logs.failures import Diagnosis, FailureKind
+from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
+from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from tests.fakes import command_study
 
 NOW = 10_000.0
@@ -30,14 +30,14 @@ def attempt(**change: Any) -> Attempt:
     return replace(base, **{"started_at": NOW - 300, **change})
 
 
-def run(*losses: float, stop: str | None = None) -> Run:
+def run(*losses: float, stop: str | None = None) -> RunLog:
     evals = tuple(Eval(100.0 * (i + 1), loss, 10.0 * (i + 1)) for i, loss in enumerate(losses))
-    return Run(run_start_ms=1, evals=evals, status=stop)
+    return RunLog(run_start_ms=1, evals=evals, status=stop)
 
 
-def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, **change: Any) -> decide.Look:
+def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, **change: Any) -> policy.JobSnapshot:
     status = JobStatus(state=state, reason="Priority")
-    return decide.Look(attempt=attempt(**change), status=status, run=run(*losses), grew_at=NOW - grew)
+    return policy.JobSnapshot(attempt=attempt(**change), status=status, run=run(*losses), grew_at=NOW - grew)
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,24 @@ def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, 
         (look(stop=StopKind.PRUNED, stop_at=NOW - 29), None),
     ],
 )
-def test_a_live_job_is_left_alone_or_asked_to_end(situation: decide.Look, kind: StopKind | None) -> None:
-    found = decide.watch(study(), situation, NOW)
-    assert (found.kind if isinstance(found, decide.Stop) else found) == kind
+def test_a_live_job_is_left_alone_or_asked_to_end(situation: policy.JobSnapshot, kind: StopKind | None) -> None:
+    found = policy.watch(study(), situation, NOW)
+    assert (found.kind if isinstance(found, policy.Stop) else found) == kind
 
 
 def test_a_job_that_was_asked_and_stays_is_killed_again_and_again() -> None:
-    assert decide.watch(study(), look(stop=StopKind.PRUNED, stop_at=NOW - 31), NOW) == decide.Kill()
+    assert policy.watch(study(), look(stop=StopKind.PRUNED, stop_at=NOW - 31), NOW) == policy.Kill()
     killed = look(stop=StopKind.PRUNED, stop_at=NOW - 99, killed_at=NOW - 5)
-    assert decide.watch(study(), killed, NOW) is None
+    assert policy.watch(study(), killed, NOW) is None
 
 
 def test_a_job_that_survives_a_kill_is_a_matter_for_the_administrator() -> None:
     undying = look(stop=StopKind.PRUNED, stop_at=NOW - 99, killed_at=NOW - 31, job_id="7", nodes=("n3",))
-    found = decide.watch(study(), undying, NOW)
-    assert found == decide.Kill("job 7 refuses to die on n3: tell the administrator")
+    found = policy.watch(study(), undying, NOW)
+    assert found == policy.Kill("job 7 refuses to die on n3: tell the administrator")
 
 
-def queued(waits: Waits, minutes: float) -> decide.Look:
+def queued(waits: Waits, minutes: float) -> policy.JobSnapshot:
     status = JobStatus(state=JobState.QUEUED, reason="its reason", waits=waits, job_id="7")
     return replace(look(submitted_at=NOW - 60 * minutes), status=status)
 
@@ -90,49 +90,49 @@ def queued(waits: Waits, minutes: float) -> decide.Look:
 def test_a_queued_job_is_given_up_with_the_class_of_what_it_waits_for(
     waits: Waits, minutes: float, kind: str | None
 ) -> None:
-    found = decide.watch(study(), queued(waits, minutes), NOW)
+    found = policy.watch(study(), queued(waits, minutes), NOW)
     if kind is None:
         assert found is None
         return
-    assert isinstance(found, decide.Stop)
+    assert isinstance(found, policy.Stop)
     assert found.kind is StopKind.QUEUE
     assert found.diagnosis.kind == kind
     assert found.diagnosis.line == "its reason"
 
 
 def test_what_a_person_can_do_for_a_waiting_job_is_said_while_it_waits() -> None:
-    assert decide.waiting(queued(Waits.NORMAL, 1).status) == ""
-    assert decide.waiting(queued(Waits.HELD, 1).status).startswith("job 7 waits, held: its reason; scontrol release 7")
+    assert policy.waiting(queued(Waits.NORMAL, 1).status) == ""
+    assert policy.waiting(queued(Waits.HELD, 1).status).startswith("job 7 waits, held: its reason; scontrol release 7")
 
 
 def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_cancelled() -> None:
     seen = Diagnosis(FailureKind.INFRASTRUCTURE, "slurmstepd: *** JOB 7 CANCELLED AT ***", "run it again")
     cancelled = JobStatus(state=JobState.CANCELLED)
     over = attempt(stop=StopKind.TIME_LIMIT, failure="configuration", line="ran into the limit", remedy="raise it")
-    assert decide.found(over, cancelled, seen).line == "ran into the limit"
+    assert policy.found(over, cancelled, seen).line == "ran into the limit"
     silent = attempt(stop=StopKind.SILENT, failure="infrastructure", line="silent for 20 min", remedy="again")
-    assert decide.found(silent, cancelled, seen).line == "silent for 20 min"
+    assert policy.found(silent, cancelled, seen).line == "silent for 20 min"
     memory = Diagnosis(FailureKind.INFEASIBLE, "CUDA out of memory", "more TP")
-    assert decide.found(silent, cancelled, memory) == memory
-    assert decide.found(attempt(), cancelled, seen) == seen
+    assert policy.found(silent, cancelled, memory) == memory
+    assert policy.found(attempt(), cancelled, seen) == seen
 
 
-def measured(*speeds: float) -> Run:
+def measured(*speeds: float) -> RunLog:
     return replace(run(0.95), throughput=speeds, eval_seconds=(34.5,))
 
 
 def test_a_probe_ends_with_its_first_warm_block_and_is_judged_by_nothing_else() -> None:
     cold, warm = (replace(look(), probe=True, run=measured(*speeds)) for speeds in ((2.1,), (2.1, 2.2)))
-    assert decide.watch(study(), cold, NOW) is None
-    found = decide.watch(study(), warm, NOW)
-    assert isinstance(found, decide.Stop)
+    assert policy.watch(study(), cold, NOW) is None
+    found = policy.watch(study(), warm, NOW)
+    assert isinstance(found, policy.Stop)
     assert found.kind is StopKind.PROBED
-    assert decide.watch(study(), replace(warm, probe=False), NOW) is None
+    assert policy.watch(study(), replace(warm, probe=False), NOW) is None
     bad = replace(run(0.95), train=(TrainPoint(80.0, math.nan, 8.0),))
-    assert judge.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
+    assert pruning.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
     ended = JobStatus(state=JobState.CANCELLED)
-    ending = decide.conclude(study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, probe=True)
-    assert ending == decide.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
+    ending = policy.conclude(study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, probe=True)
+    assert ending == policy.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
 
 
 def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: str = "slurm", **given: Any) -> Any:
@@ -140,7 +140,7 @@ def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: 
     before = [attempt(failure=diagnosis.kind)] * (attempts - 1)
     suspect = given.pop("node_at_fault", False)
     state = JobStatus(**{"state": JobState.ENDED, "exit_code": 0, "nodes": ("n1",), **given})
-    return decide.conclude(
+    return policy.conclude(
         study(launcher=launcher), [*before, last], state, run(*losses), diagnosis, node_at_fault=suspect
     )
 
@@ -181,23 +181,23 @@ STEP_LIMIT = Diagnosis(
     ],
 )
 def test_the_end_of_a_trial(found: Any, verdict: Verdict) -> None:
-    assert isinstance(found, decide.Finish)
+    assert isinstance(found, policy.Finish)
     assert found.verdict is verdict
 
 
 @pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible", "held", "drained"])
 def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
     found = conclude(failure(kind), exit_code=1)
-    assert isinstance(found, decide.Retry)
+    assert isinstance(found, policy.Retry)
     assert "the line" in found.sentence
 
 
 def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:
     """A truncated log, a disk that was full: run_start is lost, and with it the seconds."""
-    damaged = Run(evals=(Eval(1000.0, -0.5, math.nan),))
+    damaged = RunLog(evals=(Eval(1000.0, -0.5, math.nan),))
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
-    found = decide.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL)
-    assert isinstance(found, decide.Retry)
+    found = policy.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL)
+    assert isinstance(found, policy.Retry)
     assert "lines of it are lost" in found.sentence
 
 
@@ -210,7 +210,7 @@ def test_a_fault_or_a_memory_failure_is_tried_on_another_node() -> None:
 
 def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class() -> None:
     again = conclude(failure("configuration"), node_at_fault=True)
-    assert isinstance(again, decide.Retry)
+    assert isinstance(again, policy.Retry)
     assert again.exclude_nodes == ("n1",)
     assert again.sentence == "configuration: the line; once more on another node, so far only n1 fails like this"
     for last in (
@@ -219,11 +219,11 @@ def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class
         conclude(failure("configuration"), node_at_fault=True, state=JobState.TIME_LIMIT),
         conclude(failure("configuration"), node_at_fault=True, launcher="local"),
     ):
-        assert isinstance(last, decide.Finish)
+        assert isinstance(last, policy.Finish)
 
 
 def test_a_clean_exit_without_evals_is_no_result() -> None:
-    assert isinstance(conclude(WELL), decide.Retry)
+    assert isinstance(conclude(WELL), policy.Retry)
 
 
 def trial(number: int = 0, **change: Any) -> Trial:
@@ -237,7 +237,7 @@ def sweep(*trials: Trial) -> Sweep:
 
 def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
     bad = replace(run(1.0), train=(TrainPoint(80.0, 1.2, 8.0), TrainPoint(160.0, math.nan, 16.0)))
-    found = judge.judge_curve(study(), sweep(trial()), trial(), bad)
+    found = pruning.judge_curve(study(), sweep(trial()), trial(), bad)
     assert found is not None
     assert found.sentence == "diverged: train loss is nan at 160 samples"
 
@@ -245,9 +245,9 @@ def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
 def test_a_run_that_still_has_to_heal_is_not_judged_by_its_curve() -> None:
     flat = run(*[1.0] * 9)
     record = replace(trial(), parameters={**trial().parameters, "MAX_STEPS": 125})
-    assert judge.judge_curve(study(), sweep(record), record, flat) is not None
+    assert pruning.judge_curve(study(), sweep(record), record, flat) is not None
     heals = replace(record, parameters={**record.parameters, "HEALING_ITER": 110})
-    assert judge.judge_curve(study(), sweep(heals), heals, flat) is None
+    assert pruning.judge_curve(study(), sweep(heals), heals, flat) is None
 
 
 def test_only_curves_of_the_same_batch_size_are_compared() -> None:
@@ -258,11 +258,11 @@ def test_only_curves_of_the_same_batch_size_are_compared() -> None:
         attempts={(n, 0): replace(attempt(), trial=n) for n in (1, 2)},
         evals={(1, 0): run(1.0, 0.0).evals, (2, 0): run(2.0, 0.0).evals},
     )
-    assert judge.references(records, trial()) == [run(1.0, 0.0).evals]
+    assert pruning.references(records, trial()) == [run(1.0, 0.0).evals]
 
 
 def test_facts_leave_out_what_is_unknown() -> None:
-    found = outcome.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
+    found = results.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
     assert "objective" not in found
     assert "init_seconds" not in found
     assert found["node_hours"] == pytest.approx(300 / 3600)
@@ -274,8 +274,8 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
         "target = 0.0", 'target = 0.925\nscore = "mlperf_score"\ncurves = "llama2_70b_lora"'
     )
     closed = parse_study(text, Path("x.toml"))
-    fast = Run(run_start_ms=1, evals=(Eval(1536.0, 0.94, 700.0), Eval(2688.0, 0.924, 1230.0)))
-    found = outcome.facts(closed, trial(), [attempt()], fast, NOW)
+    fast = RunLog(run_start_ms=1, evals=(Eval(1536.0, 0.94, 700.0), Eval(2688.0, 0.924, 1230.0)))
+    found = results.facts(closed, trial(), [attempt()], fast, NOW)
     assert found["stop_seconds"] == 1230.0
     assert found["objective"] == pytest.approx(1230.0 * 3178.7 / 2688, rel=1e-4)
 
@@ -305,10 +305,10 @@ class TestThroughputAlone:
         return found
 
     @staticmethod
-    def paced(speed: float, seconds: float, **facts: Any) -> Run:
+    def paced(speed: float, seconds: float, **facts: Any) -> RunLog:
         """A run that reports a train loss every half a second, at ``speed`` samples/s; nothing else in its log."""
         points = [TrainPoint(speed * t / 2, 1.0, t / 2) for t in range(1, int(2 * seconds) + 1)]
-        return Run(run_start_ms=1, train=tuple(points), **facts)
+        return RunLog(run_start_ms=1, train=tuple(points), **facts)
 
     @staticmethod
     def sweep(**nodes: float) -> Sweep:
@@ -344,7 +344,7 @@ class TestThroughputAlone:
         self, speed: float, seconds: float, stopped: bool
     ) -> None:
         trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 4})
-        found = judge.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(speed, seconds))
+        found = pruning.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(speed, seconds))
         assert (found is not None) == stopped
         if found is not None:
             assert found.kind is StopKind.CAPPED
@@ -352,28 +352,28 @@ class TestThroughputAlone:
 
     def test_fewer_nodes_are_not_stopped_for_being_fewer(self) -> None:
         trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 1})
-        assert judge.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
+        assert pruning.judge_curve(self.study(), self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
 
     def test_nothing_is_stopped_without_a_finished_trial_or_with_the_rule_off(self) -> None:
         trial = Trial(number=9, seed=1, tuned={}, parameters={"NODES": 4})
-        assert judge.judge_curve(self.study(), self.sweep(), trial, self.paced(20.0, 60)) is None
+        assert pruning.judge_curve(self.study(), self.sweep(), trial, self.paced(20.0, 60)) is None
         off = self.study().with_options({"pruning": {"rule": "none"}})
-        assert judge.judge_curve(off, self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
+        assert pruning.judge_curve(off, self.sweep(n4=100.0), trial, self.paced(20.0, 60)) is None
 
     def test_what_the_program_says_of_the_whole_run_is_its_throughput(self) -> None:
         run = self.paced(90.0, 60, stated_throughput=(95.3,), overall_throughput=95.339, run_stop_ms=60_001)
-        found = decide.conclude(
+        found = policy.conclude(
             self.study(), [attempt()], JobStatus(state=JobState.ENDED, exit_code=0), run, Diagnosis()
         )
-        assert isinstance(found, decide.Finish)
+        assert isinstance(found, policy.Finish)
         assert (found.verdict, found.sentence) == (Verdict.REACHED, "measured 95.34 samples/s")
 
     def test_a_stopped_one_is_capped(self) -> None:
         stopped = attempt(stop=StopKind.CAPPED, stop_sentence="too slow", stop_at=NOW)
-        found = decide.conclude(
+        found = policy.conclude(
             self.study(), [stopped], JobStatus(state=JobState.CANCELLED), self.paced(90.0, 60), Diagnosis()
         )
-        assert isinstance(found, decide.Finish)
+        assert isinstance(found, policy.Finish)
         assert found.verdict is Verdict.CAPPED
 
 
@@ -381,11 +381,11 @@ def test_a_program_that_trains_on_after_the_target_is_ended() -> None:
     """Hugging Face's Trainer knows no target: what it does beyond costs node-hours and says nothing."""
     evals = (Eval(100, 1.0, 10.0), Eval(200, -0.1, 20.0))
     for last, ended in ((45.0, False), (55.0, True)):
-        going = Run(run_start_ms=0, last_ms=int(last * 1000), evals=evals)
-        found = decide.watch(study(), replace(look(), run=going), NOW)
+        going = RunLog(run_start_ms=0, last_ms=int(last * 1000), evals=evals)
+        found = policy.watch(study(), replace(look(), run=going), NOW)
         assert (found is not None) == ended
         if found is not None:
-            assert isinstance(found, decide.Stop)
+            assert isinstance(found, policy.Stop)
             assert found.kind is StopKind.REACHED
         done = replace(going, run_stop_ms=21_000)
-        assert decide.watch(study(), replace(look(), run=done), NOW) is None
+        assert policy.watch(study(), replace(look(), run=done), NOW) is None

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune import diagnose as module
-from lora_tune.diagnose import Diagnosis, FailureKind, FailureScanner, diagnose, redact
 from lora_tune.launchers.base import JobState
 from lora_tune.logs import failure_evidence as evidence
+from lora_tune.logs import failures as module
 from lora_tune.logs.failure_evidence import most_telling
-from lora_tune.mllog import Eval, MllogReader, Run, TrainPoint
-from lora_tune.signatures import SIGNATURES
+from lora_tune.logs.failure_signatures import SIGNATURES
+from lora_tune.logs.failures import Diagnosis, FailureKind, FailureScanner, diagnose, redact
+from lora_tune.logs.mllog import Eval, MllogReader, RunLog, TrainPoint
 from tests import prologs
 
 FAILURES = [
@@ -169,7 +169,7 @@ class TestPrologs:
     """Evidence begins where the run begins: what the scripts print before it is shown, and never the cause."""
 
     def test_a_healthy_run_behind_a_prolog_has_no_failure(self, prolog: str) -> None:
-        run = Run(run_start_ms=0, evals=(Eval(8, 0.95, 1.0),))
+        run = RunLog(run_start_ms=0, evals=(Eval(8, 0.95, 1.0),))
         assert diagnose(prolog + prologs.RUN_BEGINS + "0: training\n", run=run).kind == ""
 
     @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.OUT_OF_MEMORY])
@@ -310,7 +310,7 @@ class TestChoice:
             found = diagnose(f"{line}\n{remark}", exit_code=1)
             assert (found.kind, found.also) == (kind, remark.strip())
         assert diagnose(remark, exit_code=1).kind == "configuration"
-        assert diagnose(remark, run=Run(evals=(Eval(8, 0.95, 1.0),))).kind == "", (
+        assert diagnose(remark, run=RunLog(evals=(Eval(8, 0.95, 1.0),))).kind == "", (
             "it measured, and nothing else is wrong"
         )
 
@@ -337,12 +337,12 @@ class TestChoice:
         assert diagnose("torch.OutOfMemoryError: CUDA out of memory.\n", exit_code=0).kind == "infeasible"
 
     def test_a_run_that_ended_by_itself_did_not_fail(self) -> None:
-        run = Run(run_start_ms=0, run_stop_ms=9, status="aborted", evals=(Eval(8, 0.95, 1.0),))
+        run = RunLog(run_start_ms=0, run_stop_ms=9, status="aborted", evals=(Eval(8, 0.95, 1.0),))
         assert diagnose("Segmentation fault\n", exit_code=0, run=run) == Diagnosis()
-        assert diagnose("", exit_code=0, run=Run(evals=(Eval(8, 0.95, 1.0),))) == Diagnosis()
+        assert diagnose("", exit_code=0, run=RunLog(evals=(Eval(8, 0.95, 1.0),))) == Diagnosis()
 
     def test_a_faked_success_without_evals_is_not_one(self) -> None:
-        run = Run(run_start_ms=0, run_stop_ms=9, status="success")
+        run = RunLog(run_start_ms=0, run_stop_ms=9, status="success")
         assert diagnose("RESULT,LLM_FINETUNING\n", exit_code=0, run=run).kind == "unknown"
 
     @pytest.mark.parametrize(
@@ -376,17 +376,17 @@ class TestChoice:
     @pytest.mark.parametrize(
         "run",
         [
-            Run(train=(TrainPoint(8, 1.0, 1.0), TrainPoint(16, math.nan, 2.0))),
-            Run(evals=(Eval(8, math.inf, 1.0),), run_stop_ms=1),
+            RunLog(train=(TrainPoint(8, 1.0, 1.0), TrainPoint(16, math.nan, 2.0))),
+            RunLog(evals=(Eval(8, math.inf, 1.0),), run_stop_ms=1),
         ],
     )
-    def test_a_loss_that_is_no_number_is_divergence(self, run: Run) -> None:
+    def test_a_loss_that_is_no_number_is_divergence(self, run: RunLog) -> None:
         found = diagnose("ncclRemoteError: x\n", exit_code=0, run=run)
         assert found.kind == "diverged"
         assert found.line.startswith("loss ")
 
     def test_a_loss_that_recovered_is_not(self) -> None:
-        run = Run(train=(TrainPoint(8, math.nan, 1.0), TrainPoint(16, 1.0, 2.0)), evals=(Eval(8, 0.9, 1.0),))
+        run = RunLog(train=(TrainPoint(8, math.nan, 1.0), TrainPoint(16, 1.0, 2.0)), evals=(Eval(8, 0.9, 1.0),))
         assert diagnose("", exit_code=0, run=run).kind == ""
 
     @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.records import Verdict
-from lora_tune.study import load_study, parse_study
+from lora_tune.config.study import load_study, parse_study
+from lora_tune.store.records import Verdict
 from tests.builders import stored, sweep_of
 from tests.conftest import REPOSITORY
 

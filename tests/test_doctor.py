@@ -1,4 +1,4 @@
-"""The doctor: every finding says what, why and how to mend it, and is right about it."""
+"""The doctor: every finding says what, why and how to fix it, and is right about it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.checks import Finding, Level, cluster, files, probe
-from lora_tune.doctor import main
-from lora_tune.errors import LauncherError
-from lora_tune.site import Site
+from lora_tune.base.errors import LauncherError
+from lora_tune.commands.checks import Finding, Level, cluster, files, probe
+from lora_tune.commands.doctor import main
+from lora_tune.config.site import Site
 from lora_tune.workloads.implementation import read_implementation
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
@@ -25,9 +25,9 @@ def levels(findings: object) -> list[Level]:
 
 
 def assert_complete(finding: Finding) -> None:
-    """What is not good says why and how to mend it."""
+    """What is not good says why and how to fix it."""
     assert finding.what
-    assert bool(finding.why) == bool(finding.mend) == (finding.level is not Level.GOOD)
+    assert bool(finding.why) == bool(finding.fix) == (finding.level is not Level.GOOD)
 
 
 class TestContainer:
@@ -51,7 +51,7 @@ class TestContainer:
     def test_a_registry_is_slow(self) -> None:
         finding = files.container("nvcr.io#nvidia/mlperf/lora:latest")
         assert finding.level is Level.WARNING
-        assert "enroot import" in finding.mend
+        assert "enroot import" in finding.fix
 
 
 class TestTrees:

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from lora_tune.book import Book
-from lora_tune.driver import SURVEY_SECONDS, Driver, Ports
-from lora_tune.errors import LauncherError, StoreError, SurroundingsError, SweepBusyError
-from lora_tune.jobs import write_files
-from lora_tune.paths import SweepPaths
-from lora_tune.records import StopKind, Sweep, TrialState, Verdict
+from lora_tune.base.errors import LauncherError, SetupError, StoreError, SweepBusyError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import Study, load_study
+from lora_tune.controller.driver import SURVEY_SECONDS, Dependencies, Driver
+from lora_tune.controller.jobs import write_files
+from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
-from lora_tune.study import Study, load_study
-from lora_tune.view import Quiet
+from lora_tune.store.records import StopKind, Sweep, TrialState, Verdict
+from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Proposal
 from tests.builders import study_of, sweep_of
@@ -53,7 +53,7 @@ class House:
         self.store.begin(self.study.name, self.study.digest, study, self.clock.now())
         self.session: Any = None
 
-    def driver(self, turn: Turn | None = None, mended_at: float = -math.inf, **replace: Any) -> Driver:
+    def driver(self, turn: Turn | None = None, fixed_at: float = -math.inf, **replace: Any) -> Driver:
         lease: Lease = self.store.take_lease(self.study.name, "test", self.clock.now(), dead=True)
         turn = turn or Turn()
         self.session = Session(self.study, self.store.url, tune_sqlite, records=self.sweep())
@@ -65,7 +65,9 @@ class House:
             "clock": self.clock,
             "view": Quiet(),
         }
-        return Driver(self.study, self.paths, Ports(**{**ports, **replace}), lease, period=1.0, mended_at=mended_at)
+        return Driver(
+            self.study, self.paths, Dependencies(**{**ports, **replace}), lease, period=1.0, fixed_at=fixed_at
+        )
 
     def sweep(self) -> Sweep:
         found = self.store.load(self.study.name)
@@ -194,8 +196,8 @@ def test_a_database_that_is_away_is_caught_up_with(tmp_path: Path, cluster: Fake
     there = house(tmp_path, cluster, trials=4)
     store = Away(there.store, ("save",))
     driver = there.driver(store=store)
-    session = Away(driver._ports.session, ("ask", "tell", "report", "flush"))
-    object.__setattr__(driver._ports, "session", session)
+    session = Away(driver._dependencies.session, ("ask", "tell", "report", "flush"))
+    object.__setattr__(driver._dependencies, "session", session)
     for _ in range(2):
         driver.tick()
         there.clock.sleep(1)
@@ -234,7 +236,7 @@ def test_a_driver_that_was_overtaken_without_the_database_tells_the_search_nothi
     store = Away(there.store, ("save",))
     driver = there.driver(store=store)
     session = Away(there.session, ("ask", "flush"))
-    object.__setattr__(driver._ports, "session", session)
+    object.__setattr__(driver._dependencies, "session", session)
     driver.tick()
     store.away = session.away = True
     for _ in range(60):
@@ -474,7 +476,7 @@ def test_a_node_where_two_trials_failed_in_a_row_is_left_out(tmp_path: Path) -> 
     fault = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024 DUE TO NODE FAILURE ***"
     cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(1.0, fault)]))
     there = house(tmp_path, cluster, trials=5, parallel=1, attempts=1)
-    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+    with pytest.raises(SetupError, match="3 trials in a row failed"):
         there.driver().run()
     left_out = [there.sweep().attempts[number, 0].exclude_nodes for number in range(3)]
     assert left_out == [(), (), ("n1",)]
@@ -486,7 +488,7 @@ def test_a_node_where_two_trials_failed_in_a_row_is_left_out(tmp_path: Path) -> 
 def test_trials_that_print_nothing_end_the_sweep_with_the_reason(tmp_path: Path) -> None:
     cluster = FakeCluster(FakeClock(), lambda environment, start: iter(()))
     there = house(tmp_path, cluster, trials=50, parallel=1)
-    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+    with pytest.raises(SetupError, match="3 trials in a row failed"):
         there.driver().run()
     assert len(there.sweep().trials) == 3
 
@@ -595,7 +597,7 @@ def test_the_best_trial_is_looked_for_again_when_another_one_has_ended() -> None
     study = study_of()
     sweep = sweep_of(study, trials=8)
     ended = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
-    book = Book(sweep)
+    book = UnitOfWork(sweep)
     best = book.sweep.best()
     assert best in ended
     assert best is not None

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune import explain
-from lora_tune.advice import Advice, advise
-from lora_tune.facts import Eval, TrainPoint
-from lora_tune.importance import knobs
-from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
-from lora_tune.study import Study
+from lora_tune.analysis.advice import Advice, advise
+from lora_tune.analysis.importance import knobs
+from lora_tune.commands import explain
+from lora_tune.config.study import Study
+from lora_tune.logs.run import Eval, TrainPoint
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600

@@ -13,10 +13,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune import export, handover
+from lora_tune.analysis import config_check
 from lora_tune.analysis.intervals import time_interval
-from lora_tune.errors import InputError, SurroundingsError
-from lora_tune.records import Trial
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.commands import export
+from lora_tune.store.records import Trial
 from lora_tune.workloads import load as load_workload
 from tests.builders import HOSTILE, stored, study_of, sweep_of
 from tests.tiny import STUDY
@@ -50,7 +51,7 @@ def test_the_twins_say_what_the_config_sets(swept: Path) -> None:
     told = json.loads(config.with_suffix(".json").read_text())
     assert tomllib.loads(config.with_suffix(".toml").read_text()) == told
     assert told["config"] == config.name
-    exported = handover.sourced_file(config)
+    exported = config_check.sourced_file(config)
     for name in ("LR", "MAX_STEPS", "WARMUP_STEPS", "MINIBS"):
         assert float(exported[name]) == told["parameters"][name]
     assert exported["SEED"] == str(told["trial"]["seed"])
@@ -61,7 +62,7 @@ def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path)
     target = study_of(TINY).objective.target
     (swept / "studies" / "mine.toml").write_text(TINY.replace(f"target = {target}", "target = 9.5"))
     assert run().exit_code == 0
-    assert handover.sourced_file(the_config(swept))["TARGET"] == str(target)
+    assert config_check.sourced_file(the_config(swept))["TARGET"] == str(target)
     assert f"time to eval loss {target:g}" in the_config(swept).read_text()
 
 
@@ -108,16 +109,16 @@ def test_check_refuses_a_variable_that_nothing_reads(swept: Path) -> None:
     config = the_config(swept)
     config.write_text(config.read_text() + "export NO_SUCH_KNOB=1\n")
     workload = load_workload(study_of(TINY, "mine"), "mine.toml")
-    assert handover.without_effect(config, workload) == ["NO_SUCH_KNOB"]
+    assert config_check.without_effect(config, workload) == ["NO_SUCH_KNOB"]
 
 
 def test_a_config_that_does_not_source_says_what_bash_says(swept: Path) -> None:
     broken = swept / "config_broken.sh"
     broken.write_text("export A=1\nfalse\n")
-    with pytest.raises(SurroundingsError, match=r"config_broken\.sh cannot be sourced"):
-        handover.sourced_file(broken)
+    with pytest.raises(SetupError, match=r"config_broken\.sh cannot be sourced"):
+        config_check.sourced_file(broken)
     with pytest.raises(InputError, match="no such file"):
-        handover.changed_against(swept / "away.sh", broken)
+        config_check.changed_against(swept / "away.sh", broken)
 
 
 def test_a_config_is_sourced_as_if_it_lay_beside_the_common_one(tmp_path: Path) -> None:
@@ -128,16 +129,18 @@ def test_a_config_is_sourced_as_if_it_lay_beside_the_common_one(tmp_path: Path) 
     (site / "config_base.sh").write_text('source "$(dirname "${BASH_SOURCE[0]}")"/config_common.sh\nexport LR=1e-4\n')
     config = mine / "config_new.sh"
     config.write_text('source "$(dirname "${BASH_SOURCE[0]}")"/config_common.sh\nexport LR=2e-4\n')
-    assert [str(d) for d in handover.changed_against(site / "config_base.sh", config)] == ["  LR: 1e-4 -> 2e-4"]
+    assert [str(d) for d in config_check.changed_against(site / "config_base.sh", config)] == ["  LR: 1e-4 -> 2e-4"]
     assert {f.name for f in site.iterdir()} == {"config_base.sh", "config_common.sh"}
 
 
 def test_numbers_written_differently_do_not_differ() -> None:
-    assert handover.differences({"LR": "4e-4", "A": "1"}, {"LR": "0.0004", "A": "1.0"}) == []
+    assert config_check.differences({"LR": "4e-4", "A": "1"}, {"LR": "0.0004", "A": "1.0"}) == []
 
 
 def test_a_value_that_another_file_overrides_is_noticed() -> None:
-    assert handover.effective({"LR": 4e-4, "TP": 4}, {"LR": "0.0004", "TP": "8"}) == ["TP is '8', the trial had '4'"]
+    assert config_check.effective({"LR": 4e-4, "TP": 4}, {"LR": "0.0004", "TP": "8"}) == [
+        "TP is '8', the trial had '4'"
+    ]
 
 
 texts = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40)
@@ -148,7 +151,7 @@ values = st.one_of(texts, st.integers(-(2**53), 2**53), st.booleans(), st.floats
     st.dictionaries(texts, st.one_of(values, st.lists(texts, max_size=3), st.dictionaries(texts, values, max_size=4)))
 )
 def test_toml_reads_back_what_was_written(data: dict[str, object]) -> None:
-    assert tomllib.loads(handover.toml_text(data)) == data
+    assert tomllib.loads(config_check.toml_text(data)) == data
 
 
 def test_hostile_values_arrive_unchanged_and_run_nothing(tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_hostile_values_arrive_unchanged_and_run_nothing(tmp_path: Path) -> None
     best: Trial | None = sweep.best()
     assert best is not None
     written = export.export_trial(study, best, load_workload(study, "mine.toml"), tmp_path)
-    assert handover.sourced_file(written.path)["OPTIMIZER"] == HOSTILE
+    assert config_check.sourced_file(written.path)["OPTIMIZER"] == HOSTILE
     assert json.loads(written.path.with_suffix(".json").read_text())["parameters"]["OPTIMIZER"] == HOSTILE
     assert tomllib.loads(written.path.with_suffix(".toml").read_text())["parameters"]["OPTIMIZER"] == HOSTILE
     assert not (Path.cwd() / "owned").exists()

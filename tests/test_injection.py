@@ -21,19 +21,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lora_tune import interchange, notes, report, status, view
-from lora_tune.driver import Driver, Ports
-from lora_tune.errors import StudyError
-from lora_tune.journal import Journal
-from lora_tune.launchers.slurm_submission import preview, submission_command
-from lora_tune.overview import overview
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Sweep, TrialState
+from lora_tune.analysis.summary import overview
+from lora_tune.base.errors import StudyError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands import interchange, report, status
+from lora_tune.config.site import Site
+from lora_tune.config.study import Study, parse_study
+from lora_tune.controller.driver import Dependencies, Driver
+from lora_tune.controller.event_file import EventFile
+from lora_tune.launchers.slurm.submission import preview, submission_command
+from lora_tune.review import notes, screen
+from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
-from lora_tune.site import Site
 from lora_tune.store import Store, sqlite_url, tune_sqlite
-from lora_tune.study import Study, parse_study
-from lora_tune.view import Quiet
+from lora_tune.store.records import Sweep, TrialState
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Resources
 from lora_tune.workloads.config_file import render
@@ -119,13 +120,13 @@ def test_terminals_are_told_no_control_character(text: str) -> None:
     for drawn in (
         status.picture(study, sweep, (text, NOW - 1), NOW, every=True),
         status.picture(study, sweep, ("", 0.0), NOW, every=False),
-        view.screen(study, sweep, NOW, [text]),
+        screen.screen(study, sweep, NOW, [text]),
     ):
         console = Console(width=150, height=100, record=True, force_terminal=True, file=io.StringIO())
         console.print(drawn)
         assert no_controls(console.export_text(styles=False))
     out = io.StringIO()
-    view.Plain(out).line(text)
+    screen.Plain(out).line(text)
     assert out.getvalue().count("\n") == 1
     assert no_controls(out.getvalue())
 
@@ -135,9 +136,9 @@ def test_json_is_json_of_one_line(text: str, tmp_path: Path) -> None:
     told = json.dumps(status.as_json(study, sweep, (text, NOW - 1), NOW), allow_nan=False)
     assert len(told.splitlines()) == 1
     out = io.StringIO()
-    view.JsonLines(out).line(text)
+    screen.JsonLines(out).line(text)
     assert json.loads(out.getvalue())["text"] == text
-    Journal(tmp_path / "driver.log").write(NOW, "note", text=text)
+    EventFile(tmp_path / "driver.log").write(NOW, "note", text=text)
     (line,) = (tmp_path / "driver.log").read_text(encoding="utf-8").split("\n")[:-1]
     assert "\x1b" not in json.loads(line)["text"]
 
@@ -268,7 +269,7 @@ def test_a_log_can_say_what_it_likes(number: str, tmp_path: Path, monkeypatch: p
         "session": Session(study, store.url, tune_sqlite), "view": Quiet(),
     }  # fmt: skip
     lease = store.take_lease(study.name, "test", cluster.clock.now())
-    Driver(study, paths, Ports(**ports), lease, period=1.0).run()
+    Driver(study, paths, Dependencies(**ports), lease, period=1.0).run()
     sweep = store.load(study.name)
     assert sweep is not None
     assert all(t.state is TrialState.FINISHED and t.told for t in sweep.trials.values())
@@ -298,7 +299,7 @@ def test_everything_is_made_with_the_users_umask(tmp_path: Path) -> None:
             "workload": load_workload(study, file), "launcher": cluster, "store": store, "clock": cluster.clock,
             "session": Session(study, store.url, tune_sqlite), "view": Quiet(),
         }  # fmt: skip
-        driver = Driver(study, paths, Ports(**ports), lease, period=1.0)
+        driver = Driver(study, paths, Dependencies(**ports), lease, period=1.0)
         driver.run()
         report.write_report(study, driver.sweep, paths.report)
     finally:

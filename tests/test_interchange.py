@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune import interchange
-from lora_tune.records import Sweep
-from lora_tune.study import Study
+from lora_tune.commands import interchange
+from lora_tune.config.study import Study
+from lora_tune.store.records import Sweep
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune.journal import KEPT_LINES, Journal
+from lora_tune.controller.event_file import KEPT_LINES, EventFile
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -19,8 +19,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_every_line_is_one_json_object_with_its_time_and_event(tmp_path: Path) -> None:
     path = tmp_path / "driver.log"
-    Journal(path).write(1.23456, "submitted", trial=3, job="12")
-    Journal(path).write(2.0, "stop", text="two\nlines and half a pair \ud83d")
+    EventFile(path).write(1.23456, "submitted", trial=3, job="12")
+    EventFile(path).write(2.0, "stop", text="two\nlines and half a pair \ud83d")
     first, second = lines(path)
     assert first == {"at": 1.235, "event": "submitted", "trial": 3, "job": "12"}
     assert second["text"].startswith("two\nlines")
@@ -28,7 +28,7 @@ def test_every_line_is_one_json_object_with_its_time_and_event(tmp_path: Path) -
 
 def test_secrets_are_hidden(tmp_path: Path) -> None:
     path = tmp_path / "driver.log"
-    Journal(path).write(1.0, "trouble", text="postgresql+psycopg://me:hunter2secret@db/x does not answer")
+    EventFile(path).write(1.0, "trouble", text="postgresql+psycopg://me:hunter2secret@db/x does not answer")
     assert "hunter2secret" not in path.read_text()
 
 
@@ -38,7 +38,7 @@ def test_lines_wait_while_the_disk_is_full_and_what_is_lost_is_counted(tmp_path:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=True)
     try:
-        journal, filler = Journal(place / "driver.log"), place / "filler"
+        journal, filler = EventFile(place / "driver.log"), place / "filler"
         journal.write(0.0, "began")
         with pytest.raises(OSError, match="No space left"):
             filler.write_bytes(bytes(100_000))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lora_tune.lab.summary import Record, calibration
+from benchmarks.laboratory.summary import Record, calibration
 
 
 def site(number: int, *claims: tuple[float, float, float]) -> Record:

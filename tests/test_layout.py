@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lora_tune.layout import Layout, LayoutAxes, config_file_name, parse_layout
+from lora_tune.config.layout import Layout, LayoutAxes, config_file_name, parse_layout
 
 
 def names(axes: LayoutAxes, gpus: int) -> list[str]:

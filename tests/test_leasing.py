@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from lora_tune import leasing
-from lora_tune.errors import StoreError, SweepBusyError
-from lora_tune.leasing import Patience, keeping, take_lease, try_lease, wait_for_lease
-from lora_tune.store import LEASE_SECONDS, BufferedStore, Changes, Held, Store, sqlite_url
+from lora_tune.base.errors import StoreError, SweepBusyError
+from lora_tune.store import LEASE_SECONDS, BufferedStore, Changes, Held, Store, leases, sqlite_url
+from lora_tune.store.leases import Patience, keeping, take_lease, try_lease, wait_for_lease
 from tests.conftest import REPOSITORY
 from tests.waiting import wait_for
 
@@ -77,8 +76,8 @@ def test_a_standby_counts_no_time_during_which_the_database_was_away(
     def sleep(seconds: float) -> None:
         steady[0] += seconds
 
-    monkeypatch.setattr(leasing.time, "sleep", sleep)
-    monkeypatch.setattr(leasing.time, "monotonic", lambda: steady[0])
+    monkeypatch.setattr(leases.time, "sleep", sleep)
+    monkeypatch.setattr(leases.time, "monotonic", lambda: steady[0])
     said: list[str] = []
     lease, before = wait_for_lease(Sometimes(), "s", lambda: NOW, said.append)  # type: ignore[arg-type]
     assert before == "node7 pid 1 start 1"
@@ -91,7 +90,7 @@ def test_a_standby_counts_no_time_during_which_the_database_was_away(
 class TestKeeping:
     @pytest.fixture(autouse=True)
     def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(leasing, "RENEW_SECONDS", 0.02)
+        monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
 
     def test_the_lease_is_renewed_while_the_driver_is_busy(self, store: Store, tmp_path: Path) -> None:
         lease, clock = store.take_lease("s", "node1 pid 1 start 1", NOW), [NOW]
@@ -105,7 +104,7 @@ class TestKeeping:
         lease, clock = store.take_lease("s", "node1 pid 1 start 1", NOW), [NOW]
         records = BufferedStore(store, tmp_path / "unsaved")
         asked: list[float] = []
-        monkeypatch.setattr(records, "idle_seconds", lambda: asked.append(1.0) or leasing.STUCK_SECONDS + 1)
+        monkeypatch.setattr(records, "idle_seconds", lambda: asked.append(1.0) or leases.STUCK_SECONDS + 1)
         with keeping(records, lease, lambda: clock[0]):
             clock[0] = NOW + 100
             wait_for(lambda: len(asked) > 3, 10, "looks at the loop")

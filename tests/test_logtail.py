@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune import logtail
-from lora_tune.errors import SurroundingsError
-from lora_tune.facts import Run
-from lora_tune.logtail import LogTail
-from lora_tune.mllog import MllogReader
+from lora_tune.base.errors import SetupError
+from lora_tune.logs import tail as logtail
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
+from lora_tune.logs.tail import LogTail
 
 EVAL = b':::MLLOG {"time_ms": %d, "key": "eval_accuracy", "value": %f, "metadata": {"samples_count": %d}}\n'
 
@@ -27,8 +27,8 @@ class Bytes:
         self.fed += chunk
         self.largest = max(self.largest, len(chunk))
 
-    def run(self) -> Run:
-        return Run()
+    def run(self) -> RunLog:
+        return RunLog()
 
 
 @pytest.fixture
@@ -133,17 +133,17 @@ def test_a_poll_reads_a_bounded_piece_of_a_bounded_size(log: Path, monkeypatch: 
 
 def test_what_is_no_file_is_an_error_that_says_so(log: Path) -> None:
     log.mkdir()
-    with pytest.raises(SurroundingsError, match="no regular file"):
+    with pytest.raises(SetupError, match="no regular file"):
         LogTail(log, Bytes).poll()
 
 
 def test_a_pipe_does_not_stop_the_driver(log: Path) -> None:
     os.mkfifo(log)
-    with pytest.raises(SurroundingsError, match="no regular file"):
+    with pytest.raises(SetupError, match="no regular file"):
         LogTail(log, Bytes).poll()
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_says_so(log: Path) -> None:
     log.symlink_to(log)
-    with pytest.raises(SurroundingsError, match="may read"):
+    with pytest.raises(SetupError, match="may read"):
         LogTail(log, Bytes).poll()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes import many_adapters, text
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.ranks import connect

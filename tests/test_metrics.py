@@ -7,11 +7,11 @@ import urllib.request
 
 import pytest
 
-from lora_tune.errors import InputError, SurroundingsError
-from lora_tune.metrics import Metrics, address, standing
-from lora_tune.records import Attempt, Trial, TrialState
-from lora_tune.running import Around
-from lora_tune.view import Quiet
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.commands.metrics import Metrics, address, standing
+from lora_tune.controller.runtime import Environment
+from lora_tune.review.screen import Quiet
+from lora_tune.store.records import Attempt, Trial, TrialState
 from tests.builders import BEGAN, study_of, sweep_of, with_trial
 from tests.fakes import FakeClock
 
@@ -37,7 +37,7 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
     assert where.startswith("http://127.0.0.1:")
     study = study_of()
     clock = FakeClock(BEGAN + 5000)
-    around = metrics.measured(Around(launcher=None, clock=clock, view=Quiet(), pause=clock.sleep))  # type: ignore[arg-type]
+    around = metrics.measured(Environment(launcher=None, clock=clock, view=Quiet(), pause=clock.sleep))  # type: ignore[arg-type]
     assert scraped(where) == {}, "nothing is driven yet"
     around.clock.sleep(1.0)
     sweep = sweep_of(study, trials=12, running=2)
@@ -65,11 +65,11 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
 
 
 def test_the_time_since_the_last_eval_begins_with_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_tune.metrics.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune.commands.metrics.LOOK_SECONDS", 0.0)
     said: list[str] = []
     metrics = Metrics().serve("127.0.0.1:0", said.append)
     study, clock = study_of(), FakeClock()
-    around = metrics.measured(Around(launcher=None, clock=clock, view=Quiet(), pause=clock.sleep))  # type: ignore[arg-type]
+    around = metrics.measured(Environment(launcher=None, clock=clock, view=Quiet(), pause=clock.sleep))  # type: ignore[arg-type]
     around.view.update(study, sweep_of(study, trials=3, running=1), 0.0)
     around.view.update(study, sweep_of(study, trials=4, running=1), 0.0)
     assert 0 <= scraped(said[0].split()[1])["lora_tune_seconds_since_last_eval"] < 60
@@ -96,5 +96,5 @@ def test_a_taken_port_is_said() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(SurroundingsError, match="choose another"):
+        with pytest.raises(SetupError, match="choose another"):
             Metrics().serve(str(other.getsockname()[1]))

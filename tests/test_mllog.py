@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune import facts
-from lora_tune.mllog import MAX_RECORD, MllogReader, Run
+from lora_tune.logs import run as facts
+from lora_tune.logs.mllog import MAX_RECORD, MllogReader, RunLog
 
 START = 1_700_000_000_000
 
@@ -34,13 +34,13 @@ def record(key: str, value: Any = None, at: float = 0.0, event: str = "POINT_IN_
     return f":::MLLOG {json.dumps(fields)}\n"
 
 
-def read(text: str | bytes) -> Run:
+def read(text: str | bytes) -> RunLog:
     reader = MllogReader()
     reader.feed(text.encode() if isinstance(text, str) else text)
     return reader.run()
 
 
-def evals(run: Run) -> list[tuple[float, float, float]]:
+def evals(run: RunLog) -> list[tuple[float, float, float]]:
     return [tuple(one) for one in run.evals]
 
 
@@ -419,7 +419,7 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
     reader = MllogReader()
     for piece in pieces:
         reader.feed(piece)
-    assert isinstance(reader.run(), Run)
+    assert isinstance(reader.run(), RunLog)
 
 
 @settings(max_examples=100, deadline=None)
@@ -471,7 +471,7 @@ def test_every_public_log_agrees_with_the_published_summary(public_data: Path) -
     assert (len(unfinished), without_row, dropped) == (1, 10, 1)
 
 
-def compare(run: Run, row: dict[str, Any]) -> None:
+def compare(run: RunLog, row: dict[str, Any]) -> None:
     assert evals(run) == [tuple(one) for one in row["evals_samples_loss_seconds"]]
     assert list(run.eval_seconds) == row["eval_seconds"]
     if row["eval_seconds"]:
@@ -518,7 +518,7 @@ def test_public_logs_read_the_same_in_small_pieces(public_data: Path) -> None:
         assert repr(reader.run()) == repr(read(text)), log
 
 
-def _runs(log: bytes) -> tuple[Run, ...]:
+def _runs(log: bytes) -> tuple[RunLog, ...]:
     reader = MllogReader()
     reader.feed(log)
     return reader.runs()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lora_tune.controller import node_faults
-from lora_tune.records import Attempt, StopKind, Sweep
+from lora_tune.store.records import Attempt, StopKind, Sweep
 
 NOW = 1_700_000_000.0
 

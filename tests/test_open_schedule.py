@@ -9,10 +9,11 @@ from statistics import fmean
 import pytest
 from click.testing import CliRunner
 
-from lora_tune import curve, open_schedule
-from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.study import Study, parse_study
-from lora_tune.sweep import main
+from lora_tune import curves
+from lora_tune.commands.sweep import main
+from lora_tune.config.study import Study, parse_study
+from lora_tune.controller import eval_schedule
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.recorded import recorded
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
@@ -41,7 +42,7 @@ CROSSINGS = (2800.0, 2900.0, 3000.0, 3100.0, 3250.0)
 
 
 def test_once_trials_have_shown_where_they_cross_evals_begin_shortly_before_it() -> None:
-    values, why = open_schedule.chosen(study_of(), sweep_of(*CROSSINGS), PARAMETERS)
+    values, why = eval_schedule.chosen(study_of(), sweep_of(*CROSSINGS), PARAMETERS)
     every = int(values["VAL_CHECK_INTERVAL"])
     first = (int(values["SKIP_EVALS"]) + 1) * every
     assert every % 8 == 0
@@ -51,7 +52,7 @@ def test_once_trials_have_shown_where_they_cross_evals_begin_shortly_before_it()
 
 def test_dear_evals_are_made_less_often_than_cheap_ones() -> None:
     every = [
-        open_schedule.chosen(study_of(), sweep_of(*CROSSINGS, seconds_per_eval=s), PARAMETERS)[0]["VAL_CHECK_INTERVAL"]
+        eval_schedule.chosen(study_of(), sweep_of(*CROSSINGS, seconds_per_eval=s), PARAMETERS)[0]["VAL_CHECK_INTERVAL"]
         for s in (1.0, 30.0, 200.0)
     ]
     assert every == sorted(every)
@@ -68,16 +69,16 @@ def test_dear_evals_are_made_less_often_than_cheap_ones() -> None:
     ids=["closed", "fixed in the space", "given in the workload"],
 )
 def test_the_schedule_stays_where_a_rule_or_the_study_says_it(text: str) -> None:
-    assert open_schedule.chosen(study_of(text), sweep_of(*CROSSINGS), PARAMETERS) == ({}, "")
+    assert eval_schedule.chosen(study_of(text), sweep_of(*CROSSINGS), PARAMETERS) == ({}, "")
 
 
 def test_the_schedule_stays_while_too_little_is_known_of_this_batch_size() -> None:
-    assert open_schedule.chosen(study_of(), sweep_of(*CROSSINGS[:3]), PARAMETERS) == ({}, "")
-    assert open_schedule.chosen(study_of(), sweep_of(*CROSSINGS), {**PARAMETERS, "GBS": 16}) == ({}, "")
+    assert eval_schedule.chosen(study_of(), sweep_of(*CROSSINGS[:3]), PARAMETERS) == ({}, "")
+    assert eval_schedule.chosen(study_of(), sweep_of(*CROSSINGS), {**PARAMETERS, "GBS": 16}) == ({}, "")
 
 
 def test_a_training_that_ends_early_is_evaluated_as_before() -> None:
-    assert open_schedule.chosen(study_of(), sweep_of(*CROSSINGS), {**PARAMETERS, "MAX_STEPS": 300}) == ({}, "")
+    assert eval_schedule.chosen(study_of(), sweep_of(*CROSSINGS), {**PARAMETERS, "MAX_STEPS": 300}) == ({}, "")
 
 
 def test_trials_of_the_same_layout_say_what_an_eval_costs() -> None:
@@ -88,16 +89,16 @@ def test_trials_of_the_same_layout_say_what_an_eval_costs() -> None:
         for n, t in sweep.trials.items()
     }
     both = replace(sweep, trials={**sweep.trials, **slow})
-    quick, dear = (open_schedule.chosen(study_of(), both, p)[0]["VAL_CHECK_INTERVAL"] for p in (PARAMETERS, other))
+    quick, dear = (eval_schedule.chosen(study_of(), both, p)[0]["VAL_CHECK_INTERVAL"] for p in (PARAMETERS, other))
     assert quick < dear
 
 
 def test_a_first_eval_that_is_a_multiple_of_the_interval_can_be_asked_for() -> None:
-    crossing = curve.Crossing(
+    crossing = curves.Crossing(
         samples=3000.0, low=2700.0, high=3300.0, stop_samples=None, stop_seconds=None, censored=True, method=""
     )
-    now = curve.Schedule(1536, 384)
-    plan = curve.choose_schedule(crossing, curve.Timing(2.2, 34.5), step=8, current=now, whole=True)
+    now = curves.Schedule(1536, 384)
+    plan = curves.choose_schedule(crossing, curves.Timing(2.2, 34.5), step=8, current=now, whole=True)
     assert plan.schedule.first_samples % plan.schedule.interval_samples == 0
     assert plan.saved_seconds > 0
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune import report
-from lora_tune.commandline import Review, load_sweep, recorded_study
-from lora_tune.paths import SweepPaths
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands import report
+from lora_tune.commands.options import Review, load_sweep, recorded_study
 from tests.browser import Browser
 from tests.dashboards import serving
 from tests.tiny import STUDY

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lora_tune import plots, report
 from lora_tune.analysis.describe import short_layout
-from lora_tune.layout import LayoutAxes
-from lora_tune.plots import curves, speed, spending, svg
-from lora_tune.plots.chart import Axis, Bars, Chart, Lines, Points, Rule, extent
-from lora_tune.plots.figures import figure
-from lora_tune.plots.ticks import linear_ticks, log_ticks, tick_text
-from lora_tune.plots.units import time_unit
-from lora_tune.records import Sweep, Verdict
-from lora_tune.study import Study
+from lora_tune.commands import report
+from lora_tune.config.layout import LayoutAxes
+from lora_tune.config.study import Study
+from lora_tune.review import plots
+from lora_tune.review.plots import curves, speed, spending, svg
+from lora_tune.review.plots.chart import Axis, Bars, Chart, Lines, Points, Rule, extent
+from lora_tune.review.plots.figures import figure
+from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
+from lora_tune.review.plots.units import time_unit
+from lora_tune.store.records import Sweep, Verdict
 from tests.builders import BEGAN, STUDY, hostile, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import StudyError, SurroundingsError
+from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import parse_study
+from lora_tune.controller.preparation import Preparation, prepare
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.paths import SweepPaths
-from lora_tune.preparation import Preparation, prepare
-from lora_tune.study import parse_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal
 from tests.waiting import wait_for
@@ -109,12 +109,12 @@ def test_a_killed_driver_s_preparation_goes_on_and_is_taken_up(tmp_path: Path) -
 def test_a_failed_one_starts_no_trial_and_says_why(tmp_path: Path) -> None:
     made = tmp_path / "made"
     house = House(tmp_path / "sweep", f"echo x >> {made}; echo 'preprocess.py: error: no such dataset' >&2; exit 2")
-    with pytest.raises(SurroundingsError, match=r"preparation failed, so no trial was started: preprocess\.py: error"):
+    with pytest.raises(SetupError, match=r"preparation failed, so no trial was started: preprocess\.py: error"):
         house.prepare()
     assert made.read_text().split() == ["x"], "a refused command line is not tried again"
-    mended = House(tmp_path / "sweep", f"echo x >> {made}")
-    mended.prepare()
-    assert mended.record["state"] == "done"
+    fixed = House(tmp_path / "sweep", f"echo x >> {made}")
+    fixed.prepare()
+    assert fixed.record["state"] == "done"
 
 
 def test_what_the_machine_fails_is_tried_again(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune import readers
-from lora_tune.mllog import LogReader, MllogReader, Run
-from lora_tune.readers import make_reader
+from lora_tune.logs import readers
+from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
+from lora_tune.logs.readers import make_reader
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
 
-def follow(reader: LogReader, clock: Clock, *lines: tuple[float, str]) -> Run:
+def follow(reader: LogReader, clock: Clock, *lines: tuple[float, str]) -> RunLog:
     """Feed lines, each that many seconds after the first bytes."""
     begin = clock.now
     for seconds, line in lines:
@@ -36,7 +36,7 @@ def follow(reader: LogReader, clock: Clock, *lines: tuple[float, str]) -> Run:
     return reader.run()
 
 
-def points(run: Run) -> list[tuple[float, float, float]]:
+def points(run: RunLog) -> list[tuple[float, float, float]]:
     return [tuple(one) for one in run.evals]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune import errors
 from lora_tune.__main__ import COMMANDS
-from lora_tune.reference import markdown
-from lora_tune.study import load_study
+from lora_tune.base import errors
+from lora_tune.commands.config_docs import markdown
+from lora_tune.config.study import load_study
 from tests.conftest import REPOSITORY
 
 README = REPOSITORY / "README.md"

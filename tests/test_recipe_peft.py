@@ -25,8 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from lora_tune.errors import InputError, LoraTuneError, SurroundingsError
-from lora_tune.mllog import MllogReader, Run
+from lora_tune.base.errors import InputError, LoraTuneError, SetupError
+from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
 from lora_tune.recipes.lora_model import adapters_fit_shares, build, load_base
@@ -52,7 +52,7 @@ def trial(*launcher: str, **variables: str) -> subprocess.CompletedProcess[bytes
     )
 
 
-def parse(done: subprocess.CompletedProcess[bytes]) -> Run:
+def parse(done: subprocess.CompletedProcess[bytes]) -> RunLog:
     assert done.returncode == 0, done.stderr.decode()
     reader = MllogReader()
     reader.feed(done.stdout)
@@ -173,8 +173,8 @@ PROCESSES = [
     ({"TP": "2", "CP": "2"}, 4, "accelerate does not combine", InputError),
     ({"CP": "4", "SEQ": "100"}, 4, "SEQ=100: allowed is a multiple of 2*CP=8", InputError),
     ({"CP": "2", "ATTN": "eager"}, 2, "ATTN='eager': allowed is sdpa", InputError),
-    ({"CP": "2"}, 2, "need GPUs", SurroundingsError),
-    ({"FSDP": "1"}, 2, "need GPUs", SurroundingsError),
+    ({"CP": "2"}, 2, "need GPUs", SetupError),
+    ({"FSDP": "1"}, 2, "need GPUs", SetupError),
 ]
 
 
@@ -189,7 +189,7 @@ def test_parallelism_that_cannot_train_is_refused(
 def test_tensor_parallelism_that_adapters_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.17 gives a rank's layer its share of the width, and peft an adapter of the whole."""
     monkeypatch.setattr("lora_tune.recipes.lora_model.installed", "5.17.0")
-    with pytest.raises(SurroundingsError, match=r"TP=2: transformers 5\.17\.0 is here; allowed is TP=1, or"):
+    with pytest.raises(SetupError, match=r"TP=2: transformers 5\.17\.0 is here; allowed is TP=1, or"):
         load_base(knobs.read({"TP": "2", "SEQ": "128"}))
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.errors import StudyError
-from lora_tune.layout import LayoutAxes, parse_layout
-from lora_tune.rules import llama31_405b
-from lora_tune.site import Site
-from lora_tune.study import Study, load_study, parse_study
+from lora_tune.base.errors import StudyError
+from lora_tune.config.layout import LayoutAxes, parse_layout
+from lora_tune.config.site import Site
+from lora_tune.config.study import Study, load_study, parse_study
+from lora_tune.mlperf import llama31_405b
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal
 from tests.conftest import REPOSITORY

@@ -1,4 +1,4 @@
-"""A scheduler that takes no job, and a sweep whose trials all failed: a person mends it and types the command again."""
+"""A scheduler that takes no job, and a sweep whose trials all failed: a person fixes it and types the command again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import LauncherError, RefusedError, SurroundingsError
-from lora_tune.launchers.slurm_refusals import refusal
-from lora_tune.paths import SweepPaths
-from lora_tune.preparation import Preparation, prepare
-from lora_tune.records import TrialState, Verdict
-from lora_tune.refusal import UNKNOWN_SECONDS
+from lora_tune.base.errors import LauncherError, RefusedError, SetupError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.controller.preparation import Preparation, prepare
+from lora_tune.controller.refusals import UNKNOWN_SECONDS
+from lora_tune.launchers.slurm.refusals import refusal
+from lora_tune.store.records import TrialState, Verdict
 from lora_tune.workloads.base import Job
 from tests.fakes import FakeClock, FakeCluster, curve_script
 from tests.test_driver import House, assert_all_accounted_for, house
@@ -121,7 +121,7 @@ def test_a_lasting_refusal_ends_the_command_when_what_runs_has_ended_and_costs_n
     driver = there.driver()
     driver.tick()
     cluster.answer = no_account  # an allocation that ended in the middle of the sweep
-    with pytest.raises(SurroundingsError, match=r"Invalid account.*correct site\.account.*run the same command again"):
+    with pytest.raises(SetupError, match=r"Invalid account.*correct site\.account.*rerun the same command"):
         driver.run()
 
     sweep = there.sweep()
@@ -139,8 +139,8 @@ def test_a_lasting_refusal_ends_the_command_when_what_runs_has_ended_and_costs_n
     cluster.answer = lambda job: None
     again = there.driver()
     again.tick()
-    mended = there.sweep().attempts[left.number, 0]
-    assert (mended.state, mended.failure, mended.line) == ("queued", "", "")
+    fixed = there.sweep().attempts[left.number, 0]
+    assert (fixed.state, fixed.failure, fixed.line) == ("queued", "", "")
     assert there.sweep().trials[left.number].sentence == ""
     again.run()
     assert_all_accounted_for(there, 6)
@@ -168,7 +168,7 @@ def test_a_refusal_that_nobody_knows_is_tried_again_for_a_while(tmp_path: Path) 
     ticks(there, driver, 3)
     cluster.answer = lambda job: refusal(job.name, "the site's own filter says no")
     began = there.clock.now()
-    with pytest.raises(SurroundingsError, match="filter says no"):
+    with pytest.raises(SetupError, match="filter says no"):
         driver.run()
     assert there.clock.now() - began >= UNKNOWN_SECONDS, "a job that was taken in between starts the count again"
     cluster.answer = lambda job: None
@@ -218,21 +218,21 @@ def test_what_failed_before_it_was_mended_does_not_end_the_sweep_again(tmp_path:
     broken = [True]
     cluster = FakeCluster(FakeClock(), lambda environment, at: iter(()) if broken else curve_script(environment, at))
     there = house(tmp_path, cluster, trials=8, parallel=1)
-    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+    with pytest.raises(SetupError, match="3 trials in a row failed"):
         there.driver().run()
-    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
+    with pytest.raises(SetupError, match="3 trials in a row failed"):
         there.driver().run()  # a server that only starts again spends no further trial
     assert len(there.sweep().trials) == 3
 
     there.clock.sleep(60)
-    again = there.driver(mended_at=there.clock.now())
-    with pytest.raises(SurroundingsError, match="3 trials in a row failed"):
-        again.run()  # it was not mended
+    again = there.driver(fixed_at=there.clock.now())
+    with pytest.raises(SetupError, match="3 trials in a row failed"):
+        again.run()  # it was not fixed
     assert len(there.sweep().trials) == 6
 
     there.clock.sleep(60)
     broken.clear()
-    there.driver(mended_at=there.clock.now()).run()
+    there.driver(fixed_at=there.clock.now()).run()
     assert len(there.sweep().trials) == 8
     assert there.sweep().best() is not None
 
@@ -255,13 +255,13 @@ trial_minutes = 2
 
 
 def test_the_command_that_is_typed_again_after_the_mending_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "mended.toml").write_text(STUDY)
+    (tmp_path / "fixed.toml").write_text(STUDY)
     (tmp_path / "train.sh").write_text("echo 'bash: nccl-tests: command not found'; exit 127\n")
-    command = [sys.executable, "-m", "lora_tune.sweep", "--study", "mended.toml", "--output", "sweep"]
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", "fixed.toml", "--output", "sweep"]
     run = functools.partial(subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     failed = run()
     assert failed.returncode == 3, failed.stdout + failed.stderr
-    assert "mend it and run the same command again" in failed.stderr
+    assert "fix it and rerun the same command" in failed.stderr
     (tmp_path / "train.sh").write_text('echo \'{"step": 4, "eval_loss": 1.5, "seconds": 1}\'\n')
     again = run()
     assert again.returncode == 0, again.stdout + again.stderr

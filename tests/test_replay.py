@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.controller.log_replay import TICK_MS, ticks
+from lora_tune.analysis.log_replay import TICK_MS, ticks
+from lora_tune.commands.replay import main
+from lora_tune.commands.sweep import main as sweep
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.printed_config import printed_values
-from lora_tune.mllog import MllogReader
-from lora_tune.records import Verdict
-from lora_tune.replay import main
-from lora_tune.surfaces.h100 import function as h100
-from lora_tune.sweep import main as sweep
+from lora_tune.simulation.h100 import function as h100
+from lora_tune.store.records import Verdict
 from tests.recorded import recorded
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune import report
-from lora_tune.overview import overview, saved_node_hours
-from lora_tune.records import Sweep, Verdict
-from lora_tune.study import Study
+from lora_tune.analysis.summary import overview, saved_node_hours
+from lora_tune.commands import report
+from lora_tune.config.study import Study
+from lora_tune.store.records import Sweep, Verdict
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 

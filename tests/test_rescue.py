@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.driver import Driver
-from lora_tune.errors import StoreError, SurroundingsError
-from lora_tune.records import Sweep, TrialState
+from lora_tune.base.errors import SetupError, StoreError
+from lora_tune.controller.driver import Driver
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url, tune_sqlite
+from lora_tune.store.records import Sweep, TrialState
 from tests.builders import study_of, sweep_of
 from tests.fakes import FakeClock, FakeCluster, command_study
 from tests.test_driver import House, assert_all_accounted_for
@@ -29,7 +29,7 @@ def run_until(driver: Driver, ended: int) -> None:
     """Tick until so many trials have ended."""
     while sum(t.state is TrialState.FINISHED for t in driver.sweep.trials.values()) < ended:
         driver.tick()
-        driver._ports.clock.sleep(1.0)
+        driver._dependencies.clock.sleep(1.0)
 
 
 def files_of(database: Path) -> list[Path]:
@@ -42,7 +42,7 @@ def test_a_deleted_database_is_said_and_every_record_is_kept(house: House) -> No
     running = sum(t.state is TrialState.RUNNING for t in driver.sweep.trials.values())
     for path in files_of(house.paths.database):
         path.unlink()
-    with pytest.raises(SurroundingsError, match=r"sweep\.db was deleted.*all records are in .*rescued\.db\. To go on"):
+    with pytest.raises(SetupError, match=r"sweep\.db was deleted.*all records are in .*rescued\.db\. To go on"):
         driver.run()
     assert running > 0
     assert not house.paths.database.exists()
@@ -58,7 +58,7 @@ def test_with_the_kept_records_in_its_place_the_sweep_goes_on(house: House) -> N
     run_until(driver, 3)
     for path in files_of(house.paths.database):
         path.unlink()
-    with pytest.raises(SurroundingsError):
+    with pytest.raises(SetupError):
         driver.run()
     before = stored(house.paths.rescued, house)
     house.paths.rescued.replace(house.paths.database)
@@ -79,7 +79,7 @@ def test_a_backup_put_into_its_place_starts_nothing_again(house: House, tmp_path
         now.backup(backup)
         run_until(driver, 3)
         backup.backup(now)
-    with pytest.raises(SurroundingsError, match=r"was set back to an earlier state"):
+    with pytest.raises(SetupError, match=r"was set back to an earlier state"):
         driver.run()
     assert set(house.cluster.starts.values()) == {1}
 

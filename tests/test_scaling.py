@@ -7,11 +7,11 @@ import re
 import pytest
 from rich.console import Console
 
-from lora_tune.records import Sweep, Trial, Verdict
-from lora_tune.report import report_html
-from lora_tune.scaling import scaling, table
-from lora_tune.status import picture
-from lora_tune.study import Study, load_study
+from lora_tune.analysis.scaling import scaling, table
+from lora_tune.commands.report import report_html
+from lora_tune.commands.status import picture
+from lora_tune.config.study import Study, load_study
+from lora_tune.store.records import Sweep, Trial, Verdict
 from tests.conftest import REPOSITORY
 
 PUBLISHED = {1: 1.247, 2: 3.664, 4: 9.432, 8: 21.905, 16: 47.342, 32: 95.339, 64: 154.931}

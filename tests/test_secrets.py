@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune import __main__ as commands
-from lora_tune import sweep
-from lora_tune.paths import SweepPaths
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands import sweep
 
 TOKEN, KEY, PASSWORD = "hf_abcdefghijklmnopqrstuvwxyz012345", "0123456789abcdef0123", "hunter2isnotenough"
 SECRETS = (TOKEN, KEY, PASSWORD)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.records import Sweep, TrialState
 from lora_tune.store import LEASE_SECONDS, Store
+from lora_tune.store.records import Sweep, TrialState
 from tests.postgres import PASSWORD, Postgres
 from tests.recorded import recorded
 from tests.test_sweep import TRIAL, executions, study

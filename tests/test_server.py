@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune import serve
-from lora_tune.metrics import Metrics
-from lora_tune.serve import SERVER, Server
-from lora_tune.sharing import Gate
+from lora_tune.commands import serve
+from lora_tune.commands.metrics import Metrics
+from lora_tune.commands.serve import SERVER, Server
+from lora_tune.config.study import parse_study
+from lora_tune.controller.quota import NodeQuota
 from lora_tune.store import Registered, Store, sqlite_url
-from lora_tune.study import parse_study
 from tests.fakes import command_study
 from tests.waiting import wait_for
 
@@ -55,7 +55,7 @@ def test_a_mistake_in_one_study_ends_neither_the_server_nor_the_others(
 
     monkeypatch.setattr(serve, where, mistaken)
     said: list[str] = []
-    server = Server(store, Gate(None), Metrics(), said.append)
+    server = Server(store, NodeQuota(None), Metrics(), said.append)
     lease = store.take_lease(SERVER, "test", 0.0)
     running = threading.Thread(target=lambda: server.run(lease, until_done=False))
     running.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.sharing import Demand, Gate, demand, largest_trial, shares
+from lora_tune.controller.quota import Demand, NodeQuota, demand, largest_trial, shares
 from tests.builders import STUDY, study_of, sweep_of
 
 demands = st.lists(
@@ -48,7 +48,7 @@ def test_equal_studies_get_equal_parts_and_the_rest_goes_to_who_had_least() -> N
 
 
 def test_a_study_of_large_trials_gets_its_turn() -> None:
-    gate = Gate(4)
+    gate = NodeQuota(4)
     gate.note(Demand(name="large", nodes=4, trials=2))
     gate.note(Demand(name="small", nodes=1, trials=9))
     assert gate.admit("large")
@@ -64,7 +64,7 @@ def test_a_study_of_large_trials_gets_its_turn() -> None:
 
 
 def test_without_a_cap_everybody_may() -> None:
-    assert Gate(None).admit("anybody")
+    assert NodeQuota(None).admit("anybody")
 
 
 def test_what_a_study_has_and_could_have() -> None:

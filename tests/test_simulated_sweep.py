@@ -9,10 +9,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from lora_tune.explain import main as explain
-from lora_tune.ingest import main as ingest
-from lora_tune.surfaces.h100 import function as h100
-from lora_tune.sweep import main
+from lora_tune.commands.explain import main as explain
+from lora_tune.commands.ingest import main as ingest
+from lora_tune.commands.sweep import main
+from lora_tune.simulation.h100 import function as h100
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 

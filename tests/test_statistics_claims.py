@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.pruner import EARLY, by_verdict
-from lora_tune import curve
-from lora_tune.mllog import Eval
+from lora_tune import curves as curve
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
-from lora_tune.search.replicates import (
+from lora_tune.search.racing import (
     PRIOR_SD,
     RAW_SD,
     CannotSeparate,
@@ -26,7 +27,7 @@ from lora_tune.search.replicates import (
 )
 
 TARGET = perturbed.TARGET
-PUBLISHED = curve.published(8)
+PUBLISHED = published_curves.published(8)
 NOISE = np.random.default_rng(5).normal(0, 1, 4000)
 
 
@@ -128,7 +129,12 @@ def test_on_public_runs_that_it_never_saw_the_pruner_keeps_its_rate_and_catches_
     from benchmarks.statistics.pruner import first_pair, on_public
 
     groups = [g for submission, g in by_submission(load(public_data)).items() if is_test(submission)]
-    fine = [on_public(curve.published(r.gbs), 0.01, r) for g in groups if is_good(g) for r in g]
-    bad = [(on_public(curve.published(r.gbs), 0.01, r), first_pair(r)) for g in groups if not is_good(g) for r in g]
+    fine = [on_public(published_curves.published(r.gbs), 0.01, r) for g in groups if is_good(g) for r in g]
+    bad = [
+        (on_public(published_curves.published(r.gbs), 0.01, r), first_pair(r))
+        for g in groups
+        if not is_good(g)
+        for r in g
+    ]
     assert sum(at is not None for at in fine) <= 0.01 * len(fine)
     assert sum(at is not None and at <= first for at, first in bad) >= 0.7 * len(bad) > 0

@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lora_tune import status, view
-from lora_tune.mllog import Eval
-from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.status import Standing, standing
+from lora_tune.commands import status
+from lora_tune.commands.status import Standing, standing
+from lora_tune.logs.mllog import Eval
+from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 from tests.waiting import wait_for
 
@@ -81,7 +82,7 @@ def test_what_it_has_cost_stands_beside_the_node_hours(tmp_path: Path) -> None:
     words = f"of 60 = {cost:,.2f} in money"
     assert words in _flat(run(tmp_path).output)
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(view.screen(study, sweep, BEGAN, []))
+    console.print(screen.screen(study, sweep, BEGAN, []))
     assert words in console.export_text()
 
 
@@ -110,7 +111,7 @@ def test_the_screen_of_a_race_shows_means_and_no_lucky_run() -> None:
         console = Console(width=120, record=True, file=io.StringIO())
         waiting = {9: Trial(number=9, seed=9, tuned={}, parameters={}, replicate_of=1)}
         console.print(
-            view.screen(study, replace(field, trials={**trials, **waiting}, attempts={}, evals={}), BEGAN, [])
+            screen.screen(study, replace(field, trials={**trials, **waiting}, attempts={}, evals={}), BEGAN, [])
         )
         shown = console.export_text()
         assert "best" not in shown
@@ -183,7 +184,7 @@ def test_nothing_is_written_not_even_a_table(tmp_path: Path) -> None:
 
 
 def test_a_reading_store_cannot_write(tmp_path: Path) -> None:
-    from lora_tune.errors import StoreError
+    from lora_tune.base.errors import StoreError
 
     stored(tmp_path, sweep_of(study_of(), trials=4))
     store = Store(sqlite_url(tmp_path / "sweep.db"), read_only=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import StudyError
-from lora_tune.study import find_study, load_study, parse_study, study_changes
+from lora_tune.base.errors import StudyError
+from lora_tune.config.study import find_study, load_study, parse_study, study_changes
 from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
 

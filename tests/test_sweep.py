@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.job_records import alive, read_records
-from lora_tune.mllog import MllogReader
-from lora_tune.paths import AttemptPaths
-from lora_tune.records import Sweep, TrialState, Verdict
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.store.records import Sweep, TrialState, Verdict
 from tests.recorded import recorded
 from tests.waiting import wait_for
 

@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from lora_tune import commandline, driving, status, view
-from lora_tune.records import Sweep
-from lora_tune.study import Study
+from lora_tune.commands import interrupts, options, status
+from lora_tune.config.study import Study
+from lora_tune.review import screen
+from lora_tune.store.records import Sweep
 from tests.builders import BEGAN, STUDY, stored, study_of, sweep_of
 
 NOW = BEGAN + 3600
@@ -25,7 +26,7 @@ NOW = BEGAN + 3600
 
 def printed(study: Study, sweep: Sweep, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(view.trials_table(study, sweep, list(sweep.trials.values()), NOW, "all trials"))
+    console.print(screen.trials_table(study, sweep, list(sweep.trials.values()), NOW, "all trials"))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     return text.splitlines()
 
@@ -73,13 +74,15 @@ def test_any_locale_can_print_the_status(tmp_path: Path, encoding: str) -> None:
     assert "?" not in text
 
 
-@pytest.mark.parametrize(("term", "kind"), [("xterm-256color", view.Screen), ("dumb", view.Plain), ("", view.Screen)])
+@pytest.mark.parametrize(
+    ("term", "kind"), [("xterm-256color", screen.Screen), ("dumb", screen.Plain), ("", screen.Screen)]
+)
 def test_a_terminal_that_cannot_redraw_gets_plain_lines(
-    monkeypatch: pytest.MonkeyPatch, term: str, kind: type[view.Quiet]
+    monkeypatch: pytest.MonkeyPatch, term: str, kind: type[screen.Quiet]
 ) -> None:
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    made = driving.make_view(False, False)
+    made = interrupts.make_view(False, False)
     made.close()
     assert type(made) is kind
 
@@ -103,7 +106,7 @@ def test_ctrl_c_while_libraries_are_loaded_is_no_fault(tmp_path: Path) -> None:
 
 def test_ctrl_c_at_any_other_moment_is_130() -> None:
     @click.command()
-    @commandline.guarded
+    @options.guarded
     def command() -> None:
         raise KeyboardInterrupt
 

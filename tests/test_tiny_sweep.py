@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lora_tune.analysis.intervals import time_interval
-from lora_tune.mllog import MllogReader
-from lora_tune.records import Sweep, TrialState, Verdict
-from lora_tune.study import load_study
+from lora_tune.config.study import load_study
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.store.records import Sweep, TrialState, Verdict
 from lora_tune.workloads.recipe import TINY_UNTRAINED
 from tests.recorded import recorded
 from tests.tiny import STUDY

@@ -13,10 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from lora_tune.commandline import recorded_study
-from lora_tune.export import export_best
-from lora_tune.records import Sweep, Verdict
+from lora_tune.commands.export import export_best
+from lora_tune.commands.options import recorded_study
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Sweep, Verdict
 from lora_tune.workloads import load
 
 FACTS = ("samples_per_second", "seconds_per_eval", "init_seconds", "evals", "last_loss", "node_hours")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_tune.mllog import MllogReader, Run
+from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.recipes.nemo.processes import free_port
 
 NEMO = "lora_tune.recipes.nemo_lora"
@@ -87,7 +87,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> bool:
     return not alive or failed
 
 
-def _outcome(name: str, run: Run, text: str, seconds: float, epoch: float, failure: str) -> Outcome:
+def _outcome(name: str, run: RunLog, text: str, seconds: float, epoch: float, failure: str) -> Outcome:
     warm = sorted(run.stated_throughput[1:] or run.stated_throughput)
     evals = sorted(run.eval_seconds)
     peaks = [float(part.split("}")[0]) for part in text.split('"max_memory_usage": ')[1:]]

@@ -17,13 +17,14 @@ from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import TARGET, by_submission, is_test, load
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
-from lora_tune import curve
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
 
 SWEEPS = 1000
 GOOD, BAD = 9, 3
-SPEED = curve.Timing(2.16, 37.0)
+SPEED = curves.Timing(2.16, 37.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 
 
@@ -38,7 +39,7 @@ class Config:
 
 def main() -> None:
     groups = {s: g for s, g in by_submission(load()).items() if g[0].gbs == 8 and is_good(g)}
-    noise = real_noise(curve.published(8).family, [g for s, g in groups.items() if not is_test(s)])
+    noise = real_noise(published_curves.published(8).family, [g for s, g in groups.items() if not is_test(s)])
     good = [_config(s, [_clocked(r.run.evals) for r in g]) for s, g in groups.items() if is_test(s)]
     bad = [
         Config(f"bad {i}", [_clocked(run)], float("inf"))
@@ -96,7 +97,7 @@ def _row(risk: float, good: Sequence[Config], bad: Sequence[Config]) -> str:
 def _ended(run: Sequence[Eval], incumbent: Incumbent, risk: float) -> tuple[float, bool]:
     """Seconds that the run used, and whether it was capped: by the clock at any time, by the forecast at an eval."""
     limit = incumbent.upper_quantile(1 - risk / 2)
-    family = curve.published(8).family
+    family = published_curves.published(8).family
     for i, e in enumerate(run):
         if e.seconds > limit:
             return limit, True

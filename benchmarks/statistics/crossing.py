@@ -9,13 +9,14 @@ import numpy as np
 
 from benchmarks.calibrate_curves import calibrate, forecast_holds, is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, fold, is_test, load
-from lora_tune import curve
-from lora_tune.curve.crossing import Z90
-from lora_tune.curve.published import CALIBRATION, envelope
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.curves.crossing import Z90
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
+from lora_tune.mlperf.published_curves import CALIBRATION, envelope
 
 FOLDS = 5
-Estimator = Callable[[PublicRun], curve.Crossing]
+Estimator = Callable[[PublicRun], curves.Crossing]
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
         chosen = [g for g in test if g[0].gbs == gbs]
         print(row("fixed shape, Huber offset", chosen, fixed_shape(calibration)))
     at_8 = [g for g in test if g[0].gbs == 8]
-    print(row("free fit (no family)", at_8, lambda r: curve.estimate(r.run, TARGET)))
+    print(row("free fit (no family)", at_8, lambda r: curves.estimate(r.run, TARGET)))
     print(row("shape learned from 12 runs of the study", at_8, learned(runs)))
     print(f"\nEvery good submission, by {FOLDS} calibrations that did not see it:")
     everyone = [g for g in groups.values() if is_good(g)]
@@ -45,25 +46,25 @@ def main() -> None:
 
 
 def fixed_shape(calibration: dict) -> Estimator:
-    return lambda r: curve.estimate(r.run, TARGET, family=envelope(calibration, r.gbs).family)
+    return lambda r: curves.estimate(r.run, TARGET, family=envelope(calibration, r.gbs).family)
 
 
 def learned(runs: Sequence[PublicRun]) -> Estimator:
     """A family learned from the first runs of twelve calibration submissions, as a study's own trials would be."""
     groups = [g for s, g in sorted(by_submission(runs).items()) if not is_test(s) and is_good(g) and g[0].gbs == 8]
-    family = curve.learn_family([g[0].run for g in groups[:12]], TARGET)
-    return lambda r: curve.estimate(r.run, TARGET, family=family)
+    family = curves.learn_family([g[0].run for g in groups[:12]], TARGET)
+    return lambda r: curves.estimate(r.run, TARGET, family=family)
 
 
-def _cross_fitted(run: PublicRun, folds: Sequence[dict]) -> curve.Crossing:
+def _cross_fitted(run: PublicRun, folds: Sequence[dict]) -> curves.Crossing:
     family = envelope(folds[fold(run.submission, FOLDS)], run.gbs).family
-    return curve.estimate(run.run, TARGET, family=family)
+    return curves.estimate(run.run, TARGET, family=family)
 
 
 def row(name: str, groups: Sequence[Sequence[PublicRun]], estimator: Estimator) -> str:
     """One line of the table: variance, bias and coverage of an estimator over submissions of one batch size."""
     gbs = groups[0][0].gbs
-    reference = curve.published(gbs)
+    reference = published_curves.published(gbs)
     assert reference is not None
     own, raw, surplus, inside = [], [], [], []
     for group in groups:
@@ -83,12 +84,14 @@ def row(name: str, groups: Sequence[Sequence[PublicRun]], estimator: Estimator) 
     return f"{name:44} {gbs:>4} {len(surplus):>5} {sds} {reduction:>9} {biases} {np.mean(inside):7.1%}"
 
 
-def expected_stop(run: PublicRun, crossing: float, family: curve.Family) -> float:
+def expected_stop(run: PublicRun, crossing: float, family: curves.Family) -> float:
     evals = run.run.evals
-    return curve.expected_stop(crossing, family, curve.Schedule(evals[0].samples, evals[1].samples - evals[0].samples))
+    return curves.expected_stop(
+        crossing, family, curves.Schedule(evals[0].samples, evals[1].samples - evals[0].samples)
+    )
 
 
-def covers(found: Sequence[curve.Crossing], samples: np.ndarray) -> np.ndarray:
+def covers(found: Sequence[curves.Crossing], samples: np.ndarray) -> np.ndarray:
     """Whether each interval holds the mean of the other runs, the interval widened by that mean's standard error."""
     n = len(samples)
     others = (samples.sum() - samples) / (n - 1)
@@ -125,13 +128,13 @@ def simulated(calibration: dict, groups: Sequence[Sequence[PublicRun]], runs: in
             loss = family.loss_at(samples) + offset + eps * family.noise_at(samples)
             last = int(np.argmax(loss <= TARGET)) + 1
             evals = [Eval(s, v, s / 2) for s, v in zip(samples[:last], loss[:last], strict=True)]
-            found = curve.estimate(evals, TARGET, family=family)
+            found = curves.estimate(evals, TARGET, family=family)
             errors.append(np.log(found.samples / family.samples_at(TARGET - offset)))
             inside.append(found.low <= family.samples_at(TARGET) <= found.high)
         print(f"  noise {name:14} bias {np.mean(errors):+.2%}, sd {np.std(errors):.1%}, covered {np.mean(inside):.1%}")
 
 
-def real_noise(family: curve.Family, groups: Sequence[Sequence[PublicRun]]) -> np.ndarray:
+def real_noise(family: curves.Family, groups: Sequence[Sequence[PublicRun]]) -> np.ndarray:
     """Residuals of evals at 1,536 to 2,688 samples about their run's median, in units of the family's noise."""
     pool = []
     for run in (r for g in groups for r in g):

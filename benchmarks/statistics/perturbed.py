@@ -21,29 +21,30 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.public_runs import TARGET
-from lora_tune import curve
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
 
 MAX_SAMPLES = 8192.0
 SAMPLES = np.arange(1536.0, MAX_SAMPLES + 1, 384)
 HEALING_SAMPLES = 350 * 8.0
-Curve = Callable[[curve.Family, np.random.Generator], np.ndarray]
+Curve = Callable[[curves.Family, np.random.Generator], np.ndarray]
 
 
-def too_low(family: curve.Family, rng: np.random.Generator) -> np.ndarray:
+def too_low(family: curves.Family, rng: np.random.Generator) -> np.ndarray:
     return family.loss_at(SAMPLES / np.exp(rng.uniform(np.log(1.6), np.log(6))))
 
 
-def too_high(family: curve.Family, rng: np.random.Generator) -> np.ndarray:
+def too_high(family: curves.Family, rng: np.random.Generator) -> np.ndarray:
     floor = TARGET + np.exp(rng.uniform(np.log(0.002), np.log(0.03)))
     return np.maximum(family.loss_at(SAMPLES), floor) + rng.normal(0, 1, len(SAMPLES)) * family.noise_at(SAMPLES)
 
 
-def stalled(family: curve.Family, rng: np.random.Generator) -> np.ndarray:
+def stalled(family: curves.Family, rng: np.random.Generator) -> np.ndarray:
     return family.loss_at(np.minimum(SAMPLES, rng.uniform(600, 2600)))
 
 
-def diverging(family: curve.Family, rng: np.random.Generator) -> np.ndarray:
+def diverging(family: curves.Family, rng: np.random.Generator) -> np.ndarray:
     begin, size, pace = rng.uniform(1000, 2900), rng.uniform(0.002, 0.02), rng.uniform(300, 900)
     loss = family.loss_at(SAMPLES) + size * np.expm1(np.maximum(0, SAMPLES - begin) / pace)
     loss[loss > 10] = np.nan
@@ -52,7 +53,7 @@ def diverging(family: curve.Family, rng: np.random.Generator) -> np.ndarray:
     return loss
 
 
-def healing(family: curve.Family, rng: np.random.Generator) -> np.ndarray:
+def healing(family: curves.Family, rng: np.random.Generator) -> np.ndarray:
     before = 0.955 + 0.003 * (HEALING_SAMPLES - SAMPLES) / 384
     end = HEALING_SAMPLES + 4 * 384.0
     fall = np.interp(SAMPLES, [HEALING_SAMPLES, end], [0.955, 0.9235])
@@ -65,7 +66,7 @@ BAD: dict[str, Curve] = {"LR too low": too_low, "LR too high": too_high, "stalle
 
 def simulate(shape: Curve, noise: np.ndarray, count: int, seed: int) -> list[list[Eval]]:
     """``count`` runs of a shape, each up to the eval that reaches the target or to the end of training."""
-    family = curve.published(8).family
+    family = published_curves.published(8).family
     rng = np.random.default_rng(seed)
     return [_run(shape(family, rng), family, noise, rng) for _ in range(count)]
 
@@ -74,7 +75,7 @@ def never_reach(runs: list[list[Eval]]) -> list[list[Eval]]:
     return [run for run in runs if not any(e.loss <= TARGET for e in run)]
 
 
-def _run(shape: np.ndarray, family: curve.Family, noise: np.ndarray, rng: np.random.Generator) -> list[Eval]:
+def _run(shape: np.ndarray, family: curves.Family, noise: np.ndarray, rng: np.random.Generator) -> list[Eval]:
     loss = shape + rng.normal(0, family.seed) + rng.choice(noise, len(SAMPLES)) * family.noise_at(SAMPLES)
     loss = loss + np.where(rng.random(len(SAMPLES)) < 0.01, rng.uniform(0.01, 0.06, len(SAMPLES)), 0)
     evals = [Eval(float(s), float(v), float(s) / 2) for s, v in zip(SAMPLES, loss, strict=True)]

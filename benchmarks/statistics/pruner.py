@@ -14,9 +14,10 @@ from benchmarks.calibrate_curves import calibrate, is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, fold, is_test, load
 from benchmarks.statistics import perturbed, tiny
 from benchmarks.statistics.crossing import FOLDS, real_noise
-from lora_tune import curve
-from lora_tune.curve.published import envelope
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
+from lora_tune.mlperf.published_curves import envelope
 from lora_tune.search.pruner import StallPruner
 
 SIMULATED = 250
@@ -43,7 +44,7 @@ def main() -> None:
     held_out(groups)
     cross_fitted(runs, groups)
     at_8 = [g for s, g in groups.items() if g[0].gbs == 8 and is_good(g)]
-    noise = real_noise(curve.published(8).family, [g for g in at_8 if not is_test(g[0].submission)])
+    noise = real_noise(published_curves.published(8).family, [g for g in at_8 if not is_test(g[0].submission)])
     kinds = {
         name: perturbed.never_reach(perturbed.simulate(shape, noise, SIMULATED, seed))
         for seed, (name, shape) in enumerate(perturbed.BAD.items())
@@ -69,10 +70,10 @@ def first_stop(evals: Sequence[Eval], stop: Callable[[Sequence[Eval]], bool]) ->
 
 
 def by_verdict(
-    reference: curve.Envelope | None, rate: float = 0.01, healing: float = 0.0, end: float = perturbed.MAX_SAMPLES
+    reference: curves.Envelope | None, rate: float = 0.01, healing: float = 0.0, end: float = perturbed.MAX_SAMPLES
 ) -> Stops:
     def stop(evals: Sequence[Eval]) -> bool:
-        found = curve.stalled(
+        found = curves.stalled(
             evals, TARGET, reference=reference, false_prune_rate=rate, healing_samples=healing,
             max_samples=end,
         )  # fmt: skip
@@ -81,7 +82,7 @@ def by_verdict(
     return lambda evals: first_stop(evals, stop)
 
 
-def on_public(reference: curve.Envelope | None, rate: float, run: PublicRun) -> int | None:
+def on_public(reference: curves.Envelope | None, rate: float, run: PublicRun) -> int | None:
     return by_verdict(reference, rate, end=float(run.max_steps * run.gbs))(run.run.evals)
 
 
@@ -95,8 +96,8 @@ def held_out(groups: dict[str, list[PublicRun]]) -> None:
     )
     print(f"{'stated rate':>11} {'good runs':>9} {'killed':>13} {'bad runs':>8} {'at first pair':>13} {'ever':>6}")
     for rate in (0.005, 0.01, 0.02, 0.05, 0.1):
-        kills = [on_public(curve.published(r.gbs), rate, r) is not None for r in good]
-        caught = [on_public(curve.published(r.gbs), rate, r) for r in bad]
+        kills = [on_public(published_curves.published(r.gbs), rate, r) is not None for r in good]
+        caught = [on_public(published_curves.published(r.gbs), rate, r) for r in bad]
         print(_rates(rate, kills, caught, bad))
 
 
@@ -109,7 +110,7 @@ def _rates(rate: float, kills: list[bool], caught: list[int | None], bad: list[P
 
 def first_pair(run: PublicRun) -> int:
     """The index of the second eval that the envelope looks at: the first opportunity."""
-    start = math.exp(curve.published(run.gbs).family.log_samples[0])
+    start = math.exp(published_curves.published(run.gbs).family.log_samples[0])
     return sum(e.samples < 0.999 * start for e in run.run.evals) + 1
 
 
@@ -157,8 +158,8 @@ def _early(rule: Stops, evals: Sequence[Eval]) -> bool:
 def rules(references: Sequence[Sequence[Eval]]) -> list[tuple[str, Stops, Stops]]:
     """Name, rule, and the rule with the healing step declared (the same where a pruner cannot be told)."""
     step = perturbed.HEALING_SAMPLES
-    published = curve.published(8)
-    learned = curve.envelope_from(references[:12], TARGET)
+    published = published_curves.published(8)
+    learned = curves.envelope_from(references[:12], TARGET)
     rows: list[tuple[str, Stops, Stops]] = [
         ("stall, published envelope, 1%", by_verdict(published), by_verdict(published, healing=step)),
         ("stall, published envelope, 5%", by_verdict(published, 0.05), by_verdict(published, 0.05, step)),

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
-from lora_tune import curve
-from lora_tune.search.replicates import RAW_SD, CannotSeparate, Decided, RaceSettings, RunSummary, next_action, plan
+from lora_tune import curves
+from lora_tune.mlperf import published_curves
+from lora_tune.search.racing import RAW_SD, CannotSeparate, Decided, RaceSettings, RunSummary, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 2000
@@ -47,11 +48,11 @@ def main() -> None:
 
 def public_residuals(*, raw: bool = False) -> np.ndarray:
     """ln(estimated crossing), or of the raw time, of test submissions at GBS 8 about their submission's mean."""
-    family = curve.published(8).family
+    family = published_curves.published(8).family
     residuals: list[float] = []
     for submission, group in by_submission(load()).items():
         if is_test(submission) and group[0].gbs == 8:
-            crossings = [curve.estimate(r.run, TARGET, family=family).samples for r in group]
+            crossings = [curves.estimate(r.run, TARGET, family=family).samples for r in group]
             logs = np.log([r.minutes for r in group] if raw else crossings)
             residuals.extend((logs - logs.mean()) * np.sqrt(len(logs) / (len(logs) - 1)))
     return np.array(residuals)

@@ -12,10 +12,11 @@ import math
 import numpy as np
 
 from benchmarks.public_runs import TARGET, by_submission, is_test, load
-from lora_tune import curve, open_schedule
-from lora_tune.records import Sweep, Trial, TrialState, Verdict
-from lora_tune.rules import eval_schedule
-from lora_tune.study import Study
+from lora_tune import curves
+from lora_tune.config.study import Study
+from lora_tune.controller import eval_schedule as open_schedule
+from lora_tune.mlperf import eval_schedule, published_curves
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
 GBS = 8
 STUDY = {
@@ -25,21 +26,21 @@ STUDY = {
 
 def main() -> None:
     study = Study.model_validate(STUDY)
-    family, rule = curve.published(GBS).family, eval_schedule(GBS)
+    family, rule = published_curves.published(GBS).family, eval_schedule(GBS)
     groups = {n: g for n, g in by_submission(load()).items() if is_test(n) and g[0].gbs == GBS and len(g) >= 8}
     print(f"{len(groups)} test submissions at GBS {GBS}; seconds a run, mean over the runs that chose nothing")
     for known in (4, 6):
         before, after, intervals = [], [], []
         for group in groups.values():
-            crossings = [curve.estimate(r.run, TARGET, family=family).samples for r in group]
-            timings = [curve.timing(r.run) for r in group]
+            crossings = [curves.estimate(r.run, TARGET, family=family).samples for r in group]
+            timings = [curves.timing(r.run) for r in group]
             values, _ = open_schedule.chosen(
                 study, earlier(crossings[:known], timings[:known]), {"GBS": GBS, "MAX_STEPS": group[0].max_steps}
             )
             chosen = rule
             if values:
                 every = float(values["VAL_CHECK_INTERVAL"])
-                chosen = curve.Schedule((int(values["SKIP_EVALS"]) + 1) * every, every)
+                chosen = curves.Schedule((int(values["SKIP_EVALS"]) + 1) * every, every)
                 intervals.append(every)
             for crossing, timing in zip(crossings[known:], timings[known:], strict=True):
                 if math.isfinite(timing.seconds_per_eval):
@@ -54,7 +55,7 @@ def main() -> None:
         )
 
 
-def earlier(crossings: list[float], timings: list[curve.Timing]) -> Sweep:
+def earlier(crossings: list[float], timings: list[curves.Timing]) -> Sweep:
     """A sweep whose trials are these runs."""
     trials = {
         i: Trial(
@@ -69,7 +70,7 @@ def earlier(crossings: list[float], timings: list[curve.Timing]) -> Sweep:
     return Sweep(name="opened", digest="", study_toml="", began_at=0.0, trials=trials)
 
 
-def seconds(schedule: curve.Schedule, crossing: float, timing: curve.Timing) -> float:
+def seconds(schedule: curves.Schedule, crossing: float, timing: curves.Timing) -> float:
     """From run_start to the end of the first eval behind the crossing."""
     evals = schedule.evals_until(crossing)
     return schedule.stop_after(crossing) / timing.samples_per_second + evals * timing.seconds_per_eval

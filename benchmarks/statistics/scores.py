@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.public_runs import TARGET, by_submission, folder, load
-from lora_tune import rules
-from lora_tune.mllog import MllogReader, Run
+from lora_tune import mlperf
+from lora_tune.logs.mllog import MllogReader, RunLog
 
 Times = tuple[list[float], list[float]]
 
@@ -30,7 +30,7 @@ def main() -> None:
         else:
             times = known.get(name) or twin(row, known)
             twins += 1
-        score = rules.score(*times, gbs=int(row["gbs"]))
+        score = mlperf.score(*times, gbs=int(row["gbs"]))
         official += math.isclose(score.olympic_minutes, summarized(times[0]), rel_tol=1e-12)
         if not agrees(row, score):
             differing.append((name, row, score, times))
@@ -71,7 +71,7 @@ def compliance(root: Path, rows: list[dict[str, str]]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for path in logs.glob("result_*.txt.gz"):
                 (Path(folder) / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-            found = rules.run_compliance(Path(folder), f"{row['round'][1:]}.0")
+            found = mlperf.run_compliance(Path(folder), f"{row['round'][1:]}.0")
         passing += found.passes
         agreeing += math.isclose(found.factor, float(row["rcp_scaling"] or 1), rel_tol=1e-12)
         refused += [] if found.passes else [f"  refused: {logs.relative_to(root / 'logs')}: {found.sentence}"]
@@ -99,7 +99,7 @@ def twin(row: dict[str, str], known: dict[str, Times]) -> Times:
     raise LookupError(f"no runs for {row['submitter']}/{row['system']}")
 
 
-def agrees(row: dict[str, str], score: rules.Score) -> bool:
+def agrees(row: dict[str, str], score: mlperf.Score) -> bool:
     minutes = round(score.olympic_minutes, 3)
     return (
         minutes == float(row["time_min"])
@@ -108,14 +108,14 @@ def agrees(row: dict[str, str], score: rules.Score) -> bool:
     )
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> RunLog:
     reader = MllogReader()
     with gzip.open(path) as log:
         reader.feed(log.read())
     return reader.run()
 
 
-def _minutes(run: Run) -> float:
+def _minutes(run: RunLog) -> float:
     return (
         math.inf
         if run.run_stop_ms is None or run.run_start_ms is None

@@ -6,28 +6,29 @@ import time
 
 import numpy as np
 
-from lora_tune import curve
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
 
 TARGET = 0.925
 
 
 def main() -> None:
-    published = curve.published(8)
+    published = published_curves.published(8)
     assert published is not None
     family = published.family
     rng = np.random.default_rng(0)
     usual = [_run(family, rng, 6) for _ in range(10_000)]
     long = [_run(family, rng, 3000) for _ in range(20)]
     calls = {
-        "10,000 estimates, fixed shape, 6 evals": lambda: [curve.estimate(e, TARGET, family=family) for e in usual],
-        "10,000 estimates, free fit, 6 evals": lambda: [curve.estimate(e, TARGET) for e in usual],
+        "10,000 estimates, fixed shape, 6 evals": lambda: [curves.estimate(e, TARGET, family=family) for e in usual],
+        "10,000 estimates, free fit, 6 evals": lambda: [curves.estimate(e, TARGET) for e in usual],
         "10,000 stall verdicts, published reference": lambda: [
-            curve.stalled(e[:3], TARGET, reference=published, max_samples=8192) for e in usual
+            curves.stalled(e[:3], TARGET, reference=published, max_samples=8192) for e in usual
         ],
-        "1,000 forecasts": lambda: [curve.forecast(e[:3], TARGET, family=family) for e in usual[:1000]],
-        "20 estimates of runs with 3,000 evals": lambda: [curve.estimate(e, TARGET) for e in long],
-        "an envelope learned from 200 runs": lambda: curve.envelope_from(usual[:200], TARGET),
+        "1,000 forecasts": lambda: [curves.forecast(e[:3], TARGET, family=family) for e in usual[:1000]],
+        "20 estimates of runs with 3,000 evals": lambda: [curves.estimate(e, TARGET) for e in long],
+        "an envelope learned from 200 runs": lambda: curves.envelope_from(usual[:200], TARGET),
     }
     for name, call in calls.items():
         begin = time.process_time()
@@ -35,7 +36,7 @@ def main() -> None:
         print(f"{name:46} {time.process_time() - begin:6.2f} s of CPU")
 
 
-def _run(family: curve.Family, rng: np.random.Generator, evals: int) -> list[Eval]:
+def _run(family: curves.Family, rng: np.random.Generator, evals: int) -> list[Eval]:
     samples = 1536 + 384.0 * np.arange(evals)
     loss = family.loss_at(samples) + rng.normal(0, family.seed) + rng.normal(0, 1, evals) * family.noise_at(samples)
     return [Eval(s, v, s / 2) for s, v in zip(samples, loss, strict=True)]

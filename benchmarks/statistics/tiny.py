@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lora_tune import curve
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval
 
 CURVES = Path(__file__).parent / "tiny_curves.npz"
 TARGET = 1.68
@@ -57,10 +57,10 @@ def reached(evals: Sequence[Eval]) -> bool:
 def judged(evals: Sequence[Eval], references: Sequence[Sequence[Eval]]) -> bool:
     """Whether a run is stopped: before the target, or before ``EARLY`` of its end when it never gets there."""
     end = evals[-1].samples
-    settings = curve.StallSettings(max_samples=end)
+    settings = curves.StallSettings(max_samples=end)
     for i, e in enumerate(evals):
         if e.loss <= TARGET or (not reached(evals) and e.samples >= EARLY * end):
             return False
-        if curve.verdict(evals[: i + 1], TARGET, references, settings).stop:
+        if curves.verdict(evals[: i + 1], TARGET, references, settings).stop:
             return True
     return False

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from lora_tune import raced
+from lora_tune.analysis import replicates as raced
 from lora_tune.base.format import duration, visible
-from lora_tune.records import Trial
-from lora_tune.search import replicates
-from lora_tune.study import Study
+from lora_tune.config.study import Study
+from lora_tune.search import racing
+from lora_tune.store.records import Trial
 
 
 def parameters_text(trial: Trial) -> str:
@@ -32,9 +32,9 @@ def short_layout(text: str) -> str:
 def race_words(runs: Mapping[int, Sequence[raced.Replicate]], prior_sd: float) -> list[str]:
     """Where the configurations of a race stand, the fastest first: mean, 90% interval, runs, and those that missed.
 
-    runs: by the trial that they repeat. prior_sd: as in :func:`search.replicates.means`.
+    runs: by the trial that they repeat. prior_sd: as in :func:`search.racing.means`.
     """
-    means = replicates.means(raced.results(runs, runs), prior_sd)
+    means = racing.means(raced.results(runs, runs), prior_sd)
     found = []
     for number, own in runs.items():
         name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own))

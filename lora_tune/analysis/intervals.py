@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from lora_tune.records import Trial
+from lora_tune.store.records import Trial
 
 
 def time_interval(trial: Trial) -> tuple[float, float]:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_tune.base.errors import SweepBusyError
+from lora_tune.base.paths import near
 from lora_tune.base.process import boot, host, start_ticks, steady
 from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
-from lora_tune.errors import SweepBusyError
-from lora_tune.paths import near
 from lora_tune.store import LEASE_SECONDS
 
 LOOK_SECONDS = 0.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lora_tune.launchers.base import JobState
-from lora_tune.records import Attempt, StopKind, Sweep
+from lora_tune.store.records import Attempt, StopKind, Sweep
 
 IN_A_ROW = 2
 """Failures in a row, of different trials, after which a node is left out."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.records import Sweep
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Sweep
 
 
 class Rescue:
@@ -46,5 +46,5 @@ class Rescue:
         return (
             f"{self.lost}; nothing is written there any more, running jobs are watched to their end, and all records "
             f"are in {self._path}. To go on: stop this command, put the database back or move {self._path.name} into "
-            "its place (or name it with --storage), and run the same command again"
+            "its place (or name it with --storage), and rerun the same command"
         )

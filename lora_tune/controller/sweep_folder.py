@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_tune.base.errors import ForeignFolderError
+from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.controller.folder_lock import FolderLock
-from lora_tune.errors import ForeignFolderError
-from lora_tune.paths import SweepPaths, near
-from lora_tune.records import Sweep, TrialState
 from lora_tune.store import BufferedStore, Changes, Lease
+from lora_tune.store.records import Sweep, TrialState
 
 ANOTHER = "for another sweep of this study give its file another name (cp STUDY.toml NEW.toml) or use an empty --output"
 

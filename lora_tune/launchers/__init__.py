@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lora_tune.study import Study
+from lora_tune.config.study import Study
 
 if TYPE_CHECKING:
     from lora_tune.launchers.base import Launcher
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def make_launcher(study: Study) -> Launcher:
-    """The launcher of the study's site. Raises SurroundingsError when this machine cannot do it."""
+    """The launcher of the study's site. Raises SetupError when this machine cannot do it."""
     if study.site.launcher == "slurm":
-        from lora_tune.launchers.slurm import SlurmLauncher
+        from lora_tune.launchers.slurm.launcher import SlurmLauncher
 
         return SlurmLauncher(study.site)
     if study.site.launcher == "simulated":
-        from lora_tune.launchers.simulated import of_study
+        from lora_tune.simulation.launcher import of_study
 
         return of_study(study)
     from lora_tune.launchers.local import LocalLauncher
@@ -29,7 +29,7 @@ def make_launcher(study: Study) -> Launcher:
 def preview(study: Study, job: Job) -> list[str]:
     """The command line that starts ``job``, for people to read; nothing is started."""
     if study.site.launcher == "slurm":
-        from lora_tune.launchers import slurm_submission
+        from lora_tune.launchers.slurm import submission
 
-        return slurm_submission.preview(job, study.site)
+        return submission.preview(job, study.site)
     return list(job.argv)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lora_tune.paths import AttemptPaths
+from lora_tune.base.paths import AttemptPaths
 
 MARK = "LORA_TUNE_JOB_FOLDER"
 """Variable of every process of a job; its value is the attempt's folder."""

@@ -9,8 +9,8 @@ import os
 import stat
 from pathlib import Path
 
-from lora_tune.errors import LauncherError
-from lora_tune.paths import AttemptPaths
+from lora_tune.base.errors import LauncherError
+from lora_tune.base.paths import AttemptPaths
 
 _OTHERS, _GROUP = stat.S_IWOTH, stat.S_IWGRP
 

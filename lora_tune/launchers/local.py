@@ -8,15 +8,15 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lora_tune.base.errors import LauncherError
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.process import start_ticks, steady
 from lora_tune.base.small_files import create_json, write_json
-from lora_tune.errors import LauncherError
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.launchers.command import Command, command_record, read_command, run_job
 from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.job_records import JobRecords, alive, describe, read_records
-from lora_tune.paths import AttemptPaths
+from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
 from lora_tune.workloads.base import Job
 
 

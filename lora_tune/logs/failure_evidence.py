@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lora_tune.redact import redact
-from lora_tune.signatures import NOISE, SIGNATURES, Signature, Weight
+from lora_tune.base.redact import redact
+from lora_tune.logs.failure_signatures import NOISE, SIGNATURES, Signature, Weight
 
 MAX_LINE = 4096
 """Bytes; a longer line is read in pieces of this length."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 
 PIECE = 1 << 20
 LARGEST_LOG = 1 << 30

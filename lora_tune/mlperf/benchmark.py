@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from lora_tune.curve.timing import Schedule
+from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf import convergence, rules_text
 from lora_tune.mlperf.convergence import Reference
 from lora_tune.mlperf.rules import Direction, Metric, Rules, metrics, read_rules

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.mlperf.rulesets import rules_file
 
 Direction = Literal["minimize", "maximize"]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from lora_tune.curve.timing import Schedule
+from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf.rulesets import order
 
 Formula = Callable[[Mapping[str, object]], object]

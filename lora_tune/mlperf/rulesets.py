@@ -7,7 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 
 _FOLDER = re.compile(r"training_(\d+(?:\.\d+){1,3})")
 _NAME = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.mlperf.convergence import ConvergenceCheck, check_convergence
 from lora_tune.mlperf.log_check import ParsedLog, complaints, parse, records
 from lora_tune.mlperf.rulesets import as_ruleset, newest_with, order, rulesets, rulesets_with

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 
 Number = TypeVar("Number", int, float)
 

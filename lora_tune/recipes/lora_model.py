@@ -16,7 +16,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers import __version__ as installed
 from transformers.utils import logging
 
-from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.base.errors import InputError, SetupError
 from lora_tune.recipes import text
 from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.settings import Settings
@@ -84,7 +84,7 @@ def load_base(settings: Settings) -> Any:
             **_distribution(settings),
         )
     except ImportError as error:
-        raise SurroundingsError(f"ATTN={settings.attn!r}: {_line(error)}") from error
+        raise SetupError(f"ATTN={settings.attn!r}: {_line(error)}") from error
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{where}: weights not loaded: {_line(error)}") from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
@@ -101,11 +101,11 @@ def adapters_fit_shares() -> bool:
 
 
 def _distribution(settings: Settings) -> dict[str, Any]:
-    """What spreads the base over the ranks. Raises SurroundingsError where adapters would not fit its shares."""
+    """What spreads the base over the ranks. Raises SetupError where adapters would not fit its shares."""
     if settings.tp == 1:
         return {}
     if not adapters_fit_shares():
-        raise SurroundingsError(
+        raise SetupError(
             f"TP={settings.tp}: transformers {installed} is here; allowed is TP=1, or transformers 5.23"
             " and later, whose layers take LoRA adapters under tensor parallelism"
         )

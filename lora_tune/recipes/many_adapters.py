@@ -37,7 +37,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from lora_tune.errors import InputError, LoraTuneError
+from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
 from lora_tune.recipes.batch import Batch, weighted_losses

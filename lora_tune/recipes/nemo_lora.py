@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 
-from lora_tune.errors import LoraTuneError, SurroundingsError
+from lora_tune.base.errors import LoraTuneError, SetupError
 from lora_tune.recipes.ending import end_with
 from lora_tune.recipes.nemo.processes import Processes, read_processes
 from lora_tune.recipes.nemo.settings import read
@@ -49,7 +49,7 @@ def main(*, cuda: bool = True) -> int:
         import torch
 
         if cuda and not torch.cuda.is_available():
-            raise SurroundingsError("no CUDA device is visible; NeMo trains on NVIDIA GPUs only")
+            raise SetupError("no CUDA device is visible; NeMo trains on NVIDIA GPUs only")
         from lora_tune.recipes.nemo import trial
 
         trial.run(settings, processes, cuda=cuda)

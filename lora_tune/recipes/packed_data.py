@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lora_tune.errors import InputError, LoraTuneError
+from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.recipes import text
 
 SPLITS = ("train", "validation")

@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 
-from lora_tune.errors import LoraTuneError, SurroundingsError
+from lora_tune.base.errors import LoraTuneError, SetupError
 from lora_tune.recipes import settings
 from lora_tune.recipes.ending import end_with
 from lora_tune.recipes.warm_worker import hand_over
@@ -42,7 +42,7 @@ def main() -> int:
         try:
             from lora_tune.recipes import training
         except ImportError as error:
-            raise SurroundingsError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
+            raise SetupError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
         training.run(chosen)
     except LoraTuneError as error:
         # Every rank finds the same fault in the same environment: one line is enough.

@@ -20,7 +20,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 
-from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.base.errors import InputError, SetupError
 from lora_tune.recipes.settings import Settings
 
 SILENCE = timedelta(minutes=5)
@@ -123,7 +123,7 @@ class Ranks:
 def connect(settings: Settings) -> Ranks:
     """Join the processes that the launcher started (``WORLD_SIZE``); one without a launcher.
 
-    Raises InputError where the asked parallelism does not fit their number, SurroundingsError where this machine or
+    Raises InputError where the asked parallelism does not fit their number, SetupError where this machine or
     these libraries cannot do it.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -161,7 +161,7 @@ def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
     if cp > 1 and settings.attn != "sdpa":
         raise InputError(f"ATTN={settings.attn!r}: allowed is sdpa where CP is above 1")
     if world > 1 and not cuda and (cp > 1 or settings.fsdp):
-        raise SurroundingsError("FSDP and CP need GPUs: accelerate does not shard on CPUs; use TP or neither")
+        raise SetupError("FSDP and CP need GPUs: accelerate does not shard on CPUs; use TP or neither")
 
 
 def precision(settings: Settings) -> str:

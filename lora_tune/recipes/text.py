@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 
 Tokenize = Callable[[str], list[int]]
 SUFFIXES = (".npy", ".jsonl", ".txt", ".txt.gz")

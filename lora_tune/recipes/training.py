@@ -22,7 +22,7 @@ from lora_tune.recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog
 def run(settings: Settings) -> None:
     """Train until the target, the last step or divergence, and print the log.
 
-    Raises InputError for data or a model that cannot be used and SurroundingsError for what this machine cannot do,
+    Raises InputError for data or a model that cannot be used and SetupError for what this machine cannot do,
     both before the log's ``run_start``.
     """
     torch.set_num_threads(settings.threads)

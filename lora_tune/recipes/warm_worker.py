@@ -35,7 +35,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from lora_tune.errors import LoraTuneError, SurroundingsError
+from lora_tune.base.errors import LoraTuneError, SetupError
 
 VARIABLE = "LORA_TUNE_WORKER"
 """Names the worker's socket in the environment of a recipe."""
@@ -67,7 +67,7 @@ def hand_over(module: str) -> int | None:
         answer = connection.recv(HEADER.size, socket.MSG_WAITALL)
     if len(answer) < HEADER.size:
         print(f"{VARIABLE}={path!r}: the worker died; its trials died with it", file=sys.stderr)
-        return SurroundingsError.exit_code
+        return SetupError.exit_code
     return int(HEADER.unpack(answer)[0])
 
 
@@ -288,7 +288,7 @@ def _gpus_hidden() -> Iterator[None]:
 
 
 def _check_cuda_untouched() -> None:
-    """Raise SurroundingsError where an import has started CUDA, or a forked process cannot use the GPUs there are."""
+    """Raise SetupError where an import has started CUDA, or a forked process cannot use the GPUs there are."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
@@ -301,7 +301,7 @@ def _check_cuda_untouched() -> None:
             os._exit(1)
         os._exit(0)
     if os.waitpid(pid, 0)[1] or torch.cuda.is_initialized():
-        raise SurroundingsError(
+        raise SetupError(
             "an imported module starts CUDA, so forked trials cannot; preload fewer modules, or run without a worker"
         )
 

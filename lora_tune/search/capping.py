@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.curve.family import LARGEST_EXPONENT, Family
-from lora_tune.curve.forecast import Forecast, chance_words, forecast
-from lora_tune.curve.points import first_reached, usable_loss, usable_samples
-from lora_tune.curve.stall import GO_ON, Verdict
-from lora_tune.curve.timing import Timing
-from lora_tune.mllog import Eval
+from lora_tune.curves.family import LARGEST_EXPONENT, Family
+from lora_tune.curves.forecast import Forecast, chance_words, forecast
+from lora_tune.curves.points import first_reached, usable_loss, usable_samples
+from lora_tune.curves.stall import GO_ON, Verdict
+from lora_tune.curves.timing import Timing
+from lora_tune.logs.mllog import Eval
 
 PRIOR_CV = 0.067
 """Relative sd of a configuration's run times where its own runs do not say: that within public submissions."""
@@ -33,7 +33,7 @@ FEWEST_EVALS = 2
 class Incumbent:
     """The best configuration so far: a name for sentences, and the seconds to target of its finished runs.
 
-    pace_spread: how much the machine's own speed varies, as a relative standard deviation (``curve.pace_spread``).
+    pace_spread: how much the machine's own speed varies, as a relative standard deviation (``curves.pace_spread``).
     """
 
     name: str

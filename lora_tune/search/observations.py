@@ -31,9 +31,9 @@ import numpy as np
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune import curve
-from lora_tune.curve import Family
-from lora_tune.mllog import Eval
+from lora_tune import curves as curve
+from lora_tune.curves import Family
+from lora_tune.logs.mllog import Eval
 
 SEED_SD = 0.045
 """Spread of ln(samples to target) between seeds of one configuration (public runs: 4.6%, fixed-shape estimate)."""

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lora_tune import curve
-from lora_tune.errors import InputError
-from lora_tune.facts import Eval, Run
-from lora_tune.records import PriorRun, Value
-from lora_tune.search.coordinates import BATCH, RATE, STEPS, WARMUP
+from lora_tune import curves
+from lora_tune.base.errors import InputError
+from lora_tune.logs.run import Eval, RunLog
+from lora_tune.search.grey_box.features import BATCH, RATE, STEPS, WARMUP
 from lora_tune.search.observations import Observation
+from lora_tune.store.records import PriorRun, Value
 
 ANNOUNCED: Mapping[str, tuple[str, ...]] = {
     "opt_base_learning_rate": RATE,
@@ -60,13 +60,13 @@ def source_of(announced: Mapping[str, object]) -> str:
     return " ".join(p for p in parts if p and "PLACEHOLDER" not in p)
 
 
-def prior_run(run: Run, values: Mapping[str, Value], origin: tuple[str, str, str], now: float) -> PriorRun | None:
+def prior_run(run: RunLog, values: Mapping[str, Value], origin: tuple[str, str, str], now: float) -> PriorRun | None:
     """A run of an old log; None when it says nothing of convergence. origin: source, log, digest of its bytes."""
     evals = tuple(e for e in run.evals if math.isfinite(e.samples) and e.samples > 0)
     blown = bool(run.train) and not math.isfinite(run.train[-1].loss)
     if not evals and not blown:
         return None
-    timing = curve.timing(run)
+    timing = curves.timing(run)
     source, log, digest = origin
     return PriorRun(
         source=source, log=log, digest=digest, taken_at=now, values=dict(values), evals=evals,

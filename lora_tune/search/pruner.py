@@ -9,8 +9,8 @@ from optuna.pruners import BasePruner
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.curve.stall import Envelope, StallSettings, envelope_from, stalled
-from lora_tune.mllog import Eval
+from lora_tune.curves.stall import Envelope, StallSettings, envelope_from, stalled
+from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -26,10 +26,10 @@ class StallPruner(BasePruner):
     are compared at equal steps, whatever the eval schedule of each trial. The study minimises, and lower losses are
     better.
 
-    target: the loss to reach. reference: a calibrated envelope, e.g. ``curve.published(8)``; None: the study's own
+    target: the loss to reach. reference: a calibrated envelope, e.g. ``curves.published(8)``; None: the study's own
     finished trials that reached the target, once there are four, and each trial's own curve until then.
     false_prune_rate: share of good trials that may be pruned. no_verdict_before: step before which only NaN prunes.
-    healing_step: where an FP4 trial changes precision, 0 when it does not (see ``curve.StallSettings``).
+    healing_step: where an FP4 trial changes precision, 0 when it does not (see ``curves.StallSettings``).
     max_steps: step at which a trial ends anyway, None when unknown.
     """
 

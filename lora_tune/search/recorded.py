@@ -9,9 +9,9 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from lora_tune.records import Sweep, Trial, Verdict
+from lora_tune.config.study import Study
 from lora_tune.search.session import INFEASIBLE
-from lora_tune.study import Study
+from lora_tune.store.records import Sweep, Trial, Verdict
 
 _STATES = {
     None: TrialState.RUNNING,

@@ -19,15 +19,15 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.errors import StoreError
-from lora_tune.mllog import Eval
-from lora_tune.records import Sweep, Trial, Value, Verdict
+from lora_tune.base.errors import StoreError
+from lora_tune.config.space import FixedParameter
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import Eval
 from lora_tune.search.observations import Observation
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
 from lora_tune.search.worth import not_worth
-from lora_tune.space import FixedParameter
-from lora_tune.study import Study
+from lora_tune.store.records import Sweep, Trial, Value, Verdict
 
 MOST_STEPS = 2**31
 """Steps that fit into Optuna's tables on every database; a damaged log may name any number."""
@@ -78,9 +78,16 @@ def make_sampler(study: Study, priors: Callable[[], Sequence[Observation]] = tup
 
 def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> BaseSampler:
     """Our own sampler, with the rules that the study keeps and the public results where they apply."""
-    from lora_tune.search.goal import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
+    from lora_tune.search.grey_box.objective import (
+        Goal,
+        closed_schedule,
+        no_family,
+        no_reference,
+        public_family,
+        rcp_mean,
+    )
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.published import llama2_70b_lora
-    from lora_tune.search.sampler import GreyBoxSampler
 
     space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
     goal = Goal(
@@ -105,7 +112,7 @@ def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> Base
 
 def expected_gain(known: optuna.Study) -> float | None:
     """Share of the score by which the next node-hour is expected to improve the best; None where nobody knows."""
-    from lora_tune.search.sampler import GreyBoxSampler
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.throughput import ThroughputSampler
 
     sampler = known.sampler

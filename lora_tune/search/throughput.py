@@ -3,7 +3,7 @@
 Throughput is nearly free of noise and a layout either fits into memory or does not, so no point is worth a second
 look, and what decides is where the next faster one that fits may be. Each proposal has the highest expected
 improvement of the best throughput (Jones et al., 1998), times its chance to fit into memory, per expected second.
-Speed and memory are believed as the grey-box search believes them (:mod:`lora_tune.search.model`).
+Speed and memory are believed as the grey-box search believes them (:mod:`lora_tune.search.grey_box.model`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
-from lora_tune.search import memory
-from lora_tune.search.coordinates import Coordinates, at_random, from_unit, unit
-from lora_tune.search.gaussian import Array
-from lora_tune.search.goal import Goal
-from lora_tune.search.model import Scales, SearchModel, learn
+from lora_tune.search.grey_box import memory
+from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
+from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.model import Scales, SearchModel, learn
+from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation, annotate, of_trial
 
 CANDIDATES = 600

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_tune.study import Study
+from lora_tune.config.study import Study
 
 
 def not_worth(study: Study, gain: float | None) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lora_tune.errors import StoreError
-from lora_tune.mllog import Eval
-from lora_tune.records import Sweep
+from lora_tune.base.errors import StoreError
+from lora_tune.logs.mllog import Eval
 from lora_tune.store import rows
 from lora_tune.store.database import Lease, Store
+from lora_tune.store.records import Sweep
 from lora_tune.store.rows import Changes
 
 

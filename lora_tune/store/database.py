@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from lora_tune.errors import DatabaseChangedError, StoreError, SweepBusyError
-from lora_tune.mllog import Eval
-from lora_tune.records import Sweep, TrialState
+from lora_tune.base.errors import DatabaseChangedError, StoreError, SweepBusyError
+from lora_tune.logs.mllog import Eval
 from lora_tune.store import engine, rows, schema
+from lora_tune.store.records import Sweep, TrialState
 from lora_tune.store.rows import Changes
 from lora_tune.store.schema import LEASE_SECONDS
 

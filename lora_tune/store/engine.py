@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from lora_tune.errors import DatabaseChangedError, StoreError
-from lora_tune.mounts import NETWORK, file_system, mountinfo
+from lora_tune.base.errors import DatabaseChangedError, StoreError
+from lora_tune.base.mounts import NETWORK, file_system, mountinfo
 from lora_tune.store.file_guard import FileGuard
 
 OLDEST_POSTGRES = 15

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from lora_tune.errors import DatabaseChangedError
+from lora_tune.base.errors import DatabaseChangedError
 
 Identity = tuple[int, int]
 """Device and inode."""

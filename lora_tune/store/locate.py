@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_tune.paths import SweepPaths
+from lora_tune.base.paths import SweepPaths
 from lora_tune.store import Store, sqlite_url
 
 

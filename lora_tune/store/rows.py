@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from lora_tune.mllog import Eval
-from lora_tune.records import Attempt, StopKind, Trial, TrialState, Verdict
+from lora_tune.logs.mllog import Eval
+from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 
 
 @dataclass(frozen=True, slots=True)

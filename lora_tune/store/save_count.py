@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from lora_tune.base.errors import StoreError
 from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
-from lora_tune.errors import StoreError
 from lora_tune.store.database import Store
 from lora_tune.store.engine import safe_url
 

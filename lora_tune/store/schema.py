@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from lora_tune.errors import StoreError, SweepBusyError
+from lora_tune.base.errors import StoreError, SweepBusyError
 
 SCHEMA_VERSION = 4
 LEASE_SECONDS = 20.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lora_tune.errors import StudyError
-from lora_tune.study import Study, first_problem
+from lora_tune.base.errors import StudyError
+from lora_tune.config.study import Study, first_problem
 from lora_tune.workloads.base import Workload
 
 KINDS = {
@@ -17,7 +17,7 @@ KINDS = {
     "nemo": "lora_tune.workloads.recipe:NemoWorkload",
     "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
     "command": "lora_tune.workloads.command:CommandWorkload",
-    "surface": "lora_tune.workloads.surface:SurfaceWorkload",
+    "surface": "lora_tune.simulation.workload:SurfaceWorkload",
 }
 """Workload kind -> module:class. A class has a pydantic model ``Settings`` and takes (study, settings)."""
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from lora_tune.mllog import LogReader
-from lora_tune.study import Study
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import LogReader
 
 Value = str | int | float | bool
 
@@ -101,7 +101,7 @@ class Checks(Protocol):
     def check(self) -> Sequence[str]:
         """Look for what every trial needs. Returns what may yet be wrong, one sentence each.
 
-        Raises SurroundingsError for what is certainly missing.
+        Raises SetupError for what is certainly missing.
         """
         ...
 

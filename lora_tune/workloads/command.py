@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_tune.errors import StudyError
-from lora_tune.layout import config_file_name
-from lora_tune.mllog import LogReader
-from lora_tune.paths import AttemptPaths
-from lora_tune.readers import make_reader
-from lora_tune.space import FixedParameter
-from lora_tune.study import Study
+from lora_tune.base.errors import StudyError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.layout import config_file_name
+from lora_tune.config.space import FixedParameter
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import LogReader
+from lora_tune.logs.readers import make_reader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.places import places

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.errors import SurroundingsError
+from lora_tune.base.errors import SetupError
 
 CONFIG_FOLDERS = ("", "configs")
 """Where configs lie, relative to the implementation's folder."""
@@ -97,11 +97,11 @@ def read_implementation(
     code lies there, ``"folder"`` where it is all here, or names that it reads beside those that are found; None: found
     out (``TRAINED_WITH``).
 
-    Raises SurroundingsError naming what is missing.
+    Raises SetupError naming what is missing.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
-        raise SurroundingsError(
+        raise SetupError(
             f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
             "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
         )
@@ -110,7 +110,7 @@ def read_implementation(
         if not (folder / name).is_file():
             near = sorted(p.name for p in folder.glob("*.sub"))
             hint = f"; workload.script may be one of {', '.join(near)}" if name == script and near else ""
-            raise SurroundingsError(f"{folder} holds no {name}; is it the implementation's folder?{hint}")
+            raise SetupError(f"{folder} holds no {name}; is it the implementation's folder?{hint}")
     lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in (*before, *common))
     given = () if reads is None or isinstance(reads, str) else tuple(reads)
     return Implementation(
@@ -132,14 +132,14 @@ def config_files(folder: Path) -> list[Path]:
 def _common_files(folder: Path, also: tuple[str, ...]) -> tuple[str, ...]:
     """The shared configs, relative to ``folder``; none where it has none.
 
-    Raises SurroundingsError where several could be meant and the study names none of them.
+    Raises SetupError where several could be meant and the study names none of them.
     """
     found = [str(f.relative_to(folder)) for f in config_files(folder) if "common" in f.name]
     first = [name for name in found if Path(name).name == COMMON] or [n for n in found if Path(n).name in also] or found
     if not first:
         return tuple(also)
     if len(first) > 1 and Path(first[0]).name != COMMON and Path(first[0]).name not in also:
-        raise SurroundingsError(
+        raise SetupError(
             f"{folder} holds {', '.join(first)} and no {COMMON}; name those that every config sources in "
             "workload.common, in order"
         )
@@ -191,7 +191,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 def sourced(text: str, name: str = "config.sh") -> dict[str, str]:
     """The variables that a config's ``text`` exports, by sourcing it as a file called ``name`` in a clean bash.
 
-    Raises SurroundingsError with bash's words when it fails.
+    Raises SetupError with bash's words when it fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / name
@@ -211,6 +211,6 @@ def sourced_file(file: Path) -> dict[str, str]:
     )
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.returncode}"]
-        raise SurroundingsError(f"{file} cannot be sourced: {words[-1]}")
+        raise SetupError(f"{file} cannot be sourced: {words[-1]}")
     pairs = (item.partition("=") for item in done.stdout.decode(errors="replace").split("\0") if item)
     return {name: value for name, _, value in pairs if name not in _SHELLS_OWN}

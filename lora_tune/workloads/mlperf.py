@@ -17,12 +17,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_tune.errors import InputError, StudyError, SurroundingsError
-from lora_tune.layout import Layout, config_file_name
-from lora_tune.mllog import LogReader, MllogReader
-from lora_tune.paths import AttemptPaths
-from lora_tune.rules import eval_schedule, llama31_405b
-from lora_tune.study import Study
+from lora_tune.base.errors import InputError, SetupError, StudyError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.layout import Layout, config_file_name
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.mlperf import eval_schedule, llama31_405b
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
@@ -101,7 +101,7 @@ class MlperfWorkload:
 
     @functools.cached_property
     def implementation(self) -> Implementation:
-        """The folder as read now. Raises SurroundingsError when it is not there."""
+        """The folder as read now. Raises SetupError when it is not there."""
         found = self._settings.implementation or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
         settings = self._settings
         return read_implementation(Path(found), settings.script, settings.common, settings.before, settings.reads)
@@ -109,7 +109,7 @@ class MlperfWorkload:
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config file and run.sub with exactly its environment.
 
-        Raises InputError for a variable that the implementation never reads, SurroundingsError without its folder.
+        Raises InputError for a variable that the implementation never reads, SetupError without its folder.
         """
         site = self._study.site
         attempt = AttemptPaths(folder)
@@ -152,7 +152,7 @@ class MlperfWorkload:
     def check(self) -> list[str]:
         """The implementation's folder, and container, data and model where it has no value for them.
 
-        Raises SurroundingsError when one is missing; returns a sentence for each that this machine does not see.
+        Raises SetupError when one is missing; returns a sentence for each that this machine does not see.
         """
         found = self.implementation
         known = {**found.values, **places(self._study.site, found.reads), **self._study.site.environment}
@@ -160,7 +160,7 @@ class MlperfWorkload:
             if not any(known.get(name) for name in names):
                 ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
                 key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(ours, f"environment.{ours}")
-                raise SurroundingsError(
+                raise SetupError(
                     f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
                 )
         job = self.job(some_proposal(self._study), Path("/tmp/check"))

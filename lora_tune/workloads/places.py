@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from lora_tune.site import Site
+from lora_tune.config.site import Site
 
 ALSO: Mapping[str, tuple[str, ...]] = {
     "CONT": ("CONT_FILE",),

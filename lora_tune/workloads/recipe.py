@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_tune.errors import StudyError, SurroundingsError
-from lora_tune.layout import Layout, config_file_name
-from lora_tune.mllog import LogReader, MllogReader
-from lora_tune.paths import AttemptPaths
-from lora_tune.study import Study
+from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.layout import Layout, config_file_name
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.places import unseen
@@ -50,7 +50,7 @@ class RecipeWorkload:
     def check(self) -> list[str]:
         """Data, model, container and mounts that the site names and this machine does not see, one sentence each.
 
-        Raises SurroundingsError where trials run on this machine.
+        Raises SetupError where trials run on this machine.
         """
         site = self._site
         named = {"site.data": site.data, "site.model": site.model, "site.container": site.container}
@@ -59,7 +59,7 @@ class RecipeWorkload:
         places = {key: str(value) for key, value in named.items() if value}
         doubts = unseen(places)
         if doubts and site.launcher == "local":
-            raise SurroundingsError(doubts[0])
+            raise SetupError(doubts[0])
         return doubts
 
     def job(self, proposal: Proposal, folder: Path) -> Job:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lora_tune.errors import StoreError
-from lora_tune.records import Sweep, TrialState
+from lora_tune.base.errors import StoreError
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Sweep, TrialState
 from tests.cluster import Cluster
 from tests.slurm.house import House
 

@@ -114,7 +114,7 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in ("state", "log", "spool", "run"):
             (self.folder / name).mkdir(parents=True)
-        ports = texts.Ports.free(self.shape.nodes)
+        ports = texts.Dependencies.free(self.shape.nodes)
         self.nodes = texts.node_names(ports)
         self._make_gpus()
         for name, text in texts.configuration(self.folder, self.shape, ports, cgroups=_cgroup_v1()).items():
@@ -133,7 +133,7 @@ class Cluster:
         for i in range(self.shape.gpus):
             os.mknod(self.folder / f"gpu{i}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
-    def _start_accounting(self, ports: texts.Ports) -> None:
+    def _start_accounting(self, ports: texts.Dependencies) -> None:
         data = self.folder / "mysql"
         install = ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db"]
         self.run(*install, timeout=120)

@@ -18,7 +18,7 @@ MARK = "LORA_TUNE_TEST_CLUSTER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
+class Dependencies:
     """TCP ports that were free a moment ago."""
 
     controller: int
@@ -27,7 +27,7 @@ class Ports:
     nodes: tuple[int, ...]
 
     @classmethod
-    def free(cls, nodes: int) -> Ports:
+    def free(cls, nodes: int) -> Dependencies:
         with contextlib.ExitStack() as stack:
             ports = []
             for _ in range(nodes + 3):
@@ -37,12 +37,12 @@ class Ports:
         return cls(controller=ports[0], accounting=ports[1], database=ports[2], nodes=tuple(ports[3:]))
 
 
-def node_names(ports: Ports) -> tuple[str, ...]:
+def node_names(ports: Dependencies) -> tuple[str, ...]:
     """Names that no other cluster on this machine has: slurmd names its control groups after them."""
     return tuple(f"c{ports.controller}n{i + 1}" for i in range(len(ports.nodes)))
 
 
-def configuration(folder: Path, shape: Shape, ports: Ports, *, cgroups: bool) -> Mapping[str, str]:
+def configuration(folder: Path, shape: Shape, ports: Dependencies, *, cgroups: bool) -> Mapping[str, str]:
     """File name -> text of everything that the daemons read in ``folder``."""
     files = {
         "slurm.conf": _slurm(folder, shape, ports, cgroups=cgroups),
@@ -55,7 +55,7 @@ def configuration(folder: Path, shape: Shape, ports: Ports, *, cgroups: bool) ->
     return files
 
 
-def _slurm(folder: Path, shape: Shape, ports: Ports, *, cgroups: bool) -> str:
+def _slurm(folder: Path, shape: Shape, ports: Dependencies, *, cgroups: bool) -> str:
     host = socket.gethostname().split(".", 1)[0]
     accounting = (
         "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
@@ -108,13 +108,13 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP DefMemPerCPU=500 Priori
 """
 
 
-def _gres(folder: Path, shape: Shape, ports: Ports) -> str:
+def _gres(folder: Path, shape: Shape, ports: Dependencies) -> str:
     files = f"{folder}/gpu[0-{shape.gpus - 1}]" if shape.gpus > 1 else f"{folder}/gpu0"
     lines = [f"NodeName={name} Name=gpu Type=h100 File={files}" for name in node_names(ports)]
     return "\n".join(["AutoDetect=off", *lines, ""])
 
 
-def _slurmdbd(folder: Path, ports: Ports) -> str:
+def _slurmdbd(folder: Path, ports: Dependencies) -> str:
     return f"""AuthType=auth/none
 DbdHost=localhost
 DbdAddr=127.0.0.1
@@ -132,7 +132,7 @@ PidFile={folder}/run/slurmdbd.pid
 """
 
 
-def mariadb_command(folder: Path, ports: Ports) -> list[str]:
+def mariadb_command(folder: Path, ports: Dependencies) -> list[str]:
     """A small, private MariaDB: no grants, no durability; its data is worth nothing after the test."""
     return [
         "mariadbd",

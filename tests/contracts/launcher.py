@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
-from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job, Resources
 
 SAY = "import os, sys; print('hello', os.environ.get('GREETED')); sys.exit(int(os.environ.get('CODE', 0)))"

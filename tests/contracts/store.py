@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import StoreError, SweepBusyError
-from lora_tune.facts import Eval
-from lora_tune.leasing import take_lease
-from lora_tune.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.base.errors import StoreError, SweepBusyError
+from lora_tune.logs.run import Eval
 from lora_tune.search.session import Session
 from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Store, tune_sqlite
+from lora_tune.store.leases import take_lease
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from tests.builders import STUDY, study_of, sweep_of
 
 NOW = 1_760_000_000.0

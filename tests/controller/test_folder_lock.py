@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.errors import SweepBusyError
 from lora_tune.controller import folder_lock
 from lora_tune.controller.folder_lock import FolderLock
-from lora_tune.errors import SweepBusyError
 from lora_tune.store import LEASE_SECONDS
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.errors import ForeignFolderError, SweepBusyError
+from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.controller.sweep_folder import FencedStore, FolderIdentity, owned, read_identity, refuse_foreign
-from lora_tune.errors import ForeignFolderError, SweepBusyError
-from lora_tune.mllog import MllogReader
-from lora_tune.paths import AttemptPaths, SweepPaths
-from lora_tune.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.store import BufferedStore, Changes, Store, sqlite_url
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.recorded import recorded
 from tests.test_sweep import TRIAL, command, executions, study, sweep
 from tests.waiting import wait_for

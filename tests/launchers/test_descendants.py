@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job
 from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for

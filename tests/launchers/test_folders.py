@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import LauncherError
+from lora_tune.base.errors import LauncherError
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job, Resources
 
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import parse
 from lora_tune.launchers import job_records
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.command import NOT_CLAIMED, command_record, read_command, run_job
 from lora_tune.launchers.job_records import alive, describe, read_records
+from lora_tune.launchers.job_runner import NOT_CLAIMED, command_record, read_command, run_job
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job
 from tests.contracts.launcher import WAIT, job_of, log_until, poll_until, ticket_of
 
@@ -128,7 +128,7 @@ def test_a_step_of_the_wall_clock_is_written_down_with_the_end(tmp_path: Path) -
         "import pathlib, sys, time\n"
         "true, started = time.time, pathlib.Path(sys.argv[1], 'started.json')\n"
         "time.time = lambda: true() - 7200 * started.exists()\n"
-        "from lora_tune.launchers.command import run_job\n"
+        "from lora_tune.launchers.job_runner import run_job\n"
         "sys.exit(run_job(sys.argv[1]))\n"
     )
     job = job_of(tmp_path / "x", "import time; time.sleep(1.5)")

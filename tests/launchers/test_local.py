@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import LauncherError
+from lora_tune.base.errors import LauncherError
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState, Launcher
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.paths import AttemptPaths
 from lora_tune.workloads.base import Job, Resources
 from tests.contracts.launcher import WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import InputError, LauncherError
+from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.study import load_study
 from lora_tune.launchers.base import JobState, Ticket
-from lora_tune.launchers.simulated import Cluster, SimulatedLauncher, of_study
-from lora_tune.mllog import MllogReader
-from lora_tune.paths import AttemptPaths
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.session import make_sampler
-from lora_tune.study import load_study
-from lora_tune.surfaces.h100 import function as h100
+from lora_tune.simulation.h100 import function as h100
+from lora_tune.simulation.launcher import Cluster, SimulatedLauncher, of_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal, Resources
 

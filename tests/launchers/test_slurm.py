@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.errors import LauncherError, SetupError
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import read_json
-from lora_tune.errors import LauncherError, SurroundingsError
+from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits
-from lora_tune.launchers.slurm import SlurmLauncher
-from lora_tune.launchers.slurm_submission import submission_command
-from lora_tune.paths import AttemptPaths
-from lora_tune.site import Site
+from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.launchers.slurm.submission import submission_command
 from lora_tune.workloads.base import Job, Resources
 from tests.cluster import Cluster, wait_until
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
@@ -267,13 +267,13 @@ class TestFaults:
             launcher.submit(script_job(tmp_path / "a", "true"))
 
     def test_a_partition_that_does_not_exist_is_said_before_anything_is_submitted(self, slurm: Cluster) -> None:
-        with pytest.raises(SurroundingsError, match="no partition nowhere; it has gpu, urgent"):
+        with pytest.raises(SetupError, match="no partition nowhere; it has gpu, urgent"):
             SlurmLauncher(site(partition="nowhere"))
 
     def test_a_controller_that_does_not_answer_at_the_start(self, slurm: Cluster) -> None:
         slurm.stop_controller()
         try:
-            with pytest.raises(SurroundingsError, match=r"no cluster answers: sinfo failed.*--study tiny"):
+            with pytest.raises(SetupError, match=r"no cluster answers: sinfo failed.*--study tiny"):
                 SlurmLauncher(CPU)
         finally:
             slurm.start_controller()
@@ -346,7 +346,7 @@ def test_one_squeue_serves_any_number_of_jobs(slurm: Cluster, tmp_path: Path, mo
 
 def test_without_slurm_the_message_says_what_is_missing_and_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SurroundingsError, match=r"sbatch, squeue.*--study tiny runs on this machine"):
+    with pytest.raises(SetupError, match=r"sbatch, squeue.*--study tiny runs on this machine"):
         SlurmLauncher(CPU)
 
 

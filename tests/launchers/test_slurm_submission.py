@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.launchers.slurm_submission import preview, submission_command
-from lora_tune.site import Site
+from lora_tune.config.site import Site
+from lora_tune.launchers.slurm.submission import preview, submission_command
 from lora_tune.workloads.base import Job, Resources
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.hostlist import hostnames
-from lora_tune.launchers import slurm_text
+from lora_tune.base.hostlist import hostnames
 from lora_tune.launchers.base import JobState, Waits
+from lora_tune.launchers.slurm import parse
 
-WIDTHS = [int(field.split(":")[1]) for field in slurm_text.SQUEUE_FORMAT.split(",")]
+WIDTHS = [int(field.split(":")[1]) for field in parse.SQUEUE_FORMAT.split(",")]
 
 
 def squeue_line(**values: str) -> str:
@@ -30,13 +30,13 @@ def squeue_line(**values: str) -> str:
         "Comment": "token",
         "Reason": "None",
     } | values
-    names = [field.split(":")[0] for field in slurm_text.SQUEUE_FORMAT.split(",")]
+    names = [field.split(":")[0] for field in parse.SQUEUE_FORMAT.split(",")]
     return "".join(shown[name].ljust(width) for name, width in zip(names, WIDTHS, strict=True))
 
 
-def status_of(submitted_at: float = 1000.0, **values: str) -> slurm_text.JobStatus:
-    (row,) = slurm_text.squeue_rows(squeue_line(**values))
-    return slurm_text.status(row, submitted_at)
+def status_of(submitted_at: float = 1000.0, **values: str) -> parse.JobStatus:
+    (row,) = parse.squeue_rows(squeue_line(**values))
+    return parse.status(row, submitted_at)
 
 
 def test_a_running_job() -> None:
@@ -83,10 +83,10 @@ def test_why_a_pending_job_waits(reason: str, waits: Waits) -> None:
 
 
 def test_where_jobs_write_to() -> None:
-    widths = [int(field.split(":")[1]) for field in slurm_text.OUTPUT_FORMAT.split(",")]
+    widths = [int(field.split(":")[1]) for field in parse.OUTPUT_FORMAT.split(",")]
     fields = ("17", "study-0001-0", "/sweeps/a b/trials/0001/attempt-0/job.log")
     line = "".join(field.ljust(width) for field, width in zip(fields, widths, strict=True))
-    assert slurm_text.output_rows(f"a banner\n{line}\n") == [(fields[0], fields[1], Path(fields[2]))]
+    assert parse.output_rows(f"a banner\n{line}\n") == [(fields[0], fields[1], Path(fields[2]))]
 
 
 def test_a_completing_job_still_holds_its_nodes() -> None:
@@ -147,23 +147,23 @@ def test_identity_is_name_and_token_never_the_id() -> None:
         squeue_line(JobID="18", Name="study-0001-0", Comment="mine"),
         squeue_line(JobID="19", Name="study-0002-0", Comment="mine"),
     ]
-    rows = slurm_text.squeue_rows("\n".join(lines))
-    found = slurm_text.find(rows, "study-0001-0", "mine", 1000.0)
+    rows = parse.squeue_rows("\n".join(lines))
+    found = parse.find(rows, "study-0001-0", "mine", 1000.0)
     assert found is not None
     assert found.job_id == "18"
-    assert slurm_text.find(rows, "study-0003-0", "mine", 1000.0) is None
+    assert parse.find(rows, "study-0003-0", "mine", 1000.0) is None
 
 
 def test_without_a_token_nothing_was_ever_submitted() -> None:
     """Somebody else's job of the same name, on a cluster that keeps no comments."""
-    rows = slurm_text.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
-    assert slurm_text.find(rows, "study-0001-0", "", 1000.0) is None
+    rows = parse.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
+    assert parse.find(rows, "study-0001-0", "", 1000.0) is None
 
 
 def test_without_comments_the_time_of_submission_decides() -> None:
-    rows = slurm_text.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
-    assert slurm_text.find(rows, "study-0001-0", "mine", 1030.0) is not None
-    assert slurm_text.find(rows, "study-0001-0", "mine", 5000.0) is None
+    rows = parse.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
+    assert parse.find(rows, "study-0001-0", "mine", 1030.0) is not None
+    assert parse.find(rows, "study-0001-0", "mine", 5000.0) is None
 
 
 def test_sacct_rows_take_the_worst_exit_code() -> None:
@@ -171,9 +171,9 @@ def test_sacct_rows_take_the_worst_exit_code() -> None:
         "17|COMPLETED|0:0|3:0|1000|1010|1200|n[1-2]|token|a|b\n"
         "18|CANCELLED by 0|0:15|0:0|1000|None|1200|None assigned||c\n"
     )
-    first, second = slurm_text.sacct_rows(text)
+    first, second = parse.sacct_rows(text)
     assert (first.name, first.exit_code, first.nodes) == ("a|b", 3, ("n1", "n2"))
-    status = slurm_text.status(second, 1000.0)
+    status = parse.status(second, 1000.0)
     assert (status.state, status.exit_code, status.started_at) == (JobState.CANCELLED, 143, None)
 
 
@@ -201,16 +201,16 @@ def test_a_compressed_host_list_expands_to_the_same_nodes(numbers: list[int], wi
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), max_size=60))
 def test_any_reason_leaves_the_other_fields_alone(reason: str) -> None:
-    (row,) = slurm_text.squeue_rows(squeue_line(Reason=reason))
+    (row,) = parse.squeue_rows(squeue_line(Reason=reason))
     assert (row.job_id, row.comment, row.nodes) == ("17", "token", ("n1", "n2"))
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_the_parsers_fail(text: str) -> None:
     """Warnings and banners that a site's wrapper prints are not jobs."""
-    for row in [*slurm_text.sacct_rows(text), *slurm_text.squeue_rows(text)]:
-        slurm_text.status(row, 0.0)
-    slurm_text.detail_exit_code(text)
+    for row in [*parse.sacct_rows(text), *parse.squeue_rows(text)]:
+        parse.status(row, 0.0)
+    parse.detail_exit_code(text)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_node_list_of_billions_is_cut() -> None:
 
 def test_damaged_rows_are_read_as_far_as_they_make_sense() -> None:
     """A counter that is no number, digits of other scripts, a line separator within a reason."""
-    rows = slurm_text.squeue_rows(squeue_line(RestartCnt="x", StartTime="²", Reason="a\u2028b"))
+    rows = parse.squeue_rows(squeue_line(RestartCnt="x", StartTime="²", Reason="a\u2028b"))
     assert [(r.restarts, r.started, r.reason) for r in rows] == [(0, None, "a\u2028b")]
-    assert slurm_text.squeue_rows(squeue_line(JobID="٣")) == []
-    assert slurm_text.detail_exit_code(f"ExitCode={'9' * 5000}:0") is None
+    assert parse.squeue_rows(squeue_line(JobID="٣")) == []
+    assert parse.detail_exit_code(f"ExitCode={'9' * 5000}:0") is None

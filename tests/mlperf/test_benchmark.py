@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
 from lora_tune.mlperf.header import log_lines, reaching
 from lora_tune.mlperf.log_check import complaints, parse

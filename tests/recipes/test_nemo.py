@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from lora_tune.mllog import MllogReader, Run
+from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.recipes import packed_data, text
 from lora_tune.recipes.nemo.processes import free_port
 from lora_tune.recipes.warm_worker import VARIABLE
@@ -42,7 +42,7 @@ class Trial:
     output: str
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunLog:
         reader = MllogReader()
         reader.feed(self.output.encode())
         return reader.run()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes import packed_data, text
 from lora_tune.recipes.nemo.processes import Processes, first_host, read_processes
 from lora_tune.recipes.nemo.schedule import rule_schedule

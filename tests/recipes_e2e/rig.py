@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_tune.handover import toml_text
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Attempt, Sweep, Trial
-from lora_tune.study import Study, load_study
+from lora_tune.analysis.config_check import toml_text
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import Study, load_study
+from lora_tune.store.records import Attempt, Sweep, Trial
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 from tests.recorded import recorded

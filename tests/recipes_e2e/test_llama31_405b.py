@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.records import Verdict
+from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.recipes_e2e.mlperf_rig import mlperf_rig
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.records import Verdict
-from lora_tune.scaling import scaling
+from lora_tune.analysis.scaling import scaling
+from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.recipes_e2e.rig import Rig
 

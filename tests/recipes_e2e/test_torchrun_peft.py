@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.records import Verdict
+from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 from tests.recipes_e2e.rig import Rig

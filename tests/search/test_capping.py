@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune import curve
-from lora_tune.mllog import Eval
+from lora_tune import curves
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
 
 TARGET = 0.925
-TIMING = curve.Timing(2.0, 40.0)
+TIMING = curves.Timing(2.0, 40.0)
 INCUMBENT = Incumbent("trial 7", (1700.0, 1720.0, 1690.0, 1710.0))
-FAMILY = curve.published(8).family
+FAMILY = published_curves.published(8).family
 
 
 def run(count: int, offset: float = 0.0) -> list[Eval]:
@@ -25,7 +26,7 @@ def run(count: int, offset: float = 0.0) -> list[Eval]:
     return [Eval(s, v, s / 2 + 40 * (i + 1)) for i, (s, v) in enumerate(zip(samples, losses, strict=True))]
 
 
-def ask(evals: list[Eval], now: float, risk: float = 0.05) -> curve.Verdict:
+def ask(evals: list[Eval], now: float, risk: float = 0.05) -> curves.Verdict:
     return cap(evals, TIMING, INCUMBENT, now, risk, target=TARGET, family=FAMILY, quantum=384)
 
 
@@ -70,7 +71,7 @@ def test_on_a_machine_whose_speed_varies_the_incumbent_is_surer_of_less() -> Non
 
 
 def test_an_unknown_speed_is_no_reason_to_stop() -> None:
-    unknown = curve.Timing(math.nan, math.nan)
+    unknown = curves.Timing(math.nan, math.nan)
     assert not cap(run(3, 0.02), unknown, INCUMBENT, 1250, 0.05, target=TARGET, family=FAMILY).stop
 
 

@@ -14,15 +14,15 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 from scipy.special import ndtr
 
-from lora_tune.curve import Schedule, Timing, predicted_seconds
-from lora_tune.mllog import Eval
-from lora_tune.search import memory
-from lora_tune.search.coordinates import Coordinates, from_unit, trend, unit
-from lora_tune.search.gaussian import Data, Posterior, Prior, condition, fit, matern, repeated_noise
-from lora_tune.search.goal import Goal, closed_schedule, public_family, rcp_mean
-from lora_tune.search.model import as_known, learn, thinned
+from lora_tune.curves import Schedule, Timing, predicted_seconds
+from lora_tune.logs.mllog import Eval
+from lora_tune.search.grey_box import memory
+from lora_tune.search.grey_box.features import Coordinates, from_unit, trend, unit
+from lora_tune.search.grey_box.gaussian import Data, Posterior, Prior, condition, fit, matern, repeated_noise
+from lora_tune.search.grey_box.model import as_known, learn, thinned
+from lora_tune.search.grey_box.objective import Goal, closed_schedule, public_family, rcp_mean
+from lora_tune.search.grey_box.weak_priors import convergence_prior
 from lora_tune.search.observations import Observation, of_trial, readings
-from lora_tune.search.weak_priors import convergence_prior
 
 LAYOUTS = (
     "tp1 pp1 cp1 minibs1 mbs1",

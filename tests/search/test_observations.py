@@ -15,11 +15,11 @@ from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.storages._base import BaseStorage
 from optuna.trial import TrialState
 
-from lora_tune.mllog import Eval
+from lora_tune.logs.mllog import Eval
 from lora_tune.search import observations
-from lora_tune.search.goal import Goal, closed_schedule
+from lora_tune.search.grey_box.objective import Goal, closed_schedule
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation, readings
-from lora_tune.search.sampler import GreyBoxSampler
 
 SPACE = {
     "LR": FloatDistribution(1e-4, 1e-3, log=True),

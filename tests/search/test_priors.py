@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.errors import InputError
-from lora_tune.ingest import main as ingest
-from lora_tune.lab import arena
-from lora_tune.lab.ours import GreyBox
-from lora_tune.lab.problems import h100_wide
-from lora_tune.mllog import MllogReader
-from lora_tune.overview import prior_words
-from lora_tune.records import Sweep
+from benchmarks.laboratory import arena
+from benchmarks.laboratory.ours import GreyBox
+from benchmarks.laboratory.problems import h100_wide
+from lora_tune.analysis.summary import prior_words
+from lora_tune.base.errors import InputError
+from lora_tune.commands.ingest import main as ingest
+from lora_tune.config.study import load_study
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.search import priors
-from lora_tune.study import load_study
-from lora_tune.surfaces.h100 import function as h100
+from lora_tune.simulation.h100 import function as h100
+from lora_tune.store.records import Sweep
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 GOOD = {"LR": 4e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "TP": 4, "MINIBS": 4}

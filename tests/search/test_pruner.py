@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import optuna
 import pytest
 
-from lora_tune import curve
+from lora_tune.mlperf import published_curves
 from lora_tune.search.pruner import SENTENCE, StallPruner
 
 TARGET = 0.925
@@ -76,14 +76,14 @@ def test_nan_twice_is_pruned_in_the_first_trial_of_a_study() -> None:
 
 
 def test_nothing_is_said_before_the_declared_point() -> None:
-    pruner = StallPruner(TARGET, reference=curve.published(8), no_verdict_before=4000)
+    pruner = StallPruner(TARGET, reference=published_curves.published(8), no_verdict_before=4000)
     trial = run(optuna.create_study(pruner=pruner), [0.945] * len(SAMPLES))
     assert min(s for s in trial.intermediate_values if s >= 4000) < max(trial.intermediate_values) < 5000
 
 
 def test_a_healing_run_is_judged_by_no_other_curve_and_not_before_it_has_healed() -> None:
     losses = [0.955] * 4 + [0.947, 0.939, 0.931, 0.9255, 0.9253, 0.9249]
-    reference = curve.published(8)
+    reference = published_curves.published(8)
     blind = StallPruner(TARGET, reference=reference)
     told = StallPruner(TARGET, reference=reference, healing_step=2800, max_steps=8192)
     assert run(optuna.create_study(pruner=blind), losses).state == optuna.trial.TrialState.PRUNED

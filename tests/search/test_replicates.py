@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lora_tune.search.replicates import (
+from lora_tune.search.racing import (
     CannotSeparate,
     Decided,
     Plan,

@@ -13,20 +13,20 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 from scipy.special import betaln
 
-from lora_tune.lab.arena import play
-from lora_tune.lab.ours import GreyBox, misleading
-from lora_tune.lab.problem import Problem
-from lora_tune.mllog import Eval
-from lora_tune.search.acquisition import OOM_SECONDS, Action, value_actions
-from lora_tune.search.candidates import Beliefs
-from lora_tune.search.coordinates import Coordinates
-from lora_tune.search.goal import Goal, closed_schedule
-from lora_tune.search.model import SearchModel, learn
+from benchmarks.laboratory.arena import play
+from benchmarks.laboratory.ours import GreyBox, misleading
+from benchmarks.laboratory.problem import Problem
+from lora_tune.config.space import FloatParameter, IntParameter, LayoutParameter, Space
+from lora_tune.logs.mllog import Eval
+from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, value_actions
+from lora_tune.search.grey_box.candidates import Beliefs
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.model import SearchModel, learn
+from lora_tune.search.grey_box.objective import Goal, closed_schedule
+from lora_tune.search.grey_box.sampler import GreyBoxSampler, explain
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
-from lora_tune.search.sampler import GreyBoxSampler, explain
-from lora_tune.space import FloatParameter, IntParameter, LayoutParameter, Space
-from lora_tune.surfaces.h100 import time_to_target
+from lora_tune.simulation.h100 import time_to_target
 
 SPACE = {
     "LR": FloatDistribution(1e-5, 1e-2, log=True),

@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lora_tune.errors import StoreError
-from lora_tune.paths import SweepPaths
-from lora_tune.records import Attempt, Sweep
+from lora_tune.base.errors import StoreError
+from lora_tune.base.paths import SweepPaths
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Attempt, Sweep
 from tests.cluster import Cluster
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.raced import replicates
-from lora_tune.records import Verdict
+from lora_tune.analysis.replicates import replicates
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Verdict
 from tests.slurm.house import House
 
 pytestmark = pytest.mark.slurm

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.records import TrialState
+from lora_tune.store.records import TrialState
 from tests.slurm.house import House
 
 pytestmark = pytest.mark.slurm

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.records import TrialState, Verdict
+from lora_tune.store.records import TrialState, Verdict
 from tests.cluster import wait_until
 from tests.slurm.house import House
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from lora_tune.driver import Driver, Ports, RealClock
-from lora_tune.facts import Eval
-from lora_tune.launchers.slurm import SlurmLauncher
-from lora_tune.records import StopKind, Trial, Verdict
+from lora_tune.config.study import load_study
+from lora_tune.controller.driver import Dependencies, Driver, RealClock
+from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.logs.run import Eval
+from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Asked
 from lora_tune.store import Store, sqlite_url
-from lora_tune.study import load_study
-from lora_tune.view import Quiet
+from lora_tune.store.records import StopKind, Trial, Verdict
 from lora_tune.workloads import load as load_workload
 from tests.slurm.house import House
 
@@ -54,7 +54,7 @@ def test_a_probe_is_stopped_after_a_warm_block_and_one_eval(house: Callable[...,
     (layout,) = (name for name in study.search_space.distributions() if name == "layout")
     choice = study.search_space.distributions()[layout].choices[0]  # type: ignore[attr-defined]
     search = OneProbe({"LR": 4e-4, "MAX_STEPS": 100, layout: choice})
-    ports = Ports(
+    ports = Dependencies(
         workload=load_workload(study, home.study),
         launcher=SlurmLauncher(study.site),
         store=store,

@@ -1,4 +1,4 @@
-"""What sbatch refuses for good, on real Slurm: said with its remedy, and gone on with once it is mended."""
+"""What sbatch refuses for good, on real Slurm: said with its remedy, and gone on with once it is fixed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.records import TrialState
+from lora_tune.store.records import TrialState
 from tests.slurm.house import House
 
 pytestmark = pytest.mark.slurm
@@ -19,7 +19,7 @@ def test_a_reservation_that_is_not_there_ends_the_command_and_the_same_command_g
     home.study.write_text(home.study.read_text().replace("[site]\n", '[site]\nreservation = "tuning"\n'))
     assert home.finish(60) == 3, home.said
     assert "Requested reservation is invalid" in home.said
-    assert "correct or remove site.reservation (scontrol show reservation); mend it" in home.said
+    assert "correct or remove site.reservation (scontrol show reservation); fix it" in home.said
     refused = home.sweep()
     assert all(trial.state is not TrialState.FINISHED for trial in refused.trials.values()), "no trial is spent"
     assert [a.failure for a in home.attempts()] == ["configuration"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.records import Verdict
-from lora_tune.serve import SERVER
+from lora_tune.commands.serve import SERVER
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Verdict
 from tests.slurm.house import House
 from tests.test_service_page import block
 from tests.waiting import wait_for

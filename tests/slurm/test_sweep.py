@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.mllog import MllogReader
-from lora_tune.records import TrialState, Verdict
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.store.records import TrialState, Verdict
 from tests.cluster import wait_until
 from tests.slurm.house import House
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lora_tune.facts import Run
-from lora_tune.mllog import MllogReader
-from lora_tune.paths import AttemptPaths, SweepPaths
-from lora_tune.records import Sweep
+from lora_tune.base.paths import AttemptPaths, SweepPaths
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
+from lora_tune.store.records import Sweep
 from tests.conftest import REPOSITORY
 from tests.postgres import Postgres
 from tests.recorded import recorded
@@ -79,7 +79,7 @@ sampler = "random"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class PollResult:
     """What the outage showed. Times in seconds; late: from a job's end, or its first bad line, to the driver's act.
 
     said: lines in the driver's log on the trouble with Optuna's tables.
@@ -149,7 +149,7 @@ class Room:
                 if not (started.parent / "ended.json").exists():
                     os.killpg(json.loads(started.read_text())["pid"], 9)
 
-    def outage(self, how: How) -> Seen:
+    def outage(self, how: How) -> PollResult:
         """Take the server away for ``seconds``, bring it back, and wait until the driver has caught up.
 
         AssertionError where the driver concludes trials only with the server: not within a minute more.
@@ -171,7 +171,7 @@ class Room:
         ended, stopped = self._acts("finished", over), self._acts("stop", over)
         submitted = sum(began < line["at"] < over for line in self._journal("submitted"))
         said = sum("Optuna" in line["text"] for line in self._journal("trouble"))
-        return Seen(
+        return PollResult(
             away=over - began, ended=len(ended), ended_late=ended, stopped=len(stopped), stopped_late=stopped,
             buffered=buffered, submitted=submitted, said=said, caught_up=caught_up, driver_cpu=took,
         )  # fmt: skip
@@ -225,7 +225,7 @@ class Room:
         lines = map(json.loads, self.paths.driver_log.read_text().splitlines())
         return (line for line in lines if line["event"] == event)
 
-    def _run(self, number: int) -> tuple[Run, int]:
+    def _run(self, number: int) -> tuple[RunLog, int]:
         """What the first attempt's log says, and how many runs all logs of the trial show."""
         reader = MllogReader()
         reader.feed((self.paths.attempt(number, 0).folder / "job.log").read_bytes())

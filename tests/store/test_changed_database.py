@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from lora_tune.errors import DatabaseChangedError, SweepBusyError
-from lora_tune.records import Trial
+from lora_tune.base.errors import DatabaseChangedError, SweepBusyError
 from lora_tune.search.session import Session
 from lora_tune.store import Changes, Lease, Store, sqlite_url, tune_sqlite
+from lora_tune.store.records import Trial
 from tests.builders import STUDY, study_of
 from tests.postgres import Postgres
 

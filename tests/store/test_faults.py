@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.errors import StoreError
-from lora_tune.facts import Eval
-from lora_tune.mounts import NETWORK, file_system, mountinfo
-from lora_tune.records import Trial
+from lora_tune.base.errors import StoreError
+from lora_tune.base.mounts import NETWORK, file_system, mountinfo
+from lora_tune.logs.run import Eval
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.store import Changes, Store, engine, sqlite_url, tune_sqlite
+from lora_tune.store.records import Trial
 from tests.postgres import Postgres
 
 NOW = 1_760_000_000.0

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from lora_tune.errors import StoreError, SweepBusyError
-from lora_tune.records import TrialState, Verdict
+from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.store import SCHEMA_VERSION, Changes, Store, sqlite_url
 from lora_tune.store import schema as tables
+from lora_tune.store.records import TrialState, Verdict
 from tests.conftest import REPOSITORY
 from tests.postgres import Postgres
 

@@ -12,10 +12,10 @@ import optuna
 import pytest
 import sqlalchemy as sa
 
-from lora_tune.errors import StoreError, SweepBusyError
-from lora_tune.records import Trial
+from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.store import BufferedStore, Changes, Store, engine, full_url, silence, tune_sqlite
+from lora_tune.store.records import Trial
 from tests.postgres import Postgres
 from tests.waiting import wait_for
 

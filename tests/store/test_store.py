@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.errors import StoreError
+from lora_tune.base.errors import StoreError
 from lora_tune.store import Store, full_url, safe_url, sqlite_url
 from tests.contracts.store import StoreContract
 

@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.laboratory.arena import play
+from benchmarks.laboratory.ours import METHODS
+from benchmarks.laboratory.problem import Problem
+from benchmarks.laboratory.problems import PROBLEMS
 from benchmarks.tables import EASIER, chosen_target, crossings, path_of, warmup_lost
-from lora_tune.lab.arena import play
-from lora_tune.lab.ours import METHODS
-from lora_tune.lab.problem import Problem
-from lora_tune.lab.problems import PROBLEMS
-from lora_tune.search.acquisition import PROBE_BLOCKS
-from lora_tune.search.weak_priors import LOST
-from lora_tune.study import parse_study
-from lora_tune.surfaces import load
-from lora_tune.surfaces.lora_tables import small, tiny
-from lora_tune.surfaces.machine import Degrees
-from lora_tune.surfaces.tabular import TABLES, Table, read_table
+from lora_tune.config.study import parse_study
+from lora_tune.search.grey_box.acquisition import PROBE_BLOCKS
+from lora_tune.search.grey_box.weak_priors import LOST
+from lora_tune.simulation import load
+from lora_tune.simulation.lora_tables import small, tiny
+from lora_tune.simulation.machine import Degrees
+from lora_tune.simulation.tabular import TABLES, Table, read_table
+from lora_tune.simulation.workload import PARAMETERS, SurfaceWorkload
 from lora_tune.workloads.base import Proposal
-from lora_tune.workloads.surface import PARAMETERS, SurfaceWorkload
 
 SURFACES = {"lora_tiny": tiny, "lora_small": small}
 LAYOUTS = 3
@@ -103,7 +103,9 @@ def _seconds_per_block(machine, parameters, interval: float) -> float:
 def test_published_results_of_another_model_are_not_consulted_and_a_good_configuration_is_found_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lora_tune.lab.ours.llama2_70b_lora", lambda: pytest.fail("the published table was read"))
+    monkeypatch.setattr(
+        "benchmarks.laboratory.ours.llama2_70b_lora", lambda: pytest.fail("the published table was read")
+    )
     problem = PROBLEMS["lora_small"](1)
     trace = play(problem, METHODS["ours"](problem, 1), slots=1, budget=6.0, seed=1)
     assert trace.points[-1][1] < 0.5

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lora_tune.errors import InputError, StudyError, SurroundingsError
-from lora_tune.study import Study
+from lora_tune.base.errors import InputError, SetupError, StudyError
+from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.implementation import sourced, sourced_file, variables_read
@@ -271,17 +271,17 @@ class TestExport:
 
 class TestSurroundings:
     def test_a_missing_folder_says_where_it_was_looked_for(self, tmp_path: Path) -> None:
-        with pytest.raises(SurroundingsError, match=r"nowhere does not exist; .*LORA_TUNE_IMPLEMENTATION"):
+        with pytest.raises(SetupError, match=r"nowhere does not exist; .*LORA_TUNE_IMPLEMENTATION"):
             workload(tmp_path / "nowhere").job(proposal(), tmp_path)
 
     def test_a_folder_without_run_sub(self, implementation: Path, tmp_path: Path) -> None:
         (implementation / "run.sub").unlink()
-        with pytest.raises(SurroundingsError, match=r"holds no run\.sub"):
+        with pytest.raises(SetupError, match=r"holds no run\.sub"):
             workload(implementation).job(proposal(), tmp_path)
 
     def test_a_common_file_that_fails(self, implementation: Path, tmp_path: Path) -> None:
         (implementation / "config_common.sh").write_text("echo broken >&2\nfalse\n")
-        with pytest.raises(SurroundingsError, match="cannot be sourced: broken"):
+        with pytest.raises(SetupError, match="cannot be sourced: broken"):
             workload(implementation).job(proposal(), tmp_path)
 
     def test_mounts_cannot_reach_run_subs_steps(self) -> None:
@@ -348,9 +348,9 @@ class TestCheck:
     def test_container_data_and_model_have_to_be_set(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for name in ("CONT", "DATADIR", "MODEL"):
             monkeypatch.delenv(name, raising=False)
-        with pytest.raises(SurroundingsError, match=r"CONT is not set, and .* needs it; set site\.container"):
+        with pytest.raises(SetupError, match=r"CONT is not set, and .* needs it; set site\.container"):
             workload().check()
-        with pytest.raises(SurroundingsError, match=r"set site\.data"):
+        with pytest.raises(SetupError, match=r"set site\.data"):
             workload(container="image.sqsh").check()
         monkeypatch.setenv("MODEL", str(tmp_path))
         assert workload(container="image.sqsh", data=tmp_path).check() == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lora_tune.errors import SurroundingsError
+from lora_tune.base.errors import SetupError
+from lora_tune.config.study import Study, load_study
 from lora_tune.recipes import settings as peft
 from lora_tune.recipes.nemo import settings as nemo
-from lora_tune.study import Study, load_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Checks, Proposal
 from tests.conftest import REPOSITORY
@@ -42,7 +42,7 @@ def test_paths_that_only_the_nodes_may_see_are_doubts(tmp_path: Path) -> None:
 
 
 def test_where_trials_run_here_what_is_missing_is_missing() -> None:
-    with pytest.raises(SurroundingsError, match=r"site\.model=/nowhere/model is not there"):
+    with pytest.raises(SetupError, match=r"site\.model=/nowhere/model is not there"):
         workload(launcher="local", model="/nowhere/model").check()
 
 

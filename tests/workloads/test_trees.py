@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.errors import InputError, SurroundingsError
-from lora_tune.study import Study
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.implementation import read_implementation
@@ -68,7 +68,7 @@ class TestCommonFiles:
     def test_of_several_the_study_names_those_that_count(self, tree: Path) -> None:
         (tree / "config_common.sh").rename(tree / "config_common_fp8.sh")
         (tree / "config_common_bf16.sh").write_text("export PRECISION=bf16\n")
-        with pytest.raises(SurroundingsError, match=r"config_common_bf16.sh, config_common_fp8.sh.*workload.common"):
+        with pytest.raises(SetupError, match=r"config_common_bf16.sh, config_common_fp8.sh.*workload.common"):
             read_implementation(tree, "run.sub")
         assert read_implementation(tree, "run.sub", ["config_common_fp8.sh"]).common == ("config_common_fp8.sh",)
 
@@ -81,7 +81,7 @@ class TestCommonFiles:
 
     def test_a_missing_script_names_those_that_are_there(self, tree: Path) -> None:
         (tree / "run.sub").rename(tree / "run_4n.sub")
-        with pytest.raises(SurroundingsError, match=r"holds no run.sub.*workload.script may be one of run_4n.sub"):
+        with pytest.raises(SetupError, match=r"holds no run.sub.*workload.script may be one of run_4n.sub"):
             read_implementation(tree, "run.sub")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes.nemo.shapes import Shape
 
 

@@ -12,7 +12,7 @@ import torch
 from nemo.lightning.data import WrappedDataLoader
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes import text
 from lora_tune.recipes.nemo.settings import Settings
 from lora_tune.recipes.text import Sequences

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes.nemo.shapes import Shape
 
 INDEX = "model.safetensors.index.json"

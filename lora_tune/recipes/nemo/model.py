@@ -18,7 +18,7 @@ from nemo.collections.llm.recipes.tp_overlap_configs.userbuffers import (
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler
 
-from lora_tune.errors import InputError, SurroundingsError
+from lora_tune.base.errors import InputError, SetupError
 from lora_tune.recipes.nemo.attention import SdpaAttention
 from lora_tune.recipes.nemo.data import IdTokenizer
 from lora_tune.recipes.nemo.loss import PerSequenceLoss
@@ -32,7 +32,7 @@ def attention_name() -> str:
 
 
 def check_machine(settings: Settings, *, cuda: bool) -> None:
-    """Raise SurroundingsError or InputError for what this machine's libraries or GPUs cannot do."""
+    """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
     layout = settings.layout
     if HAVE_TE:
         return
@@ -44,7 +44,7 @@ def check_machine(settings: Settings, *, cuda: bool) -> None:
     }
     for name, wanted in wants.items():
         if wanted:
-            raise SurroundingsError(
+            raise SetupError(
                 f"{name}=1 needs Transformer Engine, which cannot be imported here; install it or set {name}=0"
             )
     if (settings.shape.kv_groups // layout.tp) % layout.cp:
@@ -53,7 +53,7 @@ def check_machine(settings: Settings, *, cuda: bool) -> None:
             " tensor-parallel rank, where Transformer Engine is absent"
         )
     if cuda and not torch.cuda.is_bf16_supported():
-        raise SurroundingsError("the GPU cannot compute in bf16; use one of compute capability 8.0 or newer")
+        raise SetupError("the GPU cannot compute in bf16; use one of compute capability 8.0 or newer")
 
 
 def sdpa_spec(config: Any) -> Any:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
 from lora_tune.recipes.nemo import hf
 from lora_tune.recipes.nemo.schedule import RULE_INTERVAL, EvalSchedule, schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lora_tune.errors import InputError
+from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
 
 

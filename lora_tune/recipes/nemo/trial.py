@@ -55,7 +55,7 @@ class Bounded(pl.Callback):
 def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     """Train until the target, the last step or divergence, and print the log; returns whether the target was met.
 
-    Raises InputError for data or a checkpoint that cannot be used and SurroundingsError for what this machine cannot
+    Raises InputError for data or a checkpoint that cannot be used and SetupError for what this machine cannot
     do, both before the log's ``run_start``.
     """
     log = TrialLog(enabled=processes.rank == 0)

@@ -1,0 +1,110 @@
+"""The grey-box search with this project's own pruning, and its ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import TrialState
+
+from benchmarks.laboratory.ablations import WithoutDecomposition, WithoutReplicates
+from benchmarks.laboratory.arena import Ask, Result
+from benchmarks.laboratory.problem import Problem
+from benchmarks.laboratory.stopping import Stopper
+from lora_tune.curves import Timing
+from lora_tune.logs.mllog import Eval
+from lora_tune.search.grey_box.acquisition import recommend_from
+from lora_tune.search.grey_box.model import as_known
+from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.observations import Observation
+from lora_tune.search.published import llama2_70b_lora
+
+
+class GreyBox:
+    """The sampler in an Optuna study, as the driver would use it."""
+
+    def __init__(
+        self, problem: Problem, seed: int, *, prior: tuple[Observation, ...] = (), probes: bool = True,
+        capped: bool = True, sampler: type[GreyBoxSampler] = GreyBoxSampler,
+    ) -> None:  # fmt: skip
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        joint = sampler is WithoutDecomposition
+        normalised = getattr(problem.surface, "score", "") == "mlperf_score" and not joint
+        self._goal = Goal(
+            target=problem.target,
+            schedule=closed_schedule if problem.published and not joint else None,
+            reference_samples=rcp_mean if normalised else no_reference,
+            family=public_family if prior else no_family,
+            nodes=problem.nodes,
+            limit_seconds=60 * problem.trial_minutes,
+        )
+        self._problem, self._capped = problem, capped
+        self._sampler = sampler(
+            problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes, capped=capped,
+            fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
+        )  # fmt: skip
+        self._study = optuna.create_study(sampler=self._sampler)
+        self._evals: dict[int, list[Eval]] = {}
+        self._stopped: dict[int, str] = {}
+        self._stopper = Stopper(problem, published=bool(prior))
+        self.claimed_regret = np.inf
+        self.log: list[str] = []
+
+    def ask(self) -> Ask:
+        trial = self._study.ask(self._problem.distributions)
+        self.log.append(f"{trial.number}: {trial.params} {trial.user_attrs['why']}")
+        return Ask(trial, dict(trial.params), trial.user_attrs["kind"])
+
+    def report(self, trial: optuna.Trial, samples: float, loss: float, second: float, timing: Timing) -> bool:
+        trial.report(loss, int(samples))
+        evals = self._evals.setdefault(trial.number, [])
+        evals.append(Eval(samples, loss, second))
+        if not self._capped or loss <= self._goal.target:
+            return False
+        self._stopped[trial.number] = self._stopper.stop(trial.params, evals, timing)
+        return bool(self._stopped[trial.number])
+
+    def tell(self, trial: optuna.Trial, result: Result) -> None:
+        verdict = self._stopped.get(trial.number) or result.verdict
+        for name, value in {**result.facts, "verdict": verdict}.items():
+            trial.set_user_attr(name, value)
+        if result.verdict == "reached":
+            self._stopper.finished(trial.params, self._evals[trial.number], float(result.facts["stop_seconds"]))
+            self._study.tell(trial, result.score)
+            return
+        if result.verdict == "infeasible":
+            trial.set_constraint("feasible", 1.0)
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    def recommend(self) -> Mapping[str, Any] | None:
+        space = self._problem.distributions
+        model = self._sampler.model(space, self._sampler.observations(self._study, frozenset(space)))
+        found = recommend_from(as_known(model), np.random.default_rng(0))
+        self.claimed_regret = found.regret
+        return dict(found.values)
+
+
+def published(problem: Problem) -> tuple[Observation, ...]:
+    """The published results where they are about this problem, as a study's ``curves`` says in the product."""
+    return llama2_70b_lora() if problem.published else ()
+
+
+def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
+    """The published table with its learning rates multiplied: it praises rates at which runs diverge."""
+    return tuple(replace(o, values={**o.values, "LR": factor * o.values["LR"]}) for o in llama2_70b_lora())
+
+
+METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
+    "ours": lambda p, seed: GreyBox(p, seed, prior=published(p)),
+    "ours, no prior": lambda p, seed: GreyBox(p, seed),
+    "ours, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
+    "ours, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
+    "ours, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),
+    "ours, no decomposition": lambda p, seed: GreyBox(p, seed, probes=False, sampler=WithoutDecomposition),
+    "ours, misleading prior": lambda p, seed: GreyBox(p, seed, prior=misleading()),
+}
+"""Name -> a method for (problem, seed)."""

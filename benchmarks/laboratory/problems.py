@@ -1,0 +1,123 @@
+"""The laboratory's problems by name: shipped surfaces with the spaces that users would search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.laboratory.problem import Problem
+from lora_tune.config.space import FloatParameter, IntParameter, LayoutParameter, Parameter, Space
+from lora_tune.simulation.gb200 import function as gb200x72
+from lora_tune.simulation.h100 import function as h100
+from lora_tune.simulation.h100 import sixty_four_nodes, time_to_target
+from lora_tune.simulation.tabular import TabularSurface
+
+
+def _hyperparameters() -> dict[str, Parameter]:
+    """Ranges in which most configurations fail: what somebody without experience would give."""
+    return {
+        "LR": FloatParameter(type="float", low=1e-5, high=1e-2, log=True),
+        "MAX_STEPS": IntParameter(type="int", low=100, high=2500),
+        "WARMUP_STEPS": IntParameter(type="int", low=0, high=200),
+    }
+
+
+def _h100_layouts() -> LayoutParameter:
+    return LayoutParameter(type="layout", tp=(1, 2, 4, 8), pp=(1, 2, 4), cp=(1, 2, 4, 8), mbs=(1, 2), gbs=(8, 16, 32))
+
+
+def h100_wide(variant: int) -> Problem:
+    """8x H100, 113 layouts, wide ranges, MLPerf's score."""
+    space = Space({**_hyperparameters(), "layout": _h100_layouts()}, nodes=1, gpus_per_node=8)
+    return Problem("h100", h100.variant(variant), space)
+
+
+def h100_expert(variant: int) -> Problem:
+    """8x H100 as the shipped study searches it: narrow ranges around the published results, layouts of GBS 8."""
+    space = Space(
+        {
+            "LR": FloatParameter(type="float", low=2.5e-4, high=8e-4, log=True),
+            "MAX_STEPS": IntParameter(type="int", low=500, high=1100, step=50),
+            "WARMUP_STEPS": IntParameter(type="int", low=0, high=40, step=10),
+            "layout": LayoutParameter(type="layout", tp=(2, 4, 8), pp=(1, 2), cp=(1, 2, 4), mbs=(1, 2), gbs=(8,)),
+        },
+        nodes=1,
+        gpus_per_node=8,
+    )
+    return Problem("h100_expert", h100.variant(variant), space)
+
+
+def h100_time(variant: int) -> Problem:
+    """The same, by plain time to target."""
+    space = Space({**_hyperparameters(), "layout": _h100_layouts()}, nodes=1, gpus_per_node=8)
+    return Problem("h100_time", time_to_target.variant(variant), space)
+
+
+def h100x64(variant: int) -> Problem:
+    """64 nodes of 8x H100 for every trial."""
+    layouts = LayoutParameter(type="layout", tp=(1, 2, 4, 8), pp=(1, 2), cp=(1, 2, 4, 8), mbs=(1,), gbs=(64, 128))
+    space = Space({**_hyperparameters(), "layout": layouts}, nodes=64, gpus_per_node=8)
+    return Problem("h100x64", sixty_four_nodes.variant(variant), space, nodes=64, trial_minutes=20)
+
+
+def gb200(variant: int) -> Problem:
+    """72 GB200 in 18 nodes for every trial."""
+    layouts = LayoutParameter(type="layout", tp=(1, 2, 4), pp=(1, 2), cp=(1, 2, 4, 8), mbs=(1,), gbs=(9, 18, 36, 72))
+    space = Space({**_hyperparameters(), "layout": layouts}, nodes=18, gpus_per_node=4)
+    return Problem("gb200x72", gb200x72.variant(variant), space, nodes=18, trial_minutes=20)
+
+
+def lora_tiny(variant: int) -> Problem:
+    """Measured trials of the tiny task, over the grid's own ranges; its schedules are the ones measured."""
+    from lora_tune.simulation.lora_tables import tiny
+
+    return _table("lora_tiny", tiny.variant(variant))
+
+
+def lora_small(variant: int) -> Problem:
+    """Measured trials of a 23.5 M Llama, likewise."""
+    from lora_tune.simulation.lora_tables import small
+
+    return _table("lora_small", small.variant(variant))
+
+
+def _table(name: str, surface: TabularSurface) -> Problem:
+    """A table's own ranges of rate, warm-up and batch, on 8 GPUs with every layout of those batches."""
+    from lora_tune.simulation.lora_tables import fewest_samples
+
+    axes = surface.table.axes
+    steps = [int(n) for n in axes["MAX_STEPS"]]
+    layout = LayoutParameter(
+        type="layout", tp=(1, 2, 4, 8), pp=(1, 2, 4), cp=(1, 2, 4, 8), mbs=(1, 2), gbs=tuple(map(int, axes["GBS"]))
+    )
+    space = Space(
+        {
+            "LR": FloatParameter(type="float", low=axes["LR"][0], high=axes["LR"][-1], log=True),
+            "MAX_STEPS": IntParameter(
+                type="int", low=steps[0], high=steps[-1], step=math.gcd(*np.diff(steps).tolist())
+            ),
+            "WARMUP_STEPS": IntParameter(type="int", low=0, high=int(axes["WARMUP_STEPS"][-1])),
+            "layout": layout,
+        },
+        nodes=1,
+        gpus_per_node=8,
+    )
+    good = fewest_samples(surface.table, surface.target)
+    return Problem(
+        name, surface, space, target=surface.target, interval=surface.table.interval,
+        rungs=(round(good / 2), round(2 * good)),
+    )  # fmt: skip
+
+
+PROBLEMS: dict[str, Callable[[int], Problem]] = {
+    "h100": h100_wide,
+    "h100_expert": h100_expert,
+    "h100_time": h100_time,
+    "h100x64": h100x64,
+    "gb200x72": gb200,
+    "lora_tiny": lora_tiny,
+    "lora_small": lora_small,
+}
+"""Name -> the problem at site ``variant`` (0: the public average)."""

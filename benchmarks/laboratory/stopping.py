@@ -1,0 +1,53 @@
+"""The product's own early stopping, as the driver applies it: the stall test, then the cap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.laboratory.problem import Problem
+from lora_tune import curves
+from lora_tune.curves import StallSettings, Timing
+from lora_tune.logs.mllog import Eval
+from lora_tune.mlperf import published_curves
+from lora_tune.search.capping import Incumbent, cap
+
+RISK = 0.01
+"""False-prune rate of the stall test and risk of the cap: the defaults of a study."""
+NEWEST = 40
+"""Finished runs that the stall test compares with."""
+
+
+class Stopper:
+    """Remembers finished runs and says which running one to stop. published: compare with the public curves."""
+
+    def __init__(self, problem: Problem, *, published: bool) -> None:
+        self._problem, self._published = problem, published
+        self._good: dict[float, list[list[Eval]]] = {}
+        self._best: tuple[float, list[float], tuple[Any, ...]] = (math.inf, [], ())
+
+    def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing) -> str:
+        """Why a run with these evals so far is stopped, as a verdict: "pruned", "capped", or "" to let it go on."""
+        batch = self._problem.coordinates.batch(tuned)
+        references = self._good.get(batch, [])[-NEWEST:]
+        envelope = published_curves.published(batch) if self._published else None
+        settings = StallSettings(
+            false_prune_rate=RISK, max_samples=self._problem.coordinates.total_samples(tuned), reference=envelope
+        )
+        if curves.verdict(evals, self._problem.target, references, settings).stop:
+            return "pruned"
+        family = envelope.family if envelope else curves.learn_family(references, self._problem.target)
+        incumbent = Incumbent("the best", tuple(self._best[1]))
+        now = evals[-1].seconds
+        capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)
+        return "capped" if capped.stop else ""
+
+    def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
+        """A run reached the target."""
+        self._good.setdefault(self._problem.coordinates.batch(tuned), []).append(evals)
+        key = tuple(sorted(tuned.items()))
+        if key == self._best[2]:
+            self._best[1].append(seconds)
+        elif seconds < self._best[0]:
+            self._best = (seconds, [seconds], key)

@@ -1,0 +1,152 @@
+"""``python -m benchmarks.search``: search methods side by side on simulated trials.
+
+Every repeat is another site: speeds, the best learning rate and layouts' kernels vary as between public submissions.
+Results are kept in the output file, one JSON object a line; the same command again goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core: the matrices are small, and other runs share the machine
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.laboratory.summary import Record, calibration, table
+from lora_tune.base.errors import InputError
+from lora_tune.commands.options import guarded
+
+DEFAULT_METHODS = "ours,tpe,tpe+median,tpe+hyperband,gp,cmaes,random,random+asha,first eval; then top k"
+
+
+@click.command()
+@click.option("--study", "studies", default="h100", help="problems, separated by commas")
+@click.option("--methods", default=DEFAULT_METHODS, help="methods, separated by commas (; for a comma in a name)")
+@click.option("--repeats", default=30, type=click.IntRange(1), help="sites, one a repeat")
+@click.option("--nodes", default="1", help="trials at one time, separated by commas")
+@click.option("--budgets", default="5,10,20,40", help="node-hours at which regret is reported; the last ends a run")
+@click.option(
+    "--output", default="bench.jsonl", type=click.Path(path_type=Path), help="results, one JSON object a line"
+)
+@guarded
+def main(studies: str, methods: str, repeats: int, nodes: str, budgets: str, output: Path) -> None:
+    """Compare search methods by the regret of what they recommend against node-hours spent."""
+    from benchmarks.laboratory.problems import PROBLEMS
+
+    makers = all_methods()
+    names = [m.replace(";", ",").strip() for m in methods.split(",")]
+    limits = _numbers(budgets, "--budgets")
+    for name, known, option in [(s, PROBLEMS, "--study") for s in studies.split(",")] + [
+        (m, makers, "--methods") for m in names
+    ]:
+        if name not in known:
+            raise InputError(f"{option} {name!r} is unknown; one of {', '.join(known)}")
+    done = read(output)
+    for study in studies.split(","):
+        for slots in (int(n) for n in _numbers(nodes, "--nodes")):
+            for repeat in range(1, repeats + 1):
+                for name in names:
+                    key = (study, name, slots, repeat, limits[-1])
+                    if not any(_key(r) == key for r in done):
+                        done.append(_run(makers[name], key))
+                        _append(output, done[-1])
+            chosen = [r for r in done if r.study == study and r.nodes == slots and r.method in names]
+            _report(chosen, study, slots, limits, output)
+
+
+def all_methods() -> dict[str, Callable[[Any, int], Any]]:
+    """Every method by name; those of other libraries import them when they are made."""
+    from benchmarks.laboratory import optuna_methods, ours, peers
+
+    return {**ours.METHODS, **optuna_methods.METHODS, **peers.METHODS}
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return sorted(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} {text!r}: numbers separated by commas are wanted, such as 5,10,20") from None
+
+
+def _key(record: Record) -> tuple[str, str, int, int, float]:
+    return record.study, record.method, record.nodes, record.repeat, record.budget
+
+
+@cache
+def _site(study: str, repeat: int) -> Any:
+    """The problem of a repeat; its best score is searched once for all methods."""
+    from benchmarks.laboratory.problems import PROBLEMS
+
+    return PROBLEMS[study](repeat)
+
+
+def _run(maker: Callable[[Any, int], Any], key: tuple[str, str, int, int, float]) -> Record:
+    from benchmarks.laboratory.arena import play
+
+    study, method, slots, repeat, budget = key
+    site = _site(study, repeat)
+    begin = time.perf_counter()
+    trace = play(site, maker(site, repeat), slots=slots, budget=budget, seed=repeat)
+    click.echo(f"{study} {method} {slots} nodes, repeat {repeat}: {time.perf_counter() - begin:.0f} s", err=True)
+    return Record(
+        study=study, method=method, nodes=slots, repeat=repeat, budget=budget, trials=trace.trials,
+        points=changes([(round(h, 4), round(r, 5)) for h, r in trace.points]),
+        claims=tuple((round(h, 4), round(c, 5), round(r, 5)) for h, c, r in trace.claims),
+    )  # fmt: skip
+
+
+def changes(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The points at which the regret changes, and the last one: all that figures need, in a tenth of the space."""
+    kept = [p for at, p in enumerate(points) if at == 0 or p[1] != points[at - 1][1] or at == len(points) - 1]
+    return tuple(kept)
+
+
+def _append(output: Path, record: Record) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def read(output: Path) -> list[Record]:
+    """The records in a results file; none when it does not exist."""
+    if not output.exists():
+        return []
+    return [_record(json.loads(line)) for line in output.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _record(data: Mapping[str, Any]) -> Record:
+    points = tuple((h, r) for h, r in data["points"])
+    claims = tuple((h, c, r) for h, c, r in data["claims"])
+    return Record(**{**data, "points": points, "claims": claims})
+
+
+def _report(records: list[Record], study: str, slots: int, budgets: list[float], output: Path) -> None:
+    from benchmarks.laboratory.chart import draw
+
+    click.echo(f"\n{study}, {slots} trials at a time; {date.today()}, {platform.machine()}, one core\n")
+    click.echo(table(records, budgets))
+    for method in dict.fromkeys(r.method for r in records):
+        found = calibration([r for r in records if r.method == method], budgets[0])
+        if found is not None:
+            click.echo(
+                f"{method}: claims a regret of {100 * found.claimed:.2f}% on average from {budgets[0]:g} node-hours "
+                f"on, true {100 * found.true:.2f}%: ratio {found.claimed / max(found.true, 1e-12):.2f} "
+                f"(90% of draws of other sites: {found.low:.2f} to {found.high:.2f})"
+            )
+    chart = output.with_name(f"{output.stem}-{study}-{slots}.svg")
+    chart.write_text(draw(records, f"{study}, {slots} trials at a time"), encoding="utf-8")
+    click.echo(f"chart: {chart}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Advice in plain words: the field's if-then rules, applied to what was observed in one sweep, with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lora_tune.analysis.advice.base import Advice
+from lora_tune.analysis.advice.convergence import CONVERGENCE_RULES, overfits
+from lora_tune.analysis.advice.machine import MACHINE_RULES
+from lora_tune.config.study import Study
+from lora_tune.logs.run import TrainPoint
+from lora_tune.store.records import Sweep
+
+__all__ = ["Advice", "advise"]
+
+
+def advise(study: Study, sweep: Sweep, train: Mapping[int, Sequence[TrainPoint]] | None = None) -> list[Advice]:
+    """Everything that the sweep so far gives reason to say, convergence first. Pure.
+
+    train: training losses by trial, from its log; without them nothing is said about overfitting.
+    """
+    found = [rule(study, sweep) for rule in (*CONVERGENCE_RULES, *MACHINE_RULES)]
+    found.append(overfits(sweep, train or {}))
+    return [advice for advice in found if advice is not None]

@@ -1,0 +1,199 @@
+"""What makes an exported config trustworthy: its twin for programs, what it changes, whether all of it counts."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import InputError
+from lora_tune.config.study import Study
+from lora_tune.store.records import Trial
+from lora_tune.workloads.base import Workload
+from lora_tune.workloads.config_file import value_text
+from lora_tune.workloads.implementation import sourced_file
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.recipe import RecipeWorkload
+
+TWIN_VERSION = 1
+"""Grows when a key of the twin changes its meaning."""
+
+_BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLTIME_RUNANDTIME"})
+"""What launch scripts and sbatch read, not the training."""
+
+
+def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str]) -> dict[str, Any]:
+    """The exported config as plain data: what it sets, what it reached, where it comes from.
+
+    config: the exported file's name. lines: its provenance. Seconds and samples; absent where unknown.
+    """
+    facts = trial.facts
+    result = {
+        "objective": facts.get("objective"),
+        "score": study.objective.score,
+        "target_eval_loss": None if study.maximise else study.objective.target,
+        "seconds": trial.seconds,
+        "samples": trial.samples,
+        **{name: facts.get(name) for name in _TOLD},
+    }
+    return {
+        "version": TWIN_VERSION,
+        "config": config,
+        "usage": usage,
+        "study": {
+            "name": study.name,
+            "hash": study.digest,
+            "division": study.division,
+            "workload": study.workload.kind,
+        },
+        "trial": {"number": trial.number, "seed": trial.seed},
+        "parameters": dict(trial.parameters),
+        "tuned": dict(trial.tuned),
+        "result": {name: value for name, value in result.items() if value is not None},
+        "provenance": list(lines),
+    }
+
+
+_TOLD = ("crossing_samples", "crossing_low", "crossing_high", "samples_per_second", "seconds_per_eval", "node_hours")
+
+
+def toml_text(data: Mapping[str, Any]) -> str:
+    """A mapping of values, lists of texts and mappings of values, as TOML. tomllib reads it back unchanged."""
+    lines = [f"{_key(name)} = {_toml(v)}" for name, v in data.items() if not isinstance(v, Mapping)]
+    for name, table in data.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{_key(name)}]", *(f"{_key(k)} = {_toml(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    assert isinstance(value, list), value
+    return "[" + ", ".join(_toml(v) for v in value) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One variable that two configs set differently; None: not set there."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"+ {self.name} = {self.after}"
+        if self.after is None:
+            return f"- {self.name} = {self.before}"
+        return f"  {self.name}: {self.before} -> {self.after}"
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
+    """What changes, by name. Numbers that are written differently but are equal do not differ."""
+    return [
+        Difference(name, before.get(name), after.get(name))
+        for name in sorted(before.keys() | after.keys())
+        if not _same(before.get(name), after.get(name))
+    ]
+
+
+def _same(before: str | None, after: str | None) -> bool:
+    if before is None or after is None or before == after:
+        return before == after
+    try:
+        return float(before) == float(after)
+    except ValueError:
+        return False
+
+
+def sourced_beside(config: Path, folder: Path | None = None) -> dict[str, str]:
+    """What ``config`` exports in a clean bash, sourced as if it lay in ``folder``, beside its ``config_common.sh``.
+
+    Nothing is written there: a temporary folder stands in, with links to the files of ``folder``. Raises
+    SetupError with bash's own words when it cannot be sourced.
+    """
+    if folder is None:
+        return sourced_file(config)
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in folder.iterdir():
+            if file.is_file() and file.name != config.name:
+                (Path(scratch) / file.name).symlink_to(file.resolve())
+        copy = Path(scratch) / config.name
+        copy.write_bytes(config.read_bytes())
+        return sourced_file(copy)
+
+
+def changed_against(base: Path, config: Path) -> list[Difference]:
+    """What ``config`` sets other than the site's present ``base``. Raises InputError when ``base`` is not there."""
+    if not base.is_file():
+        raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
+    return differences(sourced_file(base), sourced_beside(config, base.resolve().parent))
+
+
+def home(workload: Workload) -> Path | None:
+    """The folder in which this workload's configs are sourced; None: anywhere."""
+    if isinstance(workload, MlperfWorkload):
+        implementation = workload.implementation
+        return implementation.folder / Path(*implementation.common[:1]).parent
+    return None
+
+
+def known_variables(workload: Workload) -> Callable[[str], bool] | None:
+    """Which variables have an effect on this workload's trials; None where nobody can know (another's command)."""
+    if isinstance(workload, MlperfWorkload):
+        implementation = workload.implementation
+        return lambda name: implementation.knows(name) or name in implementation.values or name in _BY_THE_SITE
+    if isinstance(workload, RecipeWorkload):
+        names = _recipe_variables()
+        return lambda name: name in names or name in _BY_THE_SITE
+    return None
+
+
+def _recipe_variables() -> frozenset[str]:
+    """Every capital name that our recipes' sources quote. Read as text: importing them would import torch."""
+    found: set[str] = set()
+    waiting = [resources.files("lora_tune.recipes")]
+    while waiting:
+        for entry in waiting.pop().iterdir():
+            if entry.is_dir():
+                waiting.append(entry)
+            elif entry.name.endswith(".py"):
+                found |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", entry.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+def without_effect(config: Path, workload: Workload) -> list[str] | None:
+    """The variables of an exported config that its implementation never reads; None where that cannot be known.
+
+    Sources it in a clean bash as its user would. Raises SetupError when it cannot be sourced.
+    """
+    exported = sourced_beside(config, home(workload))
+    known = known_variables(workload)
+    return None if known is None else sorted(name for name in exported if not known(name))
+
+
+def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> list[str]:
+    """Parameters that a sourced config sets to another value than the trial had, as sentences. Empty: all agree.
+
+    Only names that the config sets are compared; a workload may spell a parameter under another name.
+    """
+    return [
+        f"{name} is {exported[name]!r}, the trial had {value_text(value)!r}"
+        for name, value in parameters.items()
+        if name in exported and not _same(exported[name], value_text(value))
+    ]

@@ -1,0 +1,274 @@
+"""A finished log played as a trial of a study: what the sweep would have decided, and when, by the log's own clock.
+
+Nothing is decided here. At each tick the log's next lines go through the reader and the failure scanner that the
+driver uses, and the driver's own functions are asked: ``judge_curve`` while it runs, ``diagnose`` and ``conclude`` at
+its end, ``facts`` for the objective. Time limits, queues and silences are the cluster's, and are not played.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.config.formula import FormulaError
+from lora_tune.config.space import FixedParameter
+from lora_tune.config.study import Study, WorkloadTable
+from lora_tune.controller import policy, pruning, results
+from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.logs.failures import FailureScanner, diagnose
+from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.printed_config import printed_values
+from lora_tune.logs.run import Eval, RunLog
+from lora_tune.mlperf import BENCHMARK
+from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Value, Verdict
+from lora_tune.store.unit_of_work import UnitOfWork
+
+TICK_MS = 1000
+"""Between two looks at a log, as the driver's period on a cluster."""
+
+PIECES = 2000
+"""Into which a log without time stamps is cut, at line ends."""
+
+_STAMPED = re.compile(rb'^[^\n]*?:::MLLOG[^\n]{0,80}?"time_ms": ?(\d{10,14})', re.MULTILINE)
+
+ReaderFor = Callable[[Mapping[str, Value]], LogReader]
+"""Makes a fresh reader of the study's log format for a trial with these parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedVerdict:
+    """What the sweep would have said. kind: pruned, capped, infeasible or failed. at_seconds: since ``run_start``
+    (since the log's first time stamp where it never started)."""
+
+    kind: str
+    at_seconds: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedLog:
+    """One log as the sweep would have taken it.
+
+    parameters: the run's facts, by the study's names. reached: the log shows the target (or, for a throughput study,
+    was measured); stop: the eval that shows it. verdicts: the first of each kind, in time; the first of all ends the
+    trial in a sweep, the others are what would have followed without it. lost: it was stopped early, and would have
+    reached the target (pruned), or beaten the best so far (capped). ending: in words, without any stop. objective, low,
+    high: seconds (samples/s for a throughput study) and their 90% interval, None where the target was not reached.
+    """
+
+    run: RunLog
+    parameters: Mapping[str, Value]
+    reached: bool
+    stop: Eval | None
+    verdicts: tuple[ReplayedVerdict, ...]
+    lost: bool
+    ending: str
+    objective: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class Replay:
+    """Plays logs one after another as trials: earlier ones are references and rivals of later ones.
+
+    A sweep runs on one machine: logs that announce another submitter or platform belong to a sweep of their own.
+    """
+
+    def __init__(self, study: Study, reader_for: ReaderFor) -> None:
+        self._study, self._reader_for = study, reader_for
+        self._books: dict[tuple[object, ...], UnitOfWork] = {}
+
+    def play(self, log: bytes) -> ReplayedLog:
+        """Play one log, whole in memory. Never raises for what it contains."""
+        whole = _read(self._reader_for(self._fixed()), log)
+        study = self._study_for(whole)
+        machine = tuple(whole.hyperparameters.get(key) for key in ("submission_org", "submission_platform"))
+        book = self._books.setdefault(machine, _empty_book(study))
+        number = len(book.sweep.trials)
+        parameters = self.parameters(whole, log)
+        trial = Trial(number=number, seed=0, tuned={}, parameters=parameters, state=TrialState.RUNNING)
+        attempt = Attempt(trial=number, number=0, job_name=f"replay-{number}", folder="", started_at=0.0)
+        book.put_trial(trial)
+        book.put_attempt(attempt)
+        player = _Player(study, book, trial, attempt, self._reader_for(parameters))
+        for piece in ticks(log):
+            player.tick(piece)
+        return player.end()
+
+    def parameters(self, run: RunLog, log: bytes) -> dict[str, Value]:
+        """The trial's parameters: what the study fixes, and of all that it leaves open what the log says."""
+        from lora_tune.search import priors
+
+        space = self._study.search_space
+        names = [*space.parameters, "MAX_STEPS", "FP4", "HEALING_ITER"]
+        found = {**printed_values(log), **priors.values_of(run.hyperparameters, names), **self._fixed()}
+        try:
+            return {**space.resolve(found), **found}
+        except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need
+            return found
+
+    def _fixed(self) -> dict[str, Value]:
+        found = self._study.search_space.parameters.items()
+        return {name: p.value for name, p in found if isinstance(p, FixedParameter)}
+
+    def _study_for(self, run: RunLog) -> Study:
+        """The study; of a log that announces another benchmark, with that log's target and nobody's curves.
+
+        The log's target also counts where the study names none.
+        """
+        announced = run.hyperparameters.get("target_accuracy")
+        objective, workload = self._study.objective, self._study.workload
+        other = workload.kind == "mlperf" and run.hyperparameters.get("submission_benchmark", _benchmark(workload))
+        if not isinstance(announced, int | float):
+            return self._study
+        if other and other != _benchmark(workload):
+            changes = {"target": announced, "curves": "own", "score": "time_to_target"}
+        elif "target" not in objective.model_fields_set:
+            changes = {"target": announced}
+        else:
+            return self._study
+        return self._study.model_copy(update={"objective": objective.model_copy(update=changes)})
+
+
+def _benchmark(workload: WorkloadTable) -> str:
+    """Whose rules an ``mlperf`` workload follows."""
+    return str((workload.model_extra or {}).get("benchmark", BENCHMARK))
+
+
+class _Player:
+    """One log's trial while it is played."""
+
+    def __init__(self, study: Study, book: UnitOfWork, trial: Trial, attempt: Attempt, reader: LogReader) -> None:
+        once = study.budget.model_copy(update={"attempts": 1})  # a log that exists is not run again
+        self._study = study.model_copy(update={"budget": once})
+        self._work, self._trial, self._attempt = book, trial, attempt
+        self._reader, self._scanner = reader, FailureScanner()
+        self._train_points = 0
+        self._verdicts: dict[str, ReplayedVerdict] = {}
+        self._stopped: tuple[policy.Stop, RunLog] | None = None
+
+    def tick(self, piece: bytes) -> None:
+        """What the driver does at a tick with the log's next lines."""
+        self._reader.feed(piece)
+        self._scanner.feed(piece)
+        run = self._reader.run()
+        fresh = self._work.see_evals(self._attempt, run.evals) if self._stopped is None else run.evals
+        new_train = len(run.train) != self._train_points
+        self._train_points = len(run.train)
+        if not (fresh or new_train) or (not self._study.maximise and run.reached(self._study.objective.target)):
+            return
+        stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run)
+        if stop is not None and stop.kind.value not in self._verdicts:
+            self._verdicts[stop.kind.value] = ReplayedVerdict(stop.kind.value, _seconds(run), stop.sentence)
+            if self._stopped is None:
+                self._stopped = stop, run
+
+    def end(self) -> ReplayedLog:
+        """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
+        run = self._run_that_counts()
+        status = JobStatus(state=JobState.ENDED)
+        diagnosis = diagnose(self._scanner, state=status.state.value, run=run)
+        action = policy.conclude(self._study, [self._attempt], status, run, diagnosis)
+        kind = _KINDS.get(action.verdict if isinstance(action, policy.Finish) else Verdict.FAILED)
+        if kind is not None and kind not in self._verdicts:
+            self._verdicts[kind] = ReplayedVerdict(kind, _seconds(run), action.sentence)
+        concluded = isinstance(action, policy.Finish) and action.verdict is Verdict.REACHED
+        objective, low, high = self._objective(run) if concluded else (None, None, None)
+        stop = None if self._study.maximise else run.reached(self._study.objective.target)
+        lost = concluded and self._stopped is not None and self._would_win(self._stopped[0], objective)
+        self._remember(action, run)
+        return ReplayedLog(
+            run=run,
+            parameters=self._trial.parameters,
+            reached=concluded or stop is not None,
+            stop=stop,
+            verdicts=tuple(self._verdicts.values()),
+            lost=lost,
+            ending=action.sentence,
+            objective=objective,
+            low=low,
+            high=high,
+        )
+
+    def _would_win(self, stop: policy.Stop, objective: float | None) -> bool:
+        """Whether a run that was stopped, and reached the target after all, is a loss to the sweep."""
+        best = self._work.sweep.best(maximise=self._study.maximise)
+        if stop.kind is StopKind.PRUNED or best is None or objective is None:
+            return True
+        rival = float(best.facts["objective"])
+        return objective > rival if self._study.maximise else objective < rival
+
+    def _run_that_counts(self) -> RunLog:
+        """As for a job of several runs: the first that reached the target, else the last."""
+        runs = self._reader.runs() if isinstance(self._reader, MllogReader) else ()
+        return next((r for r in runs if r.reached(self._study.objective.target)), self._reader.run())
+
+    def _remember(self, action: policy.Finish | policy.Retry, run: RunLog) -> None:
+        """Finish the trial as the sweep would have: by the verdict that came first."""
+        if self._stopped is not None:
+            stop, run = self._stopped
+            action = policy.Finish(Verdict.PRUNED if stop.kind is StopKind.PRUNED else Verdict.CAPPED, stop.sentence)
+        verdict = action.verdict if isinstance(action, policy.Finish) else Verdict.FAILED
+        trial = self._finished(run, self._study) if verdict is Verdict.REACHED else self._trial
+        self._work.put_trial(trial.finished(verdict, action.sentence, 0.0))
+
+    def _finished(self, run: RunLog, study: Study) -> Trial:
+        """The trial with what is remembered of a run that reached the target."""
+        stop = None if study.maximise else run.reached(study.objective.target)
+        return replace(
+            self._trial,
+            seconds=stop.seconds if stop else None,
+            samples=stop.samples if stop else None,
+            facts=results.facts(study, self._trial, [self._attempt], run, 0.0),
+        )
+
+    def _objective(self, run: RunLog) -> tuple[float | None, float | None, float | None]:
+        """The objective with its 90% interval; an MLPerf score's is that of its seconds, scaled as the score is."""
+        trial = self._finished(run, self._study)
+        objective = trial.facts.get("objective")
+        if self._study.maximise or objective is None:
+            return objective, None, None
+        by_time = self._study.objective.model_copy(update={"score": "time_to_target"})
+        plain = self._finished(run, self._study.model_copy(update={"objective": by_time}))
+        low, high = time_interval(trial)
+        scale = objective / plain.facts["objective"]
+        return objective, min(objective, scale * low), max(objective, scale * high)
+
+
+_KINDS = {Verdict.PRUNED: "pruned", Verdict.INFEASIBLE: "infeasible", Verdict.FAILED: "failed"}
+"""How a log that no rule stopped can end, other than at its target or at its last step."""
+
+
+def ticks(log: bytes) -> Iterator[bytes]:
+    """The log in the pieces in which a driver that looks once a second would have read it.
+
+    By the time stamps of its MLLOG lines; a log without any comes in ``PIECES`` equal parts, cut at line ends.
+    """
+    begin, due = 0, None
+    for line in _STAMPED.finditer(log):
+        stamp = int(line[1])
+        if due is None or stamp >= due:
+            if line.start() > begin:
+                yield log[begin : line.start()]
+            begin, due = line.start(), max(due or 0, stamp + TICK_MS)
+    step = max(1, len(log) // PIECES) if due is None else len(log)
+    while begin < len(log):
+        end = log.find(b"\n", begin + step) + 1 or len(log)
+        yield log[begin:end]
+        begin = end
+
+
+def _empty_book(study: Study) -> UnitOfWork:
+    return UnitOfWork(Sweep(name=study.name, digest=study.digest, study_toml="", began_at=0.0))
+
+
+def _read(reader: LogReader, log: bytes) -> RunLog:
+    reader.feed(log)
+    return reader.run()
+
+
+def _seconds(run: RunLog) -> float:
+    begin = run.run_start_ms if run.run_start_ms is not None else run.init_start_ms
+    return 0.0 if begin is None or run.last_ms is None else max(0.0, (run.last_ms - begin) / 1000)

@@ -1,0 +1,97 @@
+"""The runs of a race, read from its records: what confirm decides by, and what its screen and its pages show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lora_tune.config.study import Study
+from lora_tune.search.racing import PRIOR_SD, RAW_SD, RunSummary
+from lora_tune.store.records import Sweep, Trial, Verdict
+
+NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
+"""Ends that say nothing about a configuration; such a replicate is run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """One run of a configuration that is over.
+
+    of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: seconds as the
+    study counts them, infinite for a run that did not reach the target; seconds, samples: as the log states them.
+    node_hours: its share of its job's.
+    """
+
+    of: int
+    trial: int
+    position: int
+    seed: int
+    objective: float
+    seconds: float | None
+    samples: float | None
+    node_hours: float
+
+
+def name_of(trial: int) -> str:
+    """How a configuration is called in a race."""
+    return f"trial {trial}"
+
+
+def replicates(race: Sweep) -> dict[int, list[Replicate]]:
+    """The runs that are over and count, by the trial whose configuration they repeat, in the order of their seeds."""
+    found: dict[int, list[Replicate]] = {}
+    for trial in sorted(race.trials.values(), key=lambda t: t.number):
+        if trial.replicate_of is not None and trial.verdict is not None and trial.verdict not in NOT_A_RESULT:
+            found.setdefault(trial.replicate_of, []).extend(_runs(trial))
+    return found
+
+
+def _runs(trial: Trial) -> list[Replicate]:
+    """The runs of one job. One that died of memory or blew up takes all its seeds with it."""
+    assert trial.replicate_of is not None
+    hours = float(trial.facts.get("node_hours", 0.0))
+    alone = {**trial.facts, "seconds": trial.seconds, "samples": trial.samples}
+    listed: Sequence[Mapping[str, object]] = trial.facts.get("runs") or [
+        {**alone, "seed": trial.seed + i, "position": i} for i in range(trial.replicates)
+    ]
+    return [
+        Replicate(
+            of=trial.replicate_of,
+            trial=trial.number,
+            position=int(str(run["position"])),
+            seed=int(str(run["seed"])),
+            objective=_number(run.get("objective")) or math.inf,
+            seconds=_number(run.get("seconds")),
+            samples=_number(run.get("samples")),
+            node_hours=hours / len(listed),
+        )
+        for run in listed
+    ]
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[int]) -> dict[str, list[RunSummary]]:
+    """What the race is decided by: the runs of each contender, by its name. field: their numbers in the sweep."""
+    return {name_of(n): [RunSummary(r.objective, r.node_hours) for r in runs.get(n, ())] for n in field}
+
+
+def seed_spread(study: Study) -> float:
+    """How much the objective varies between seeds, where runs do not say: less by the fitted curve than by the stop."""
+    return PRIOR_SD if study.objective.estimator == "curve" else RAW_SD
+
+
+def missed(runs: Iterable[Replicate]) -> int:
+    """How many did not reach the target."""
+    return sum(not math.isfinite(run.objective) for run in runs)
+
+
+def runs_words(runs: int, missed: int) -> str:
+    """How many runs there are, and how many of them did not reach the target, for people."""
+    count = f"{runs} run{'s' if runs != 1 else ''}"
+    if not missed:
+        return count
+    return f"{count}, {f'{missed} did not reach' if missed < runs else 'none reached'} the target"

@@ -1,0 +1,189 @@
+"""What a sweep amounts to, in numbers and words: what status, report, dashboard and explain all show."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.replicates import runs_words
+from lora_tune.base.format import duration
+from lora_tune.config.study import Study
+from lora_tune.controller import pruning
+from lora_tune.store.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
+
+if TYPE_CHECKING:
+    from lora_tune.mlperf import Prediction
+
+STOPPED_EARLY = (Verdict.PRUNED, Verdict.CAPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureClass:
+    """Failed attempts of one class. ``line`` and ``remedy`` are those of the most frequent failure in it."""
+
+    kind: str
+    attempts: int
+    trials: tuple[int, ...]
+    line: str
+    remedy: str
+    node_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A sweep at one moment.
+
+    verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited,
+    or there are more already, by ``sweep --trials``.
+    best, best_interval: the best trial and a 90% interval for its configuration's time to the target in seconds
+    (None for throughput studies).
+    node_hours: spent, start-up included. saved: node-hours that stopped trials would have cost, an estimate.
+    """
+
+    trials: int
+    open: int
+    planned: int | None
+    verdicts: Mapping[Verdict, int]
+    best: Trial | None
+    best_interval: tuple[float, float] | None
+    node_hours: float
+    saved: float
+    seconds: float
+    failures: tuple[FailureClass, ...]
+
+
+def overview(study: Study, sweep: Sweep, now: float) -> Overview:
+    """Everything at a glance; ``now`` in epoch seconds counts what runs."""
+    best = sweep.best(maximise=study.maximise)
+    timed = best is not None and not study.maximise and best.seconds is not None
+    verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
+    return Overview(
+        trials=len(sweep.trials),
+        open=sum(t.state is not TrialState.FINISHED for t in sweep.trials.values()),
+        planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
+        verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
+        best=best,
+        best_interval=time_interval(best) if timed and best is not None else None,
+        node_hours=sweep.node_hours(now),
+        saved=saved_node_hours(study, sweep),
+        seconds=elapsed(sweep, now),
+        failures=failure_classes(sweep, now),
+    )
+
+
+def elapsed(sweep: Sweep, now: float) -> float:
+    """Seconds from the first attempt's intention to the last end, or to ``now`` while something is open."""
+    if not sweep.attempts:
+        return 0.0
+    begin = min(a.intended_at for a in sweep.attempts.values())
+    if any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
+        return max(0.0, now - begin)
+    return max(0.0, max(t.finished_at or begin for t in sweep.trials.values()) - begin)
+
+
+def saved_node_hours(study: Study, sweep: Sweep) -> float:
+    """Node-hours that the trials stopped early would still have used, an estimate.
+
+    Each would have gone on at its own pace to the end of its own training (MAX_STEPS x GBS; where that is unknown,
+    to the median end of the trials that were not stopped), but not beyond the time limit of a trial.
+    """
+    ends = [e[-1].samples for t in sweep.trials.values() if t.verdict not in STOPPED_EARLY and t.verdict is not None
+            and (e := sweep.last_evals(t.number))]  # fmt: skip
+    usual = median(ends) if ends else None
+    return sum(_saved(study, sweep, trial, usual) for trial in sweep.trials.values() if trial.verdict in STOPPED_EARLY)
+
+
+def _saved(study: Study, sweep: Sweep, trial: Trial, usual: float | None) -> float:
+    evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
+    end = pruning.max_samples(trial) or usual
+    if not evals or not attempts or end is None or not evals[-1].samples > 0 or not evals[-1].seconds > 0:
+        return 0.0
+    last, attempt = evals[-1], attempts[-1]
+    left = (end - last.samples) * last.seconds / last.samples
+    used = (attempt.ended_at or 0.0) - (attempt.started_at or 0.0)
+    return max(0.0, min(left, study.budget.trial_minutes * 60 - used)) * attempt.node_count / 3600
+
+
+def failure_classes(sweep: Sweep, now: float) -> tuple[FailureClass, ...]:
+    """Failed attempts by class, the dearest first."""
+    by_kind: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in sweep.attempts.values():
+        if attempt.failure:
+            by_kind[attempt.failure].append(attempt)
+    found = [_failure_class(kind, attempts, now) for kind, attempts in by_kind.items()]
+    return tuple(sorted(found, key=lambda f: (-f.node_hours, f.kind)))
+
+
+def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> FailureClass:
+    line, remedy = Counter((a.line, a.remedy) for a in attempts).most_common(1)[0][0]
+    return FailureClass(
+        kind=kind,
+        attempts=len(attempts),
+        trials=tuple(sorted({a.trial for a in attempts})),
+        line=line,
+        remedy=remedy,
+        node_hours=sum(a.node_hours(now) for a in attempts),
+    )
+
+
+def ranked(study: Study, sweep: Sweep) -> list[Trial]:
+    """Trials that reached the target, best first."""
+    done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and "objective" in t.facts]
+    return sorted(done, key=lambda t: t.facts["objective"], reverse=study.maximise)
+
+
+def objective_words(study: Study) -> str:
+    """What the objective is, for people; its unit is seconds, or samples/s for throughput studies."""
+    if study.maximise:
+        return "throughput"
+    words = f"time to eval loss {study.objective.target:g}"
+    return words + ", RCP-normalised" if study.objective.score == "mlperf_score" else words
+
+
+def confirmed_words(best: Trial | None) -> str:
+    """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
+    if best is None or best.facts.get("confirmed") != CHOSEN:
+        return ""
+    mean, low, high = (duration(best.facts[f"confirmed_{name}"]) for name in ("seconds", "low", "high"))
+    count = runs_words(best.facts["confirmed_runs"], best.facts["confirmed_missed"])
+    return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
+
+
+def prior_words(study: Study, sweep: Sweep) -> str:
+    """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
+    if study.search.sampler != "grey_box" or study.maximise:
+        return ""
+    from lora_tune.search import priors, published
+
+    words = [priors.words(sweep.priors)]
+    if study.objective.curves == "llama2_70b_lora":
+        words.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
+    return " and ".join(w for w in words if w)
+
+
+def other_score(study: Study, trial: Trial) -> str:
+    """The other one of time to target and its RCP-normalised score, for people; "" where no reference applies."""
+    if study.maximise or "mlperf_score" not in trial.facts:
+        return ""
+    if study.objective.score == "mlperf_score":
+        return f"{duration(trial.seconds)} before RCP normalisation"
+    return f"{duration(trial.facts['mlperf_score'])} RCP-normalised"
+
+
+def passing(study: Study, best: Trial | None) -> Prediction | None:
+    """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
+
+    None where the study is not of llama2_70b_lora. Loads ``mlperf_logging``, which takes about a second.
+    """
+    if best is None or study.objective.curves != "llama2_70b_lora" or best.seconds is None or best.samples is None:
+        return None
+    batch = best.parameters.get("GBS")
+    if not isinstance(batch, int):
+        return None
+    from lora_tune import mlperf
+
+    return mlperf.predict([best.seconds / 60], [best.samples], batch)

@@ -1,0 +1,97 @@
+"""Every error that lora_tune raises for its user.
+
+    LoraTuneError
+    +-- InputError          exit 2   the user's input: a study file, an option, an exported value
+    |   +-- StudyError               a study file, named with the key that is wrong
+    +-- SetupError   exit 3   the machine: a tool, file, folder, database or cluster is missing
+    |   +-- SweepBusyError           another driver owns this sweep, or its folder
+    |   +-- ForeignFolderError       the folder holds another sweep than the database says
+    |   +-- LauncherError            a job could not be submitted, read or cancelled
+    |   |   +-- RefusedError         the scheduler answered, and takes no such job
+    |   +-- StoreError               the database is unreadable, of another version, or away
+    |       +-- DatabaseChangedError   it is not the one that was written to before
+    +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
+
+A message is one line: what came, what is allowed, what to do. A programmer's mistake is an
+``assert`` or a built-in exception, never one of these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_INPUT = 2
+EXIT_SETUP = 3
+EXIT_NOTHING_REACHED = 4
+EXIT_INTERRUPTED = 130
+
+
+class LoraTuneError(Exception):
+    """Base of the tree; ``exit_code`` is what a command returns for it."""
+
+    exit_code = 1
+
+
+class InputError(LoraTuneError):
+    """The user's input cannot be used."""
+
+    exit_code = EXIT_INPUT
+
+
+class StudyError(InputError):
+    """A study file cannot be used. The message reads ``file: key: problem; remedy``."""
+
+    def __init__(self, file: Path | str, key: str, problem: str) -> None:
+        where = f"{file}: {key}: " if key else f"{file}: "
+        super().__init__(where + problem)
+        self.file = file
+        self.key = key
+        self.problem = problem
+
+
+class SetupError(LoraTuneError):
+    """Something that the command needs is not there: what, where, how to get it."""
+
+    exit_code = EXIT_SETUP
+
+
+class SweepBusyError(SetupError):
+    """Another driver owns this sweep."""
+
+
+class ForeignFolderError(SetupError):
+    """The folder and the database do not belong together."""
+
+
+class LauncherError(SetupError):
+    """The launcher refused or could not answer."""
+
+
+class RefusedError(LauncherError):
+    """The scheduler takes no such job.
+
+    words: its own. remedy: what a person can do. lasting: it will say so again until that is done. by_size: what it
+    refuses is how much the job asks for, and a smaller job may be taken.
+    """
+
+    def __init__(self, job: str, words: str, remedy: str, *, lasting: bool = True, by_size: bool = False) -> None:
+        super().__init__(f"{job} was not submitted: {words}; {remedy}")
+        self.words, self.remedy, self.lasting, self.by_size = words, remedy, lasting, by_size
+
+
+class StoreError(SetupError):
+    """The database cannot be read or written."""
+
+
+class DatabaseChangedError(StoreError):
+    """The database was deleted, replaced, damaged or set back under a driver that had written to it.
+
+    It will not be whole again by itself: what the driver knows must be kept elsewhere.
+    """
+
+
+class NothingReachedError(LoraTuneError):
+    """The sweep is over and no trial reached the target."""
+
+    exit_code = EXIT_NOTHING_REACHED

@@ -1,0 +1,1 @@
+"""What the commands do, below their names at the package's root."""

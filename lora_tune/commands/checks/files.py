@@ -1,0 +1,234 @@
+"""Files that a trial needs: container, data, model, the implementation, and where the sweep itself writes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.base.errors import LoraTuneError, StoreError
+from lora_tune.base.mounts import NETWORK, file_system, mountinfo
+from lora_tune.commands.checks import Finding, good, problem, warning
+from lora_tune.config.study import Study
+from lora_tune.store import safe_url, server_version
+from lora_tune.workloads.base import some_proposal
+from lora_tune.workloads.implementation import Implementation
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.script_needs import script_doubts
+
+GB = 1e9
+MODEL_GB = 130
+"""Llama-2-70B in 16 bit: 69 B parameters, two bytes each."""
+FREE_GB = 300
+"""What the implementation's own README asks for to prepare data and model."""
+LINK_RATES = {"A100": 300.0, "H100": 450.0, "H200": 450.0, "B200": 900.0, "B300": 900.0, "MI3": 448.0}
+"""GB/s of one GPU's links to the others of its node, one way (NVLink 3, 4, 5; xGMI), by a part of the GPU's name."""
+HEALTHY_SHARE = 2 / 3
+"""Of the link's rate, which a healthy node's all-reduce reaches in bus bandwidth: 300 GB/s on a DGX H100."""
+
+
+def container(image: str | None) -> Finding:
+    """CONT: a .sqsh file, or a registry's image name."""
+    why = "run.sub starts every step in this container, and ends with 'CONT: CONT not set' without"
+    if not image:
+        return problem("no container", why, "set site.container, or export CONT=/path/to/image.sqsh")
+    path = Path(image)
+    if not path.is_absolute() and "." not in path.suffix:
+        return warning(
+            f"container {image} is a registry's image",
+            "every job pulls it anew, which takes minutes and may be throttled",
+            f"enroot import -o lora.sqsh docker://{image}, then site.container = the file's absolute path",
+        )
+    fix = "enroot import -o /shared/lora.sqsh dockerd://IMAGE, then site.container = that path"
+    if not path.is_file():
+        return problem(f"container {image} is not there", why, fix)
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"hsqs":  # the first bytes of every squashfs
+        return problem(f"container {image} is no squashfs file", "enroot cannot start it", fix)
+    return good(f"container {image}, {path.stat().st_size / GB:.1f} GB")
+
+
+def data(folder: str | None) -> Iterator[Finding]:
+    """DATADIR with the two prepared arrays."""
+    why = "mountcheck ends the job with a RuntimeError without it"
+    if not folder:
+        yield problem("no data folder", why, "set site.data, or export DATADIR=/path/to/gov_report")
+        return
+    root = Path(folder)
+    place = next((p for p in (root, root / "gov_report") if (p / "train.npy").is_file()), root)
+    for name in ("train.npy", "validation.npy"):
+        file = place / name
+        fix = "prepare it with the implementation's scripts (convert_dataset.py), or correct site.data"
+        if not file.is_file():
+            yield problem(f"{file} is not there", why, fix)
+            continue
+        with file.open("rb") as opened:
+            magic = opened.read(6)
+        if magic != b"\x93NUMPY":
+            yield problem(f"{file} is no NumPy array", "training stops when it reads it", fix)
+        else:
+            yield good(f"{file}, {file.stat().st_size / 1e6:.0f} MB")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointForm:
+    """One form of Llama-2-70B on disk: what it consists of, and which part of that holds the weights (globs)."""
+
+    name: str
+    parts: tuple[str, ...]
+    weights: str
+
+
+CHECKPOINTS = (
+    CheckpointForm("NeMo 2 (v5.0, v5.1)", ("context", "weights"), "weights"),
+    CheckpointForm("NeMo 1, unpacked (v4.0, v4.1)", ("model_config.yaml", "model_weights"), "model_weights"),
+    CheckpointForm("NeMo 1 (v4.0, v4.1)", ("*.nemo",), "*.nemo"),
+    CheckpointForm("Megatron Bridge (v6.0)", ("iter_*/run_config.yaml", "iter_*/*.distcp"), "iter_*"),
+    CheckpointForm("Hugging Face", ("config.json", "*.safetensors"), "*.safetensors"),
+)
+"""The forms that public rounds load, most telling first."""
+
+
+def model(folder: str | None) -> Iterator[Finding]:
+    """MODEL in one of the ``CHECKPOINTS`` forms, whole; in the folder itself or in ``model`` below it."""
+    why = "every rank loads it before run_start"
+    if not folder:
+        yield problem("no model folder", why, "set site.model, or export MODEL=/path/to/model")
+        return
+    root, fix = Path(folder), "convert it with the implementation's scripts, or correct site.model"
+    found = [
+        (place, form, [part for part in form.parts if not any(place.glob(part))])
+        for place in (root, root / "model")
+        for form in CHECKPOINTS
+    ]
+    place, form, absent = min(found, key=lambda one: len(one[2]) / len(one[1].parts))
+    if len(absent) == len(form.parts):
+        forms = "; ".join(f"{form.name}: {', '.join(form.parts)}" for form in CHECKPOINTS)
+        yield problem(f"{root} holds no model of a known form ({forms})", why, fix)
+        return
+    for part in absent:
+        yield problem(f"{place / part} is not there or empty, and the rest of {form.name} is", why, fix)
+    files = [f for p in place.glob(form.weights) for f in ([p] if p.is_file() else p.rglob("*")) if f.is_file()]
+    size = sum(f.stat().st_size for f in files)
+    if form.weights not in absent and not files:
+        yield problem(f"{place / form.weights} is not there or empty", why, fix)
+    elif empty := [f.name for f in files if f.stat().st_size == 0 and f.suffix != ".metadata"]:
+        yield problem(f"{place / form.weights}: {', '.join(empty[:3])} is empty", "a copy was cut short", fix)
+    elif files and size < MODEL_GB * GB:
+        what = f"{place / form.weights} holds {size / GB:.1f} GB in {len(files)} files; Llama-2-70B has {MODEL_GB} GB"
+        yield problem(what, "it is not whole: a copy was cut short, or it is another model", fix)
+    elif not absent:
+        yield good(f"{place}, {form.name}, {size / GB:.1f} GB of weights in {len(files)} files")
+
+
+PRETRAINING = ("PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER")
+"""What a Llama 3.1 405B job mounts."""
+
+
+def mounted(name: str, folder: str | None) -> Finding:
+    """A folder that every node of a job mounts."""
+    why = "the job's mount check ends it with a RuntimeError, on all of its nodes"
+    if not folder:
+        return problem(f"{name} is not set", why, f"export {name}=FOLDER, or set it in [site.environment]")
+    if not Path(folder).is_dir() or not any(Path(folder).iterdir()):
+        return problem(f"{name}: {folder} is not there or empty", why, "correct it, or prepare the folder")
+    return good(f"{name}: {folder}")
+
+
+def free_space(folder: Path, wanted_gb: float, why: str) -> Finding:
+    """Free space where ``folder`` is, or will be."""
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    free = shutil.disk_usage(place).free / GB
+    if free < wanted_gb:
+        return problem(f"{free:.0f} GB free at {place}", why, f"free {wanted_gb - free:.0f} GB, or use another disk")
+    return good(f"{free:.0f} GB free at {place}")
+
+
+def database(folder: Path, mounts: str | None = None) -> Finding:
+    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: text of /proc/self/mountinfo."""
+    kind = file_system(folder, mountinfo() if mounts is None else mounts) or "an unknown file system"
+    if kind in NETWORK:
+        return problem(
+            f"{folder} is on {kind}",
+            "SQLite's locks do not hold there: a second host corrupts the database, so a sweep refuses to begin",
+            "keep the sweep folder, and put the database on a local disk (--storage sqlite:////LOCAL/DISK/sweep.db) "
+            "or use --storage postgresql+psycopg://...",
+        )
+    return good(f"the database at {folder} is on {kind}")
+
+
+def server(url: str) -> Finding:
+    """Whether the PostgreSQL server answers."""
+    try:
+        return good(f"the database {safe_url(url)} answers: {server_version(url)}")
+    except StoreError as error:
+        return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")
+
+
+def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
+    """The implementation's folder, and whether it reads every knob of the study."""
+    try:
+        found = workload.implementation
+    except LoraTuneError as error:
+        yield problem(str(error), "its run.sub is what a trial runs", "give workload.implementation the folder's path")
+        return
+    shared = f"; every config sources {', '.join(found.common)}" if found.common else ""
+    yield good(f"implementation {found.folder}, {len(found.reads)} variables read{shared}")
+    if found.in_container:
+        yield warning(
+            "the training code is not in this folder: no file here reads LR or MAX_STEPS",
+            "which variables have an effect, only the container can tell",
+            'nothing, where the names are right; workload.reads = "folder" if the code is here',
+        )
+    if re.search(r"\s", str(found.folder)):
+        what = f"{found.folder} has a space in it"
+        yield problem(what, "its scripts do not quote their paths", "move the folder to a path without spaces")
+    try:
+        job = workload.job(some_proposal(study), Path("/tmp/doctor"))
+        if not found.in_container:
+            yield good(f"it reads all of {', '.join(study.space)}")
+        for doubt in script_doubts(found.folder / job.argv[0], {*job.environment, *os.environ}):
+            what, _, fix = doubt.rpartition("; ")
+            yield problem(what, "every trial would run into it", fix)
+    except LoraTuneError as error:
+        yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")
+
+
+def sudo_calls(found: Implementation, script: str) -> list[str]:
+    """The commands that the batch script runs with sudo, as it writes them."""
+    text = (found.folder / script).read_text(encoding="utf-8", errors="replace")
+    return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
+
+
+def bandwidth(folders: list[Path], system: str, nodes: int) -> Finding:
+    """The newest NCCL test that a run left behind, against what the machine's links give.
+
+    system: the site's name for it, where the log does not name its GPUs. Across nodes the network decides: a reading
+    is then shown and not judged.
+    """
+    logs = sorted((log for f in folders for log in f.rglob("*_nccl.log")), key=lambda log: log.stat().st_mtime)
+    readings = [
+        (log, float(match[1]), text)
+        for log in logs
+        if (match := re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", text := log.read_text(errors="replace")))
+    ]
+    if not readings:
+        return good("no NCCL test on record yet; run.sub makes one unless NCCL_TEST=0")
+    log, reading, text = readings[-1]
+    devices = " ".join(re.findall(r"^.*\bdevice\b.*$", text, re.MULTILINE))
+    gpu = next((name for words in (devices, system) for name in LINK_RATES if name in words), None)
+    if gpu is None or nodes > 1:
+        unknown = f"no threshold is known for {system}" if gpu is None else "not judged across nodes"
+        return good(f"NCCL bus bandwidth {reading:g} GB/s ({log}); {unknown}")
+    healthy = HEALTHY_SHARE * LINK_RATES[gpu]
+    if reading < healthy:
+        return warning(
+            f"NCCL bus bandwidth {reading:g} GB/s ({log})",
+            f"a healthy node of {gpu} has more than {healthy:.0f}; trials on such a node are slow and unlike others",
+            "nvidia-smi topo -m; nvidia-smi nvlink -s; ask the administrator to drain the node",
+        )
+    return good(f"NCCL bus bandwidth {reading:g} GB/s ({log}); a healthy node of {gpu} has more than {healthy:.0f}")

@@ -1,0 +1,103 @@
+"""``python -m lora_tune.commands.config_docs``: the study-file reference as Markdown, from its models."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from lora_tune.config import space, study
+from lora_tune.config.site import Site
+from lora_tune.workloads import KINDS, workload_class
+
+_SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
+    ("[objective]", "what is minimised", study.Objective),
+    ("[search]", "how trials are proposed", study.Search),
+    ("[pruning]", "when a trial is stopped", study.Pruning),
+    ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", study.Budget),
+    ("[site]", "where trials run", Site),
+)
+_PARAMETERS = (
+    space.FloatParameter,
+    space.IntParameter,
+    space.CategoricalParameter,
+    space.LayoutParameter,
+    space.DerivedParameter,
+    space.FixedParameter,
+)
+
+
+def markdown() -> str:
+    """The whole reference."""
+    lines = ["Top level: `name` (the file's name when absent), `description`, `division` (`open` or `closed`).", ""]
+    for title, meaning, model in _SECTIONS:
+        lines += [f"**`{title}`** {meaning}", "", *_table(model), ""]
+    lines += ["**`[space]`** one entry a variable that the trial reads; a bare value is fixed", ""]
+    for model in _PARAMETERS:
+        kind = typing.get_args(model.model_fields["type"].annotation)[0]
+        summary = (model.__doc__ or "").strip().splitlines()[0]
+        lines += [f'`type = "{kind}"`: {summary}', "", *_table(model, skip=("type",)), ""]
+    for kind in KINDS:
+        settings = _settings(kind)
+        if settings is not None:
+            lines += [f'**`[workload]`** with `kind = "{kind}"`', "", *_table(settings), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _settings(kind: str) -> type[BaseModel] | None:
+    try:
+        found: type[BaseModel] = workload_class(kind).Settings
+    except ModuleNotFoundError:  # an optional workload
+        return None
+    return found
+
+
+def _table(model: type[BaseModel], skip: tuple[str, ...] = ()) -> Iterator[str]:
+    yield "| key | values | default | meaning |"
+    yield "|---|---|---|---|"
+    yield from _rows(model, "", skip)
+
+
+def _rows(model: type[BaseModel], prefix: str, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    """A row a key; the keys of a table within the section follow it, as ``table.key``."""
+    for name, field in model.model_fields.items():
+        if name not in skip:
+            meaning = (field.description or "").replace("|", "\\|")
+            yield f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+        for inner in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from _rows(inner, f"{prefix}{name}.")
+
+
+def _type(annotation: Any) -> str:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(a) for a in inner if a is not type(None)))
+    if origin is tuple:
+        return f"list of {_type(inner[0])}"
+    if origin is dict:
+        return "table"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
+    names = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`", Any: "any"}
+    return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else str(annotation))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "" if field.default_factory else "needed"
+    if field.default in (None, (), ""):
+        return ""
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,271 @@
+"""The command: drive the race like a sweep, then write the result folder and note the outcome in the sweep."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune.analysis.replicates import Replicate, replicates, seed_spread
+from lora_tune.base import errors
+from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.redact import redact
+from lora_tune.commands import export, report
+from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
+from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
+from lora_tune.commands.confirm.submission import Checks, check, run_text, write_results
+from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
+from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Pruning, Study
+from lora_tune.controller.driver import proposal
+from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
+from lora_tune.launchers import make_launcher, preview
+from lora_tune.search.racing import RaceSettings
+from lora_tune.store import Changes, Store
+from lora_tune.store.leases import take_lease
+from lora_tune.store.locate import open_store
+from lora_tune.store.records import Sweep, Trial
+from lora_tune.workloads import load as load_workload
+
+SUFFIX = ".confirm"
+"""Ends the name under which the replicates' records stand in the sweep's database, and their jobs' names."""
+
+SEEDS_PER_JOB = {"mlperf": 3}
+"""Workload kind -> seeds that one job runs one after another (``NEXP``); 1 for the others."""
+
+FEWEST = 3
+"""Runs of each configuration before the first look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line and the sweep that it speaks of. study: for replicates, nothing of which is stopped early."""
+
+    review: Review
+    study: Study
+    paths: SweepPaths
+    storage: str | None
+    field: tuple[Trial, ...]
+    settings: RaceSettings
+
+
+@click.command()
+@study_option
+@click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="leading configurations that race")
+@click.option("--seeds", type=click.IntRange(1), default=10, show_default=True, help="most runs of each configuration")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.999),
+    default=0.9,
+    show_default=True,
+    help="of the winner's being better",
+)
+@click.option("--parallel", type=click.IntRange(1), help="runs at one time, overrides the study")
+@click.option("--budget-node-hours", type=float, help="node-hours after which no further run is started")
+@click.option("--launcher", help="local or slurm, overrides the study's site")
+@storage_option
+@output_option
+@click.option("--dry-run", is_flag=True, help="print who would race and the first job; submit nothing")
+@click.option("--quiet", is_flag=True, help="print nothing but the result")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+@guarded
+def main(
+    study_name: str, top: int, seeds: int, confidence: float, dry_run: bool, quiet: bool, as_json: bool, **given: Any
+) -> None:
+    """Run more seeds of a sweep's leading configurations until one is shown to be better, and score it.
+
+    Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
+    """
+    review = load_review(study_name, given["output"], given["storage"])
+    if review.study.maximise:
+        raise errors.InputError(
+            f"{review.study.name} measures throughput, which one run knows to 0.2%: there is nothing to confirm"
+        )
+    per_job = SEEDS_PER_JOB.get(review.study.workload.kind, 1)
+    options = Options(
+        review=review,
+        study=replicate_study(review.study, given["parallel"], given["budget_node_hours"], given["launcher"]),
+        paths=SweepPaths(review.paths.root / "confirm"),
+        storage=given["storage"],
+        field=tuple(contenders(review.study, review.sweep, top)),
+        settings=RaceSettings(
+            confidence=confidence,
+            fewest=min(FEWEST, seeds),
+            most=seeds,
+            batch=min(per_job, seeds),
+            prior_sd=seed_spread(review.study),
+        ),
+    )
+    if dry_run:
+        _dry_run(options)
+        return
+    sys.exit(_confirm(options, make_view(quiet, as_json), per_job, say=not as_json))
+
+
+def replicate_study(study: Study, parallel: int | None, node_hours: float | None, launcher: str | None) -> Study:
+    """The study as its replicates run: nothing is pruned or capped, no budget of trials, seeds of their own.
+
+    Raises InputError for a name that has no room for the suffix, or an option that does not fit.
+    """
+    name = study.name + SUFFIX
+    if len(name) > 64:
+        raise errors.InputError(f"{study.name}: too long to confirm; at most {64 - len(SUFFIX)} characters are allowed")
+    changed = study.with_options(
+        {"budget": {"parallel": parallel, "node_hours": node_hours}, "site": {"launcher": launcher}}
+    )
+    limits = {"trials": None, "wall_hours": None, "node_hours": node_hours}
+    return changed.model_copy(
+        update={
+            "name": name,
+            "pruning": Pruning(rule="none", cap=False),
+            "search": study.search.model_copy(update={"seed": study.search.seed + SEEDS_OFFSET, "enqueue": ()}),
+            "budget": changed.budget.model_copy(update=limits),
+        }
+    )
+
+
+def _plan(options: Options) -> Plan:
+    review = options.review
+    return Plan(
+        file=review.file,
+        text=review.sweep.study_toml,
+        study=options.study,
+        from_file=review.study,
+        options={},
+        paths=options.paths,
+        workload=load_workload(options.study, review.file),
+    )
+
+
+def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
+    """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
+    study, review = options.study, options.review
+    plan = _plan(options)
+    doubts(plan.workload)  # what is surely missing is said before anything is recorded
+    options.paths.root.mkdir(parents=True, exist_ok=True)
+    if say:
+        click.echo(introduction(options.field, options.settings))
+    launcher = make_launcher(study)
+    clock = make_clock(study, launcher)
+    around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=True)
+    store = open_store(review.paths, options.storage)
+    try:
+        store.begin(study.name, review.sweep.digest, review.sweep.study_toml, clock.now())
+        lease = take_lease(store, study.name, clock.now())
+        race = Race(
+            options.field,
+            options.settings,
+            lambda: driving.sweep,
+            per_job=per_job,
+            together=study.budget.parallel > 1,
+            say=watcher.line,
+        )
+        # What the sweep prepared serves its replicates.
+        with (
+            given_back(store, lease),
+            own_folder(plan, store, lease) as lock,
+            at_work(plan, store, lease, around, lambda: race, review.paths, lock) as driving,
+        ):
+            outcome = run_interruptibly(driving)
+            if outcome.interrupted:
+                watcher.close()
+                after_interrupt(driving)
+        watcher.close()
+        if outcome.interrupted:
+            return errors.EXIT_INTERRUPTED
+        runs = replicates(driving.sweep)
+        found = confirmation(review.study, driving.sweep, options.field, runs, race.standing())
+        if found is None:
+            click.echo(f"no verdict: {outcome.reason}; the same command with a larger budget goes on")
+            return errors.EXIT_DONE
+        return _hand_over(options, store, driving.sweep, found, runs, clock.now(), say=say)
+    finally:
+        watcher.close()
+        store.close()
+
+
+Runs = dict[int, list[Replicate]]
+
+
+def _hand_over(
+    options: Options, store: Store, race: Sweep, found: Confirmation, runs: Runs, now: float, *, say: bool
+) -> int:
+    """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
+    review = options.review
+    sweep = _noted(options, store, found, runs, now)
+    folder = None if found.chosen is None else review.paths.confirm(found.chosen)
+    checks = None
+    if folder is not None and found.chosen is not None:
+        write_results(folder, _texts(options, race, runs[found.chosen][: options.settings.most]))
+        checks = check(folder)
+    record = {**as_json(found), "checks": asdict(checks) if checks else None, "confidence": options.settings.confidence}
+    text = json.dumps(record, indent=1, default=str)
+    (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
+    written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)
+    report.write_report(review.study, sweep, review.paths.report)
+    if say:
+        click.echo("\n" + summary(review.study, sweep, found))
+        _say_checks(checks, folder)
+        if written is not None:
+            click.echo(f"config   {near(written.path)}\nreport   {near(review.paths.report)}")
+    else:
+        click.echo(json.dumps({"event": "confirmation", **json.loads(text)}))
+    return errors.EXIT_NOTHING_REACHED if found.chosen is None else errors.EXIT_DONE
+
+
+def _say_checks(checks: Checks | None, folder: Path | None) -> None:
+    if checks is None or folder is None:
+        return
+    for sentence in checks.sentences:
+        click.echo(f"checks   {sentence}")
+    click.echo(f"results  {near(folder)}/result_*.txt")
+
+
+def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now: float) -> Sweep:
+    """The sweep with the outcome among its trials' facts, written down if nobody drives it."""
+    sweep = store.load(options.review.sweep.name) or options.review.sweep
+    changed = confirmed(sweep, found, runs)
+    try:
+        lease = take_lease(store, sweep.name, now)
+    except errors.SweepBusyError as error:
+        click.echo(f"{error}; the outcome is not noted in it: rerun the same command afterwards", err=True)
+        return sweep
+    try:
+        store.save(lease, Changes(trials=tuple(changed)), now)
+    finally:
+        store.release(lease)
+    noted = store.load(sweep.name)
+    assert noted is not None
+    return noted
+
+
+def _texts(options: Options, race: Sweep, runs: Sequence[Replicate]) -> list[str]:
+    """The log of each run."""
+    workload = load_workload(options.study, options.review.file)
+    texts = []
+    for run in runs:
+        trial = race.trials[run.trial]
+        attempt = race.attempts_of(run.trial)[-1]
+        job = workload.job(proposal(trial, attempt.number), options.paths.root / attempt.folder)
+        texts.append(run_text(job, run.position))
+    return texts
+
+
+def _dry_run(options: Options) -> None:
+    """Print who would race and the first job of each. Writes and submits nothing."""
+    click.echo(introduction(options.field, options.settings))
+    workload = load_workload(options.study, options.review.file)
+    for number, trial in enumerate(options.field):
+        seed = options.study.trial_seed(number * options.settings.fewest)
+        again = Trial(
+            number=number, seed=seed, tuned=trial.tuned, parameters=trial.parameters, replicates=options.settings.batch
+        )
+        job = workload.job(proposal(again, 0), options.paths.attempt(number, 0).folder)
+        seeds = " ".join(str(seed + i) for i in range(again.replicates))
+        click.echo(f"\n# trial {trial.number} again, seeds {seeds}\n{redact(shlex.join(preview(options.study, job)))}")

@@ -1,0 +1,193 @@
+"""What a race found, as numbers and words: pure functions of its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.replicates import Replicate, missed, name_of, results, seed_spread
+from lora_tune.analysis.summary import objective_words
+from lora_tune.base.format import duration
+from lora_tune.config.study import Study
+from lora_tune.search.racing import CannotSeparate, Decided, Plan, means
+from lora_tune.store.records import CHOSEN, PASSED_OVER, Sweep, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One contender. mean, low, high: seconds as the study counts them and their 90% interval, None where no run
+    reached the target. missed: runs that did not."""
+
+    trial: int
+    runs: int
+    missed: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    node_hours: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The chosen configuration under MLPerf's rules, in minutes; ``sentences`` for people.
+
+    olympic: mean without the fastest and the slowest run, infinite like ``minutes`` where two did not reach the target.
+    factor: RCP normalisation, 1 where no reference applies.
+    passes: probability that ten new runs pass convergence and RCP checks, None where these do not apply.
+    """
+
+    runs: int
+    olympic: float
+    factor: float
+    minutes: float
+    low: float
+    high: float
+    passes: float | None
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
+    no run reached the target. node_hours: of all replicates, failed ones included."""
+
+    sentence: str
+    decided: bool
+    chosen: int | None
+    places: tuple[Place, ...]
+    scored: Scored | None
+    runs: int
+    node_hours: float
+
+
+def confirmation(
+    study: Study, race: Sweep, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], stands: Plan
+) -> Confirmation | None:
+    """What the finished race says; None while it has no verdict."""
+    if stands.verdict is None:
+        return None
+    verdict = stands.verdict
+    name = verdict.winner if isinstance(verdict, Decided) else verdict.recommended
+    trial = next(t for t in field if name_of(t.number) == name)
+    own = runs.get(trial.number, ())
+    reached = any(math.isfinite(r.objective) for r in own)
+    chosen = trial.number if reached else None
+    mean = means(results(runs, [t.number for t in field]), seed_spread(study))
+    places = [_place(t.number, runs.get(t.number, ()), mean.get(name_of(t.number)), chosen) for t in field]
+    return Confirmation(
+        sentence=verdict.sentence,
+        decided=not isinstance(verdict, CannotSeparate) and reached,
+        chosen=chosen,
+        places=tuple(sorted(places, key=lambda p: (not p.chosen, p.mean is None, p.mean or 0.0))),
+        scored=scored(study, trial, own, mean[name]) if reached else None,
+        runs=sum(p.runs for p in places),
+        node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
+    )
+
+
+def _place(trial: int, runs: Sequence[Replicate], mean: tuple[float, float, float] | None, chosen: int | None) -> Place:
+    middle, low, high = mean or (None, None, None)
+    return Place(
+        trial=trial,
+        runs=len(runs),
+        missed=missed(runs),
+        mean=middle,
+        low=low,
+        high=high,
+        node_hours=sum(r.node_hours for r in runs),
+        chosen=trial == chosen,
+    )
+
+
+def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[float, float, float]) -> Scored | None:
+    """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three."""
+    from lora_tune import mlperf
+
+    if len(runs) < 3:
+        return None
+    minutes = [r.seconds / 60 if r.seconds is not None else math.inf for r in runs]
+    batch = trial.parameters.get("GBS")
+    olympic = mlperf.olympic_mean(minutes)
+    none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
+    if study.objective.curves != mlperf.BENCHMARK or not isinstance(batch, int):
+        low, high = (bound / 60 for bound in mean[1:])
+        words = f"olympic mean of {len(runs)} runs {duration(60 * olympic)}" if math.isfinite(olympic) else none
+        words += "; no reference convergence point applies, since the study is not of llama2_70b_lora"
+        return Scored(
+            runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
+            sentences=(words,),
+        )  # fmt: skip
+    samples = [r.samples if r.samples is not None else math.inf for r in runs]
+    found = mlperf.score(minutes, samples, batch)
+    ahead = mlperf.predict(
+        [m for m in minutes if math.isfinite(m)],
+        [s for s in samples if math.isfinite(s)],
+        batch,
+        unconverged=sum(map(math.isinf, minutes)),
+        interval=mlperf.eval_schedule(batch).interval_samples,
+    )
+    words = (
+        f"olympic mean of {len(runs)} runs {found.olympic_minutes:.2f} min x {found.factor:.4f} "
+        f"= {found.minutes:.2f} min"
+    )
+    return Scored(
+        runs=len(runs), olympic=found.olympic_minutes, factor=found.factor, minutes=found.minutes, low=ahead.low,
+        high=ahead.high, passes=ahead.passes,
+        sentences=(words, found.sentence, ahead.sentence) if math.isfinite(olympic) else (none, ahead.sentence),
+    )  # fmt: skip
+
+
+def as_json(found: Confirmation) -> dict[str, Any]:
+    """Everything as plain data; None for the score of a configuration that has none: JSON knows no infinity."""
+    score = asdict(found.scored) if found.scored else {}
+    finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in score.items()}
+    return {**asdict(found), "scored": finite or None}
+
+
+def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
+    """The sweep's trials that raced, with what came of it among their facts: for the report, the export, the cap."""
+    changed = []
+    for place in found.places:
+        trial = sweep.trials[place.trial]
+        told: dict[str, Any] = {
+            "confirmed": CHOSEN if place.chosen else PASSED_OVER,
+            "confirmed_runs": place.runs,
+            "confirmed_missed": place.missed,
+            "confirmed_seconds": place.mean,
+            "confirmed_low": place.low,
+            "confirmed_high": place.high,
+            "confirmed_each": [r.seconds for r in runs.get(place.trial, ()) if r.seconds is not None],
+            "confirmed_node_hours": place.node_hours,
+            "confirmed_sentence": found.sentence,
+            "confirmed_score": ". ".join(found.scored.sentences) if place.chosen and found.scored else None,
+        }
+        kept = {k: v for k, v in trial.facts.items() if not k.startswith("confirmed")}
+        changed.append(replace(trial, facts={**kept, **{k: v for k, v in told.items() if v is not None}}))
+    return changed
+
+
+def summary(study: Study, sweep: Sweep, found: Confirmation) -> str:
+    """The verdict, a table of the contenders, the score: what the command prints."""
+    lines = [found.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
+    for place in found.places:
+        lines.append(f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(place, sweep)}")
+    if found.scored:
+        lines += ["", *(f"score    {s}" for s in found.scored.sentences)]
+    lines.append(f"spent    {found.node_hours:.3g} node-hours in {found.runs} runs")
+    return "\n".join(lines)
+
+
+def _place_words(place: Place, sweep: Sweep) -> str:
+    missed = f", {place.missed} did not reach the target" if place.missed else ""
+    shown = parameters_text(sweep.trials[place.trial])
+    if place.mean is None:
+        return f"no run reached the target   {shown}"
+    each = place.node_hours / place.runs
+    return (
+        f"{duration(place.mean)} ({duration(place.low)} to {duration(place.high)}){missed}, "
+        f"{each:.3g} node-hours a run   {shown}"
+    )

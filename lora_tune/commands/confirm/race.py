@@ -1,0 +1,127 @@
+"""A race between the leading trials of a sweep: which of their configurations runs next, and with which seeds.
+
+Replicates are trials of a sweep of their own, ``NAME.confirm``, in the same database: the sweep's own trials, budget
+and search stay what they are. Where a race stands follows from its records alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from lora_tune.analysis.describe import parameters_text, race_words
+from lora_tune.analysis.replicates import name_of, replicates, results
+from lora_tune.analysis.summary import ranked
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.base.format import duration
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import Eval
+from lora_tune.search.racing import Plan, RaceSettings, plan
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked
+
+SEEDS_OFFSET = 1000
+"""Added to the study's ``search.seed``: no replicate has a seed of the sweep's first million trials."""
+
+FAILURES = 3
+"""Replicates of one configuration that may fail for reasons of the machine before the race stops."""
+
+
+def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
+    """The ``top`` leading trials with different configurations, best first. Raises InputError where none is there."""
+    found: list[Trial] = []
+    for trial in ranked(study, sweep):
+        if all(trial.parameters != other.parameters for other in found):
+            found.append(trial)
+    if not found:
+        raise InputError(f"no trial of {study.name} reached eval loss {study.objective.target:g}; nothing to confirm")
+    return found[:top]
+
+
+class Race:
+    """Proposes replicates to the driver, as a sampler proposes trials. It remembers nothing that the records do not.
+
+    records: the race's sweep as it is now. per_job: seeds that one job can run. together: whether several
+    configurations may run at one time. say: told where the race stands after every run.
+    """
+
+    def __init__(
+        self,
+        field: Sequence[Trial],
+        settings: RaceSettings,
+        records: Callable[[], Sweep],
+        *,
+        per_job: int,
+        together: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._field, self._settings, self._records = field, settings, records
+        self._per_job, self._together, self._say = per_job, together, say
+        self._failed: Counter[int] = Counter()
+
+    def standing(self) -> Plan:
+        """Where the race stands."""
+        runs = results(replicates(self._records()), [t.number for t in self._field])
+        return plan(runs, self._settings, together=self._together)
+
+    def ask(self) -> Asked | str:
+        """The next job, or why there is none. Raises SetupError where the machine fails the same runs."""
+        records = self._records()
+        done, stands = replicates(records), self.standing()
+        going = [t for t in records.trials.values() if t.state is not TrialState.FINISHED]
+        for trial in self._field:
+            known = len(done.get(trial.number, ())) + sum(t.replicates for t in going if t.replicate_of == trial.number)
+            short = stands.wanted.get(name_of(trial.number), 0) - known
+            if short > 0:
+                self._refuse_failing(trial)
+                return self._again(trial, known, min(short, self._per_job), records)
+        return stands.verdict.sentence if stands.verdict else f"{len(going)} runs go on"
+
+    def _again(self, trial: Trial, known: int, count: int, records: Sweep) -> Asked:
+        from lora_tune.search.session import Asked  # with Optuna, which takes a second to import
+
+        number = max((t.number + t.replicates for t in records.trials.values()), default=0)
+        which = f"run {known + 1}" if count == 1 else f"runs {known + 1} to {known + count}"
+        return Asked(
+            number, trial.tuned, f"{which} of {name_of(trial.number)} again", trial.number, trial.parameters, count
+        )
+
+    def _refuse_failing(self, trial: Trial) -> None:
+        if self._failed[trial.number] < FAILURES:
+            return
+        raise SetupError(
+            f"{FAILURES} replicates of {name_of(trial.number)} failed for reasons of the machine; see driver.log, "
+            "fix it and rerun the same command"
+        )
+
+    def unknown(self, known: Collection[int]) -> list[Asked]:
+        """None: a replicate is on record before anything else knows of it."""
+        return []
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None:
+        """Nothing: a replicate is run to its end."""
+
+    def tell(self, record: Trial) -> None:
+        """A replicate is over: say where the race stands."""
+        if record.verdict is Verdict.FAILED and record.replicate_of is not None:
+            self._failed[record.replicate_of] += 1
+        done = replicates(self._records())
+        own = {t.number: done[t.number] for t in self._field if t.number in done}
+        if own:
+            self._say("so far: " + "; ".join(race_words(own, self._settings.prior_sd)))
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
+
+
+def introduction(field: Sequence[Trial], settings: RaceSettings) -> str:
+    """Who races, one line each."""
+    lines = [
+        f"{name_of(t.number):>10}  {duration(t.facts['objective'])} in one run: {parameters_text(t)}" for t in field
+    ]
+    least, most = settings.fewest * len(field), settings.most * len(field)
+    runs = f"{least} to {most} runs" if least < most else f"{most} runs"
+    return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])

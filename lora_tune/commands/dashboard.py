@@ -1,0 +1,252 @@
+"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, on this machine only."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from urllib.parse import parse_qs, quote
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import click
+
+from lora_tune.base.errors import SetupError, StoreError
+from lora_tune.base.net import is_loopback
+from lora_tune.commands.options import (
+    Review,
+    guarded,
+    load_review,
+    load_sweep,
+    output_option,
+    storage_option,
+    study_option,
+)
+from lora_tune.store import full_url, sqlite_url
+from lora_tune.store.records import Sweep
+
+REQUEST_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def application(review: Review, storage: str | None) -> Application:
+    """optuna-dashboard over this sweep as a WSGI application that only shows. Raises StoreError."""
+    import optuna
+    import optuna_dashboard
+
+    from lora_tune.review.dashboard_storage import DashboardStorage, Snapshot, SweepFiles
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    url = full_url(storage or sqlite_url(review.paths.database))
+
+    def load(known: Sweep | None) -> Sweep:
+        return load_sweep(review.study.name, review.paths, storage, known)
+
+    snapshot = Snapshot(review.study, review.paths.root, load)
+    try:
+        inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
+        dressed = DashboardStorage(inner, snapshot)
+    except KeyError as error:
+        raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
+    except Exception as error:  # Optuna and the database driver each have a tree of their own
+        raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
+    return with_notes(optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot)), dressed.note)
+
+
+def with_notes(inside: Application, note: Callable[[int], str]) -> Application:
+    """``inside`` with the note of each trial, by its number, put into the answers that list trials."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if not _STUDY_DETAIL.fullmatch(environ["PATH_INFO"]) or environ["REQUEST_METHOD"] != "GET":
+            return inside(environ, start_response)
+        started: list[Any] = []
+        body = b"".join(inside(environ, lambda *arguments: started.append(arguments)))
+        status, headers, *rest = started[0]
+        if status.startswith("200"):
+            detail = json.loads(body)
+            for trial in (*detail["trials"], *detail["best_trials"]):
+                trial["note"] = {"version": 1, "body": note(trial["number"])}
+            body = json.dumps(detail).encode()
+        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        start_response(status, [*kept, ("Content-Length", str(len(body)))], *rest)
+        return [body]
+
+    return answer
+
+
+_STUDY_DETAIL = re.compile(r"/api/studies/\d+/?")
+
+
+def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
+    """``inside`` without its ways to change a study, and only for requests that name one of ``hosts``.
+
+    The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
+    An empty ``hosts`` admits every name.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0].strip("[]").lower()
+        if hosts and host not in hosts:
+            return _refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _refusal(start_response, "this dashboard only shows; the sweep's driver is the only one that writes")
+        return inside(environ, start_response)
+
+    return answer
+
+
+def with_token(inside: Application, token: str) -> Application:
+    """``inside`` for those who know ``token``: once as ``?token=`` in the address, from then on as a cookie.
+
+    The answer to the address is a redirect without it, so that it stays out of the history and of Referer headers.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        cookie = SimpleCookie()
+        with contextlib.suppress(CookieError):
+            cookie.load(environ.get("HTTP_COOKIE", ""))
+        if _COOKIE in cookie and _same(cookie[_COOKIE].value, token):
+            return inside(environ, start_response)
+        given = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
+        if environ["REQUEST_METHOD"] == "GET" and _same(given, token):
+            keep = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+            start_response("303 See Other", [("Location", "/dashboard"), ("Set-Cookie", keep), ("Content-Length", "0")])
+            return [b""]
+        reason = "open the whole address, with its ?token=, that the dashboard command printed"
+        return _refusal(start_response, reason, "401 Unauthorized")
+
+    return answer
+
+
+_COOKIE = "lora_tune_token"
+
+
+def _same(given: str, token: str) -> bool:
+    """Whether two texts are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403 Forbidden") -> list[bytes]:
+    body = json.dumps({"reason": reason}).encode()
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int) -> None:
+    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends."""
+    review = load_review(study_name, output, storage)
+    if is_loopback(host):
+        hosts = frozenset({"127.0.0.1", "localhost", "::1", host})
+        serve(only_shown(application(review, storage), hosts), host, port, review.study.name)
+        return
+    token = os.environ.get("LORA_TUNE_TOKEN") or secrets.token_urlsafe(24)
+    click.echo(
+        f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Whoever has the "
+        "address below with its token reads all parameters and logs. Safer: leave --host out and use ssh -L, or put a "
+        "reverse proxy with TLS in front (docs/review.md)",
+        err=True,
+    )
+    shown = with_token(only_shown(application(review, storage), frozenset()), token)
+    serve(shown, host, port, review.study.name, f"?token={quote(token)}")
+
+
+def serve(shown: Application, host: str, port: int, name: str, query: str = "") -> None:
+    """Serve until Ctrl-C, a thread a request; ``query`` ends the address that is printed.
+
+    Raises SetupError when the port is taken.
+    """
+    server = listen(shown, host, port)
+    shown_host = f"[{host}]" if ":" in host else host
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+    try:
+        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
+        server.serve_forever()
+    except KeyboardInterrupt:
+        click.echo("")
+    finally:
+        server.server_close()
+
+
+def listen(
+    shown: Application,
+    host: str,
+    port: int,
+    *,
+    request_seconds: float = REQUEST_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
+) -> WSGIServer:
+    """A server of ``shown`` that listens already.
+
+    request_seconds: in which a client must have said what it wants. silence_seconds: for which it may take nothing of
+    the answer. Beyond these its connection is closed, so that nobody holds threads and files for ever.
+    Raises SetupError when the port is taken.
+    """
+
+    class Server(ThreadingMixIn, WSGIServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            """As wsgiref's, without asking the name service for this machine's name."""
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind(self.server_address)
+            self.server_address = self.socket.getsockname()
+            self.server_name, self.server_port = host, self.server_address[1]
+            self.setup_environ()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that went away, or was too slow, is nobody's news; a mistake of ours is."""
+            if not isinstance(sys.exception(), OSError):
+                super().handle_error(request, client_address)
+
+    class Handler(WSGIRequestHandler):
+        timeout = silence_seconds
+
+        def setup(self) -> None:
+            super().setup()
+            self._patience = threading.Timer(request_seconds, _hang_up, (self.connection,))
+            self._patience.daemon = True
+            self._patience.start()
+
+        def parse_request(self) -> bool:
+            try:
+                return super().parse_request()
+            finally:
+                self._patience.cancel()
+
+        def finish(self) -> None:
+            self._patience.cancel()
+            super().finish()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are nobody's news."""
+
+    try:
+        return make_server(host, port, shown, server_class=Server, handler_class=Handler)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the client was sooner
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,152 @@
+"""``python -m lora_tune.doctor --study NAME [--probe]``: what stands between here and the study's first trial."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from lora_tune.base.errors import EXIT_SETUP, LoraTuneError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands.checks import Finding, Level, cluster, files, probe, problem
+from lora_tune.commands.options import guarded, output_option, storage_option, study_option, sweep_paths
+from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
+from lora_tune.launchers.slurm.submission import submission_command
+from lora_tune.mlperf import llama31_405b
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Workload, some_proposal
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.places import ALSO, places
+
+SWEEP_GB = 1.0
+"""Room for a sweep's logs and database; a trial's log has a few megabytes."""
+
+_WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--probe", "with_probe", is_flag=True, help="also run one short job, to look from a node")
+@click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float) -> None:
+    """Check what a study needs: each finding says what, why it matters and how to fix it.
+
+    Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
+    """
+    file = find_study(study_name)
+    study = load_study(file)
+    workload = load_workload(study, file)
+    paths = sweep_paths(study.name, output)
+    worst = show(_local(study, workload, paths, storage))
+    if study.site.launcher == "slurm":
+        worst = max(worst, show(_slurm(study, workload, paths)))
+        if with_probe:
+            worst = max(worst, show(_probe(study, workload, paths, probe_minutes * 60)))
+    if worst is Level.PROBLEM:
+        sys.exit(EXIT_SETUP)
+
+
+def show(findings: Iterable[Finding]) -> Level:
+    """Print findings as they are made; returns the worst level."""
+    worst = Level.GOOD
+    for finding in findings:
+        worst = max(worst, finding.level)
+        click.echo(f"{_WORDS[finding.level]:8} {finding.what}")
+        if finding.why:
+            click.echo(f"{'':8}   why:  {finding.why}")
+        if finding.fix:
+            click.echo(f"{'':8}   fix: {finding.fix}")
+    return worst
+
+
+def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
+    """What can be seen without a cluster."""
+    yield files.free_space(paths.root, SWEEP_GB, "logs and the database grow there")
+    yield files.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
+    if isinstance(workload, MlperfWorkload):
+        yield from files.implementation(workload, study)
+        known = _known_places(study, workload)
+        yield files.container(known.get("CONT"))
+        if (study.workload.model_extra or {}).get("benchmark") == llama31_405b.BENCHMARK:
+            yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
+        else:
+            yield from _data_and_model(known, paths)
+        folders = [folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()]
+        yield files.bandwidth(folders, study.site.system, study.site.nodes)
+
+
+def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
+    """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
+    try:
+        found = workload.implementation
+    except LoraTuneError:
+        return places(study.site)  # said among the files
+    known = {**found.values, **places(study.site, found.reads)}
+    return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
+
+
+def _places(study: Study, workload: Workload) -> dict[str, str]:
+    """The same under our names only, of any workload."""
+    known = _known_places(study, workload) if isinstance(workload, MlperfWorkload) else places(study.site)
+    return {name: known[name] for name in ALSO if known.get(name)}
+
+
+def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
+    """What Llama-2-70B LoRA is trained from."""
+    yield from files.data(known.get("DATADIR"))
+    yield from files.model(known.get("MODEL"))
+    model = Path(known.get("MODEL") or paths.root)
+    if not model.is_dir():
+        yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
+
+
+def _file(paths: SweepPaths, storage: str | None) -> Finding:
+    """Where the SQLite file would lie."""
+    return files.database(Path(storage.partition(":///")[2]).resolve().parent if storage else paths.root)
+
+
+def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
+    """What the cluster says from here."""
+    absent = list(cluster.commands())
+    if absent:
+        yield from absent
+        return
+    answer = cluster.controller(ask)
+    yield answer
+    if answer.level is not Level.GOOD:
+        return
+    yield cluster.accounting(ask)
+    yield cluster.partition(ask, study.site)
+    if "CONT" in _places(study, workload):
+        yield cluster.pyxis(ask)
+    yield cluster.mpi(ask, study.site)
+    try:
+        job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
+    except LoraTuneError:
+        return  # said among the files
+    command = submission_command(job, study.site)
+    yield cluster.accepted(ask, command[command.index("sbatch") + 1 :])
+
+
+def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
+    """What a node says."""
+    sudo: list[str] = []
+    if isinstance(workload, MlperfWorkload):
+        try:
+            sudo = files.sudo_calls(
+                workload.implementation, (study.workload.model_extra or {}).get("script", "run.sub")
+            )
+        except LoraTuneError:
+            sudo = []  # said among the files
+    asked = probe.questions(study.site, _places(study, workload), paths.root, sudo)
+    try:
+        launcher = SlurmLauncher(study.site)
+        yield from probe.probe(launcher, study.site, asked, paths.root, limit, click.echo)
+    except LoraTuneError as error:
+        yield problem(f"the probe was not submitted: {error}", "trials would not be either", "see above")

@@ -1,0 +1,237 @@
+"""``python -m lora_tune.explain --study NAME``: which knob matters, why a trial went as it did, what to try next."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lora_tune import curves
+from lora_tune.analysis.advice import Advice, advise
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.importance import FEWEST, knobs
+from lora_tune.analysis.summary import objective_words, prior_words, ranked
+from lora_tune.base.errors import InputError, LoraTuneError
+from lora_tune.base.format import visible
+from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Study
+from lora_tune.controller import budgets, pruning
+from lora_tune.logs.run import Eval, TrainPoint
+from lora_tune.search.worth import not_worth
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+
+if TYPE_CHECKING:
+    import optuna
+
+LOGS_READ = 20
+"""Logs that are read for their training losses."""
+
+LARGEST_LOG = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """What would be proposed now. why: the sampler's sentence, with the expected gain where it knows one."""
+
+    tuned: Mapping[str, Any]
+    why: str
+    stop: str
+    """Why the driver would propose nothing, "" when it would."""
+    recommended: str = ""
+    """What a search with a model would hand over now, with expected score and regret; "" before the target is met."""
+
+
+def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
+    """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
+    from lora_tune.search import priors
+    from lora_tune.search.recorded import in_memory
+    from lora_tune.search.session import expected_gain, make_sampler
+
+    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.objective.target))
+    known = in_memory(study, sweep, sampler)
+    stop = budgets.may_propose(study, sweep, now)
+    if not stop and study.budget.stop_below is not None:
+        stop = not_worth(study, expected_gain(known))
+    asked = known.ask(study.search_space.distributions())
+    why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
+    return Next(tuned=dict(asked.params), why=why, stop=stop, recommended=_recommended(sweep, known))
+
+
+def _recommended(sweep: Sweep, known: optuna.Study) -> str:
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
+
+    if not isinstance(known.sampler, GreyBoxSampler) or not any(
+        t.verdict is Verdict.REACHED for t in sweep.trials.values()
+    ):
+        return ""
+    tuned, _, sentence = known.sampler.recommend(known)
+    return f"{parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
+
+
+def why_proposed(study: Study, sweep: Sweep, trial: Trial) -> str:
+    """The sampler's own sentence, or what is known of the sampler at that time."""
+    if trial.why:
+        return trial.why
+    if any(dict(point).items() <= dict(trial.tuned).items() for point in study.search.enqueue):
+        return "the study file names this point in search.enqueue"
+    return _sampler_words(study, sweep, trial.number)
+
+
+def _sampler_words(study: Study, sweep: Sweep, number: int) -> str:
+    search = study.search
+    if search.sampler == "random":
+        return "drawn at random, as search.sampler asks"
+    if number < search.startup_trials:
+        return f"drawn at random: the first {search.startup_trials} are, so that the {search.sampler} model has a start"
+    begin = sweep.trials[number].proposed_at if number in sweep.trials else math.inf
+    ended = sum(t.finished_at is not None and t.finished_at <= begin for t in sweep.trials.values())
+    return f"{search.sampler} after {ended} ended trials; it keeps no reason beyond its model, and no expected gain"
+
+
+def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str]]:
+    """(what, words) about one trial: why proposed, how it ended and why, how far it was, its attempts and remedies."""
+    story = [("parameters", parameters_text(trial)), ("proposed", why_proposed(study, sweep, trial))]
+    ending = f"{trial.verdict}: {trial.sentence}" if trial.verdict else f"{trial.state}, not ended"
+    story.append(("ended", ending))
+    evals = sweep.last_evals(trial.number)
+    if evals and not study.maximise:
+        story.append(("distance", _distance(study, sweep, trial, evals)))
+    if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
+        story.append(("place", place))
+    for attempt in sweep.attempts_of(trial.number):
+        if attempt.failure or attempt.stop_sentence not in ("", trial.sentence):
+            what = ". ".join(p for p in (attempt.failure, attempt.line, attempt.stop_sentence) if p)
+            remedy = f". Remedy: {attempt.remedy}" if attempt.remedy else ""
+            on = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
+            story.append((f"attempt {attempt.number}", f"{what}{on}{remedy}"))
+    return [(name, visible(words)) for name, words in story]
+
+
+def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -> str:
+    """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
+    last, target = evals[-1], study.objective.target
+    words = f"eval loss {last.loss:.4f} at {last.samples:g} samples, {last.loss - target:+.4f} against the target"
+    others = [o for o in pruning.references(sweep, trial) if o is not evals]
+    envelope = pruning.envelope(study, trial) or curves.envelope_from(others, target)
+    if envelope is None or not last.samples > 0:
+        return words
+    import numpy as np
+
+    at = np.array([last.samples])
+    usual = float(envelope.family.loss_at(at)[0])
+    unit = math.hypot(float(envelope.family.noise_at(at)[0]), envelope.family.spread)
+    limit = usual + envelope.threshold(study.pruning.false_prune_rate) * unit
+    share = f"{100 * study.pruning.false_prune_rate:g}%"
+    return f"{words}; good runs are at {usual:.4f} by then, and at most {share} of them above {limit:.4f}"
+
+
+def _place(study: Study, sweep: Sweep, trial: Trial) -> str:
+    order = ranked(study, sweep)
+    at = next((i for i, t in enumerate(order) if t.number == trial.number), None)
+    if at is None:
+        return ""
+    best = order[0].facts["objective"]
+    ratio = trial.facts["objective"] / best - 1 if best else 0.0
+    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}"
+
+
+def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
+    """Training losses of the best and of the censored trials, from their logs where those are still here."""
+    from lora_tune.workloads import load as load_workload
+
+    study, sweep = review.study, review.sweep
+    workload = load_workload(study, review.file)
+    censored = (t for t in sweep.trials.values() if t.verdict is Verdict.CENSORED)
+    found: dict[int, Sequence[TrainPoint]] = {}
+    for trial in islice((*ranked(study, sweep)[: LOGS_READ // 2], *censored), LOGS_READ):
+        attempts = sweep.attempts_of(trial.number)
+        log = review.paths.root / attempts[-1].folder / "job.log" if attempts else None
+        if log is None or not log.is_file() or log.stat().st_size > LARGEST_LOG:
+            continue
+        reader = workload.reader()
+        reader.feed(log.read_bytes())
+        found[trial.number] = reader.run().train
+    return found
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--trial", "number", type=int, help="explain this trial only")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, number: int | None, as_json: bool) -> None:
+    """What a sweep taught: which knobs matter, advice with its evidence, and what would be tried next.
+
+    With --trial N: why it was proposed, why it ended as it did, and how far it was.
+    """
+    import time
+
+    review = load_review(study_name, output, storage)
+    if number is not None:
+        _print_trial(review, number, as_json)
+        return
+    advice = advise(review.study, review.sweep, _train_if_possible(review))
+    _print_sweep(review, advice, next_proposal(review.study, review.sweep, time.time()), as_json)
+
+
+def _train_if_possible(review: Review) -> dict[int, Sequence[TrainPoint]]:
+    """Training losses; none on a machine that cannot load the study's workload, which is said."""
+    try:
+        return train_losses(review)
+    except LoraTuneError as error:
+        click.echo(f"no training losses are read: {' '.join(str(error).split())}", err=True)
+        return {}
+
+
+def _print_trial(review: Review, number: int, as_json: bool) -> None:
+    if number not in review.sweep.trials:
+        last = max(review.sweep.trials, default=None)
+        there = "it has none" if last is None else f"there are 0 to {last}"
+        raise InputError(f"--trial {number}: {review.study.name} has no such trial; {there}")
+    story = trial_story(review.study, review.sweep, review.sweep.trials[number])
+    if as_json:
+        click.echo(json.dumps({"trial": number, **dict(story)}))
+        return
+    click.echo(f"trial {number}")
+    for name, words in story:
+        click.echo(f"  {name:<11} {words}")
+
+
+def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json: bool) -> None:
+    study, sweep = review.study, review.sweep
+    found = knobs(study, sweep)
+    if as_json:
+        told = {"importance": [asdict(k) for k in found], "advice": [asdict(a) for a in advice], "next": asdict(ahead),
+                "priors": len(sweep.priors)}  # fmt: skip
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"What sets the better trials apart, in {objective_words(study)}")
+    for knob in found:
+        bar = "█" * round(30 * knob.share)
+        click.echo(f"  {knob.name:<20} {knob.share:>4.0%}  {bar:<30} best third: {knob.best}")
+    if not found:
+        done = len(ranked(study, sweep))
+        click.echo(f"  {done} trials reached the target; from {FEWEST} on the shares mean something")
+    click.echo("\nAdvice")
+    for a in advice:
+        click.echo(visible(f"  {a.seen}.\n", keep="\n") + visible(f"    do:       {a.do}"))
+        click.echo(visible(f"    evidence: {a.evidence}"))
+    if not advice:
+        click.echo("  none of the rules applies to what was observed so far")
+    if ahead.recommended:
+        click.echo(f"\nRecommended now, whether or not it was run as a whole\n  {visible(ahead.recommended)}")
+    click.echo("\nNext")
+    if starts := prior_words(study, sweep):
+        click.echo(f"  the search starts from {starts}")
+    if ahead.stop and not any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
+        click.echo(f"  nothing: {ahead.stop}. With more budget it would be, for example:")
+    proposal = Trial(number=len(sweep.trials), seed=0, tuned=ahead.tuned, parameters={})
+    click.echo(f"  {parameters_text(proposal)}\n    {visible(ahead.why)}")

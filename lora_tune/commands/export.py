@@ -1,0 +1,177 @@
+"""The best trial in the form that its workload's users run by hand: ``best/config_*.sh``."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lora_tune import __version__
+from lora_tune.analysis import config_check
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.replicates import runs_words
+from lora_tune.base.errors import InputError, NothingReachedError
+from lora_tune.base.format import visible
+from lora_tune.base.paths import near
+from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Study
+from lora_tune.store.records import Sweep, Trial
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Proposal, Workload
+
+_PACKAGES = ("optuna", "submitit", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an export wrote: its main file and the line that runs it."""
+
+    path: Path
+    usage: str
+
+
+def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str, ...]:
+    """Where an exported config comes from, one line each."""
+    facts = trial.facts
+    if study.maximise:
+        result = f"measured {facts['objective']:.6g} samples/s"
+    else:
+        low, high = time_interval(trial)
+        result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
+        result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
+    more: tuple[str, ...] = ()
+    if "confirmed" in facts:
+        words = runs_words(facts["confirmed_runs"], facts["confirmed_missed"])
+        if "confirmed_seconds" in facts:
+            mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
+            words += f"; mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"
+        more = (f"{facts['confirmed']} with further seeds: {words}",)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    return (
+        f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
+        f"study {study.name}, hash {study.digest}, trial {trial.number}",
+        result,
+        *more,
+        f"{versions}, Python {platform.python_version()}",
+    )
+
+
+def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:
+    """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs."""
+    proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
+    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC))
+    made = workload.export(proposal, lines)
+    main_file = next(iter(made.files))
+    data = config_check.twin(study, trial, main_file, made.usage, lines)
+    stem = main_file.removesuffix(".sh")
+    twins = {
+        f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
+        f"{stem}.toml": config_check.toml_text(data),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {**made.files, **twins}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return Written(folder / main_file, made.usage)
+
+
+def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) -> Written | None:
+    """Replace what ``folder`` holds by the export of the best trial; None, and nothing written, without one."""
+    best = sweep.best(maximise=study.maximise)
+    if best is None:
+        return None
+    for old in folder.glob("config_*") if folder.is_dir() else ():
+        old.unlink()
+    return export_trial(study, best, workload, folder)
+
+
+def typed(written: Written, workload: Workload) -> str:
+    """The line that runs an export, as it works where it is printed.
+
+    Some configs lie beside others and are sourced there; the rest from the present folder.
+    """
+    line = written.usage
+    if config_check.home(workload) is None:
+        line = line.replace(f"source {written.path.name}", f"source {shlex.quote(near(written.path))}", 1)
+    return line.replace(" python -m ", f" {python()} -m ")
+
+
+def python() -> str:
+    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active."""
+    found = shutil.which("python")
+    same = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
+    return "python" if same else shlex.quote(near(Path(sys.executable)))
+
+
+def chosen_trial(study: Study, sweep: Sweep, number: int | None) -> Trial:
+    """Trial ``number``, or the best. Raises InputError or NothingReachedError."""
+    if number is None:
+        if (best := sweep.best(maximise=study.maximise)) is None:
+            raise NothingReachedError(f"no trial of {study.name} reached eval loss {study.objective.target:g} yet")
+        return best
+    if number not in sweep.trials:
+        raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")
+    trial = sweep.trials[number]
+    if trial.seconds is None and not study.maximise:
+        raise InputError(f"--trial {number}: it did not reach the target ({trial.verdict or trial.state})")
+    return trial
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    return f"0 to {max(numbers)}" if numbers else "none"
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--trial", "number", type=int, help="export this trial instead of the best")
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
+@click.option("--diff", "base", type=click.Path(path_type=Path), help="show what changes against this config_*.sh")
+@click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
+@guarded
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    number: int | None,
+    folder: Path | None,
+    base: Path | None,
+    check: bool,
+) -> None:
+    """Write the best trial (or --trial N) as a config that runs by hand, with its provenance."""
+    review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
+    trial = chosen_trial(review.study, review.sweep, number)
+    workload = load_workload(review.study, review.file)
+    written = export_trial(review.study, trial, workload, folder or review.paths.best)
+    click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
+    if base is not None:
+        changes = config_check.changed_against(base, written.path)
+        click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
+        for change in changes:
+            click.echo(visible(change))
+    if check:
+        click.echo("\n" + _checked(written.path, trial, workload))
+
+
+def _checked(config: Path, trial: Trial, workload: Workload) -> str:
+    """What the check found, in words. Raises InputError when a variable has no effect or another value."""
+    exported = config_check.sourced_beside(config, config_check.home(workload))
+    if wrong := config_check.effective(trial.parameters, exported):
+        raise InputError(f"{config}: {'; '.join(wrong)}; a file that it sources sets it again, remove it there")
+    unread = config_check.without_effect(config, workload)
+    if unread is None:
+        return f"checked: {len(exported)} variables source cleanly; which of them your command reads is not known here"
+    if unread:
+        raise InputError(
+            f"{config}: nothing in the implementation reads {', '.join(unread)}; remove them from the study"
+        )
+    return f"checked: {len(exported)} variables source cleanly, and the implementation reads every one"

@@ -1,0 +1,226 @@
+"""``python -m lora_tune.interchange --study NAME``: all trials as CSV, Parquet, MLflow runs or TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.base.format import visible
+from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Study
+from lora_tune.store.records import Sweep, Trial, Verdict
+
+Row = dict[str, Any]
+
+STUDY_TAG, TRIAL_TAG = "lora_tune.config.study", "lora_tune.trial"
+"""Tags by which an MLflow run is found again."""
+
+
+def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
+    """One row a trial; seconds, samples and node-hours; None where unknown.
+
+    Parameters stand under ``param.NAME``, further facts under their own names (see ``outcome.facts``).
+    """
+    facts = sorted({name for t in sweep.trials.values() for name in t.facts} - {"objective", "node_hours"})
+    names = dict.fromkeys(name for t in sweep.trials.values() for name in t.parameters)
+    rows = []
+    for trial in sweep.trials.values():
+        attempts = sweep.attempts_of(trial.number)
+        low, high = _interval(study, trial)
+        rows.append(
+            {
+                "study": study.name,
+                "study_hash": sweep.digest,
+                "trial": trial.number,
+                "state": str(trial.state),
+                "verdict": str(trial.verdict) if trial.verdict else None,
+                "objective": trial.facts.get("objective"),
+                "seconds": trial.seconds,
+                "seconds_low": low,
+                "seconds_high": high,
+                "samples": trial.samples,
+                "seed": trial.seed,
+                "proposed_at": trial.proposed_at,
+                "finished_at": trial.finished_at,
+                "attempts": len(attempts),
+                "node_hours": sum(a.node_hours(now) for a in attempts),
+                "nodes": " ".join(sorted({n for a in attempts for n in a.nodes})),
+                "failure": attempts[-1].failure if attempts else "",
+                "sentence": trial.sentence,
+                "why": trial.why,
+                **{name: trial.facts.get(name) for name in facts},
+                **{f"param.{name}": trial.parameters.get(name) for name in names},
+            }
+        )
+    return rows
+
+
+def _interval(study: Study, trial: Trial) -> tuple[float | None, float | None]:
+    known = trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None
+    return time_interval(trial) if known and not study.maximise else (None, None)
+
+
+def eval_rows(sweep: Sweep) -> Iterator[Row]:
+    """One row an eval, of every attempt."""
+    for (trial, attempt), evals in sorted(sweep.evals.items()):
+        for point in evals:
+            row = {"trial": trial, "attempt": attempt, "samples": point.samples, "loss": point.loss}
+            yield row | {"seconds": point.seconds}
+
+
+def write_csv(path: Path, rows: list[Row]) -> None:
+    """Rows as CSV that a spreadsheet opens without acting on it.
+
+    Control characters in texts become spaces, and a text that a spreadsheet would take for a formula gets a leading
+    apostrophe. Parquet keeps texts exactly.
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
+
+
+def write_parquet(path: Path, rows: list[Row], evals: Mapping[int, list[Row]]) -> None:
+    """Rows as Parquet, each with its evals as ``eval_curve``. Numbers beside texts become texts. Needs pyarrow."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise SetupError("Parquet needs pyarrow: pip install 'lora-tune[parquet]'") from error
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+    for name, values in columns.items():
+        if len({"number" if type(v) in (int, float) else type(v) for v in values if v is not None}) > 1:
+            columns[name] = [None if v is None else str(v) for v in values]
+    columns["eval_curve"] = [
+        [{"samples": e["samples"], "loss": e["loss"], "seconds": e["seconds"]} for e in evals.get(row["trial"], [])]
+        for row in rows
+    ]
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def to_mlflow(study: Study, sweep: Sweep, address: str) -> tuple[int, int]:
+    """Finished trials as runs of an MLflow experiment named after the study; returns (written, there already).
+
+    A run has the trial's parameters, its facts as metrics, and ``eval_loss`` at steps of samples. A trial that is there
+    already, by its tags, is left alone. Needs mlflow-skinny or mlflow.
+    """
+    try:
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+    except ModuleNotFoundError as error:
+        raise SetupError("MLflow needs its client: pip install 'lora-tune[mlflow]'") from error
+    client = MlflowClient(tracking_uri=address)
+    found = client.get_experiment_by_name(study.name)
+    experiment = found.experiment_id if found else client.create_experiment(study.name)
+    known = _runs_there(client, experiment, sweep.digest)
+    fresh = [t for t in sweep.trials.values() if t.verdict is not None and str(t.number) not in known]
+    for trial in fresh:
+        tags = {STUDY_TAG: sweep.digest, TRIAL_TAG: str(trial.number), "verdict": str(trial.verdict)}
+        tags["mlflow.runName"] = f"trial {trial.number}"
+        begin = round(1000 * trial.proposed_at)
+        run = client.create_run(experiment, start_time=begin, tags=tags).info.run_id
+        numbers = {n: v for n, v in trial.facts.items() if isinstance(v, int | float) and math.isfinite(v)}
+        metrics = [Metric(n, float(v), begin, 0) for n, v in numbers.items()]
+        for e in sweep.last_evals(trial.number):
+            if math.isfinite(e.loss):
+                metrics.append(Metric("eval_loss", e.loss, begin, int(e.samples)))
+        params = [Param(n, visible(v)[:6000]) for n, v in trial.parameters.items()]
+        reason = [RunTag("sentence", visible(trial.sentence)[:5000])]
+        for start in range(0, max(len(metrics), 1), 900):  # the service takes at most 1,000 at a time
+            client.log_batch(run, metrics=metrics[start : start + 900], params=params if not start else [], tags=reason)
+        failed = trial.verdict in (Verdict.FAILED, Verdict.INFEASIBLE, Verdict.CANCELLED)
+        client.set_terminated(run, "FAILED" if failed else "FINISHED", round(1000 * (trial.finished_at or 0)))
+    return len(fresh), len(known)
+
+
+def _runs_there(client: Any, experiment: str, digest: str) -> set[str]:
+    found: set[str] = set()
+    token = None
+    while True:
+        page = client.search_runs([experiment], f"tags.`{STUDY_TAG}` = '{digest}'", page_token=token)
+        found |= {run.data.tags[TRIAL_TAG] for run in page if TRIAL_TAG in run.data.tags}
+        token = page.token
+        if not token:
+            return found
+
+
+def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
+    """Finished trials as TensorBoard runs below ``folder``: eval loss over samples, hyperparameters, result.
+
+    Needs tensorboard; written through torch's SummaryWriter. Returns the number of runs written.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise SetupError("TensorBoard needs its package: pip install 'lora-tune[tensorboard]'") from error
+    written = 0
+    for trial in sweep.trials.values():
+        place = folder / f"{study.name}-{trial.number:04d}"
+        if trial.verdict is None or place.exists():
+            continue
+        writer = SummaryWriter(str(place))
+        for e in sweep.last_evals(trial.number):
+            writer.add_scalar("eval_loss", e.loss, int(e.samples), walltime=trial.proposed_at + e.seconds)
+        numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
+        results = {name: float(trial.facts[name]) for name in numbers if name in trial.facts}
+        parameters = {n: visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
+        writer.add_hparams(parameters, results, run_name=".")
+        writer.add_text("sentence", visible(trial.sentence))
+        writer.close()
+        written += 1
+    return written
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="trials to this file, evals to *-evals.csv")
+@click.option("--parquet", type=click.Path(path_type=Path), help="trials with their evals to this file")
+@click.option("--mlflow", help="finished trials to the MLflow server at this address, or sqlite:///FILE")
+@click.option("--tensorboard", type=click.Path(path_type=Path), help="finished trials below this folder")
+@guarded
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    csv_file: Path | None,
+    parquet: Path | None,
+    mlflow: str | None,
+    tensorboard: Path | None,
+) -> None:
+    """Hand all trials to other tools. Several forms may be asked for at once; the sweep is only read."""
+    if not (csv_file or parquet or mlflow or tensorboard):
+        raise InputError("nothing to write; give --csv FILE, --parquet FILE, --mlflow ADDRESS or --tensorboard FOLDER")
+    review = load_review(study_name, output, storage)
+    study, sweep = review.study, review.sweep
+    rows, points = trial_rows(study, sweep, time.time()), list(eval_rows(sweep))
+    if csv_file:
+        write_csv(csv_file, rows)
+        beside = csv_file.with_name(f"{csv_file.stem}-evals.csv")
+        write_csv(beside, points)
+        click.echo(f"{csv_file}: {len(rows)} trials\n{beside}: {len(points)} evals")
+    if parquet:
+        last = {t: sweep.last_evals(t) for t in sweep.trials}
+        write_parquet(parquet, rows, {t: [e._asdict() for e in evals] for t, evals in last.items()})
+        click.echo(f"{parquet}: {len(rows)} trials")
+    if mlflow:
+        written, there = to_mlflow(study, sweep, mlflow)
+        click.echo(f"MLflow experiment {study.name}: {written} runs written, {there} were there")
+    if tensorboard:
+        click.echo(f"{tensorboard}: {to_tensorboard(study, sweep, tensorboard)} runs written")

@@ -1,0 +1,153 @@
+"""What all commands share: their options, and errors as one line with an exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from lora_tune.base.errors import EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.base.terminal import print_anything
+from lora_tune.config.study import Study, find_study, load_study, parse_study
+from lora_tune.store import Store, has_password, safe_url, sqlite_url
+from lora_tune.store.records import Sweep
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+study_option = click.option("--study", "study_name", required=True, help="NAME of studies/NAME.toml, or a .toml file")
+output_option = click.option("--output", type=click.Path(path_type=Path), help="sweep folder [sweeps/STUDY]")
+STORAGE_VARIABLE = "LORA_TUNE_STORAGE"
+
+
+def _storage(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
+    """The URL; without its password where every user of the machine could read that, and hidden from trials."""
+    os.environ.pop(STORAGE_VARIABLE, None)  # what is started from here on has no business with the database
+    given = context.get_parameter_source(parameter.name or "")
+    if url and given is click.core.ParameterSource.COMMANDLINE and has_password(url):
+        raise click.UsageError(
+            "--storage has a password in it, and every user of this machine can read command lines; put the URL into "
+            f"the variable {STORAGE_VARIABLE}, or the password into ~/.pgpass"
+        )
+    return url
+
+
+storage_option = click.option(
+    "--storage",
+    envvar=STORAGE_VARIABLE,
+    callback=_storage,
+    help=f"database URL, or the variable {STORAGE_VARIABLE} [SQLite in the sweep folder]",
+)
+metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics, on 127.0.0.1")
+
+
+def guarded(command: Command) -> Command:
+    """Print a LoraTuneError as one line on standard error and exit with its code; print any text in any locale."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        print_anything()
+        try:
+            return command(*arguments, **options)
+        except LoraTuneError as error:
+            click.echo(f"lora_tune: {' '.join(str(error).split())}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:  # where a command does nothing better about it itself
+            click.echo("interrupted", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read our output has seen enough (``| head``). Nothing may be flushed into the pipe at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"lora_tune: {where}{error.strerror or error}; check the disk and the permissions", err=True)
+            sys.exit(EXIT_SETUP)
+
+    return run  # type: ignore[return-value]  # same signature, by functools.wraps
+
+
+def sweep_paths(name: str, output: Path | None) -> SweepPaths:
+    """The sweep's folder: ``--output``, or ``sweeps/NAME`` below the present folder."""
+    return SweepPaths((output or Path("sweeps") / name).resolve())
+
+
+def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: Sweep | None = None) -> Sweep:
+    """The records of a sweep that exists, for commands that only read. Raises InputError where there is none.
+
+    known: the same sweep as loaded before, see :meth:`Store.load`.
+    """
+    missing = InputError(
+        f"there is no sweep of {name} at {storage_name(paths, storage)}; start one with: "
+        f"python -m lora_tune.sweep --study {name}"
+    )
+    if storage is None and not paths.database.exists():
+        raise missing
+    store = watch_store(paths, storage)
+    try:
+        found = store.load(name, known)
+    finally:
+        store.close()
+    if found is None:
+        raise missing
+    if paths.priors.exists() or found.priors:
+        from lora_tune.search import priors
+
+        runs = priors.read(paths.priors)
+        found = found if found.priors == runs else replace(found, priors=runs)
+    return found
+
+
+def watch_store(paths: SweepPaths, storage: str | None) -> Store:
+    """The sweep's database for those who only look."""
+    return Store(storage or sqlite_url(paths.database), read_only=True)
+
+
+def recorded_study(sweep: Sweep, file: Path) -> Study:
+    """The study as the sweep knows it; ``file`` names it in errors and tells where site profiles lie.
+
+    Works where the study file itself is not, such as on another machine that knows the database's URL.
+    """
+    study = parse_study(sweep.study_toml, file)
+    return study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
+
+
+def study_file(name: str) -> Path:
+    """Where the file of ``--study NAME`` would lie; unlike ``find_study`` it need not be there."""
+    return Path(name) if name.endswith(".toml") else Path("studies") / f"{name}.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A sweep and its study, loaded to be looked at."""
+
+    study: Study
+    sweep: Sweep
+    paths: SweepPaths
+    file: Path
+
+
+def load_review(study_name: str, output: Path | None, storage: str | None) -> Review:
+    """What a reviewing command needs, from the database alone; the study file may be elsewhere or gone.
+
+    Raises InputError where there is no such sweep, StoreError where the database does not answer.
+    """
+    file = study_file(study_name)
+    name = load_study(file).name if file.is_file() else file.stem
+    paths = sweep_paths(name, output)
+    if storage is None and not paths.database.exists() and not file.is_file():
+        find_study(study_name)  # says which studies there are
+    sweep = load_sweep(name, paths, storage)
+    return Review(recorded_study(sweep, file), sweep, paths, file)
+
+
+def storage_name(paths: SweepPaths, storage: str | None) -> str:
+    """Where the records lie, for people; without a password."""
+    return safe_url(storage) if storage else str(paths.database)

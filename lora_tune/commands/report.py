@@ -1,0 +1,306 @@
+"""``sweeps/NAME/report.html``: one self-contained file that says what a sweep found."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import functools
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune import __version__
+from lora_tune.analysis.advice import advise
+from lora_tune.analysis.describe import short_layout
+from lora_tune.analysis.scaling import scaling
+from lora_tune.analysis.summary import Overview, objective_words, other_score, overview, passing, prior_words
+from lora_tune.base.errors import SetupError
+from lora_tune.base.format import duration, visible
+from lora_tune.base.redact import redact
+from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Study
+from lora_tune.review.plots import charts, svg
+from lora_tune.store.records import CHOSEN, Sweep, Trial
+
+_PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
+
+
+def write_report(study: Study, sweep: Sweep, path: Path) -> None:
+    """Write the report of ``sweep`` to ``path``, replacing an older one in one step."""
+    text = report_html(study, sweep, time.time())
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def report_html(study: Study, sweep: Sweep, now: float) -> str:
+    """The report as one HTML document that loads nothing; ``now`` in epoch seconds.
+
+    Every text of the study is escaped, and the page's own policy admits no script but its own.
+    """
+    script = _page_file("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    seen = overview(study, sweep, now)
+    figures = [
+        {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
+        for name, chart in charts(study, sweep, now).items()
+    ]
+    page: str = _template().render(
+        study=study,
+        study_toml=redact(sweep.study_toml),
+        seen=seen,
+        advice=advise(study, sweep),
+        cards=_cards(study, seen),
+        best=_best(study, seen),
+        confirmed=_confirmed(sweep),
+        scales=scaling(study, sweep),
+        figures=figures,
+        columns=[(name, _numeric(study, name)) for name in _columns(sweep)],
+        rows=[_row(study, sweep, trial, now) for trial in sweep.trials.values()],
+        verdicts=sorted({_state(sweep, t) for t in sweep.trials.values()}),
+        provenance=_provenance(study, sweep, now),
+        style=_page_file("report.css") + svg.page_style(),
+        light=svg.LIGHT,
+        dark=svg.DARK,
+        script=script,
+        script_hash=digest,
+        duration=duration,
+        hours=hours,
+    )
+    return page
+
+
+@functools.cache
+def _page_file(name: str) -> str:
+    return resources.files("lora_tune.review.report_page").joinpath(name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("lora_tune.review", "report_page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _printable(value: Any) -> Any:
+    """What a template prints: texts without control characters, our own markup as it is."""
+    return visible(value, keep="\n\t") if type(value) is str else value
+
+
+Card = tuple[str, str, str]
+"""(label, value, explanation) of the summary."""
+
+
+def _cards(study: Study, seen: Overview) -> list[Card]:
+    cards = [_result_card(study, seen)]
+    if expected := passing(study, seen.best):
+        cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
+    ended = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    cards.append(("Trials", str(seen.trials), ended + (f", {seen.open} open" if seen.open else "")))
+    price = study.budget.price_per_node_hour
+    money = f"= {seen.node_hours * price:,.0f} in money, " if price else ""
+    budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
+    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {duration(seen.seconds)}"))
+    share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
+    cards.append(("Node-hours saved by stopping early", hours(seen.saved), share or "no trial was stopped early"))
+    return cards
+
+
+def hours(value: float) -> str:
+    """Node-hours to three digits, never in powers of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1e-4 or value == 0 else "0.0001"
+
+
+def _result_card(study: Study, seen: Overview) -> Card:
+    label = objective_words(study)
+    label = label[0].upper() + label[1:]
+    if seen.best is None:
+        return (label, "none yet", "no trial reached the target" if not study.maximise else "nothing was measured")
+    value, number = seen.best.facts["objective"], seen.best.number
+    if study.maximise:
+        return (label, f"{value:.4g} samples/s", f"trial {number}")
+    low, high = (duration(v) for v in seen.best_interval or (value, value))
+    other = f"{words}; " if (words := other_score(study, seen.best)) else ""
+    return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
+
+
+def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
+    """The best trial's parameters, the tuned ones marked."""
+    if seen.best is None:
+        return None
+    rows = [(name, _text(value), _tuned(study, name)) for name, value in seen.best.parameters.items()]
+    return {"trial": seen.best, "parameters": rows}
+
+
+def _confirmed(sweep: Sweep) -> list[Trial]:
+    """The trials whose configurations were run again with more seeds, the chosen one first."""
+    raced = [t for t in sweep.trials.values() if "confirmed" in t.facts]
+    return sorted(raced, key=lambda t: (t.facts["confirmed"] != CHOSEN, t.facts.get("confirmed_seconds", math.inf)))
+
+
+def _tuned(study: Study, name: str) -> bool:
+    parameter = study.space.get(name)
+    return (parameter is None and name != "GBS") or getattr(parameter, "type", "") in ("float", "int", "categorical")
+
+
+def _columns(sweep: Sweep) -> list[str]:
+    """The tuned names, in the order of the space."""
+    names: dict[str, None] = {}
+    for trial in sweep.trials.values():
+        names |= dict.fromkeys(trial.tuned)
+    return list(names)
+
+
+def _numeric(study: Study, name: str) -> bool:
+    """Whether a tuned name's column holds numbers, which stand at its right end."""
+    return getattr(study.space.get(name), "type", "") in ("float", "int")
+
+
+def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+    """One row of the table of all trials; ``sort`` values are numbers or words, "" sorts last."""
+    evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
+    facts = trial.facts
+    return {
+        "number": trial.number,
+        "state": _state(sweep, trial),
+        "objective": facts.get("objective"),
+        "samples": trial.samples,
+        "loss": evals[-1].loss if evals else None,
+        "speed": facts.get("samples_per_second"),
+        "node_hours": sum(a.node_hours(now) for a in attempts),
+        "attempts": len(attempts),
+        "tuned": [_cell(study, name, trial.tuned.get(name)) for name in _columns(sweep)],
+        "sentence": trial.sentence,
+        "why": trial.why,
+        "folder": attempts[-1].folder if attempts else "",
+    }
+
+
+def _cell(study: Study, name: str, value: object) -> tuple[str, object]:
+    """A tuned value as the table shows it, and for sorting."""
+    layout = getattr(study.space.get(name), "type", "") == "layout"
+    return (short_layout(str(value)) if layout and value is not None else _text(value)), value
+
+
+def _state(sweep: Sweep, trial: Trial) -> str:
+    attempts = sweep.attempts_of(trial.number)
+    return str(trial.verdict or (attempts[-1].state if attempts else trial.state))
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
+    seeds = [t.seed for t in sweep.trials.values()]
+    return {
+        "Study": f"{study.name}, hash {sweep.digest}",
+        "Began": _moment(sweep.began_at),
+        "Report written": _moment(now),
+        "lora_tune": __version__,
+        "Packages here": ", ".join(versions),
+        "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
+        **({"Starts from": starts} if (starts := prior_words(study, sweep)) else {}),
+        "Trial seeds": f"{min(seeds)} to {max(seeds)}" if seeds else "none yet",
+        "Trials run on": _where(study),
+    }
+
+
+def _where(study: Study) -> str:
+    site = study.site
+    nodes = f"{site.nodes} node{'s' if site.nodes > 1 else ''}"
+    gpus = f" x {site.gpus_per_node} GPU{'s' if site.gpus_per_node > 1 else ''}" if site.gpus_per_node else ", CPU only"
+    return f"{site.system}: {nodes}{gpus}, launcher {site.launcher}"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def write_figures(study: Study, sweep: Sweep, folders: Mapping[str, Path | None]) -> list[Path]:
+    """Each figure as a file of each form ("svg", "png", "pdf") that has a folder; returns the files.
+
+    Raises SetupError where PNG or PDF is asked for and CairoSVG is missing.
+    """
+    drawings = {name: svg.standalone(chart) for name, chart in charts(study, sweep, time.time()).items()}
+    written = []
+    for form, folder in folders.items():
+        if folder is None:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, drawing in drawings.items():
+            file = folder / f"{name}.{form}"
+            file.write_bytes(drawing.encode() if form == "svg" else _converted(drawing, form))
+            written.append(file)
+    return written
+
+
+def _converted(drawing: str, form: str) -> bytes:
+    """An SVG as PNG (twice its size, for sharp slides) or PDF."""
+    try:
+        import cairosvg
+    except (ModuleNotFoundError, OSError) as error:  # OSError: the package is there, the cairo library is not
+        raise SetupError(
+            "PNG and PDF need CairoSVG: pip install 'lora-tune[slides]', and Debian's libcairo2; --svg needs nothing"
+        ) from error
+    if form == "png":
+        made: bytes = cairosvg.svg2png(drawing.encode(), output_width=2 * svg.WIDTH)
+    else:
+        made = cairosvg.svg2pdf(drawing.encode())
+    return made
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--to", "path", type=click.Path(path_type=Path), help="file to write [the sweep's report.html]")
+@click.option(
+    "--svg", "svg_folder", type=click.Path(path_type=Path), help="write each figure into this folder instead, as SVG"
+)
+@click.option("--png", type=click.Path(path_type=Path), help="the same as PNG, for slides")
+@click.option("--pdf", type=click.Path(path_type=Path), help="the same as PDF")
+@guarded
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    path: Path | None,
+    svg_folder: Path | None,
+    png: Path | None,
+    pdf: Path | None,
+) -> None:
+    """Write the sweep's report: one HTML file that needs no network."""
+    review = load_review(study_name, output, storage)
+    if svg_folder or png or pdf:
+        for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):
+            click.echo(file)
+        return
+    path = path or review.paths.report
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_report(review.study, review.sweep, path)
+    click.echo(path)

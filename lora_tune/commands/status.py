@@ -1,0 +1,291 @@
+"""``python -m lora_tune.status --study NAME``: where a sweep stands. Reads only; any number may watch, anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lora_tune.analysis.describe import money, parameters_text, price
+from lora_tune.analysis.scaling import scaling, table
+from lora_tune.analysis.summary import Overview, confirmed_words, other_score, overview, ranked
+from lora_tune.base import errors
+from lora_tune.base.format import duration, visible
+from lora_tune.commands.options import (
+    Review,
+    guarded,
+    load_review,
+    output_option,
+    storage_option,
+    study_option,
+    watch_store,
+)
+from lora_tune.config.study import Study
+from lora_tune.review import screen
+from lora_tune.store import LEASE_SECONDS, Store
+from lora_tune.store.records import Sweep, Trial, TrialState
+
+BEST_SHOWN = 5
+
+
+class Standing:
+    """A sweep's condition, as one word."""
+
+    RUNNING = "running"
+    """A driver is at work."""
+    UNATTENDED = "unattended"
+    """It is not over, and nobody drives it: jobs may run, nobody decides. The same sweep command takes over."""
+    ENDED = "ended"
+
+
+def standing(sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
+    """The sweep's condition. driver: who drives, and the epoch second of its last sign of life.
+
+    over: whether its last driver noted its end; also True where no driver noted anything (older releases).
+    """
+    owner, sign = driver
+    if owner and now - sign < LEASE_SECONDS:
+        return Standing.RUNNING
+    return Standing.ENDED if over and not _open(sweep) else Standing.UNATTENDED
+
+
+def _open(sweep: Sweep) -> int:
+    return sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
+
+
+def exit_code(condition: str, seen: Overview) -> int:
+    """For monitoring: 0 running, or ended with a best trial; 3 unattended; 4 ended and nothing reached the target."""
+    if condition == Standing.UNATTENDED:
+        return errors.EXIT_SETUP
+    if condition == Standing.ENDED and seen.best is None:
+        return errors.EXIT_NOTHING_REACHED
+    return errors.EXIT_DONE
+
+
+def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> dict[str, Any]:
+    """The whole picture as plain data: seconds, samples, node-hours; None where unknown. over: see :func:`standing`."""
+    seen = overview(study, sweep, now)
+    best = seen.best
+    return {
+        "study": study.name,
+        "hash": sweep.digest,
+        "state": standing(sweep, driver, now, over=over),
+        "driver": driver[0] or None,
+        "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
+        "target": None if study.maximise else study.objective.target,
+        "trials": seen.trials,
+        "trials_planned": seen.planned,
+        "open": seen.open,
+        "verdicts": {v.value: n for v, n in seen.verdicts.items()},
+        "node_hours": seen.node_hours,
+        "node_hours_budget": study.budget.node_hours,
+        "node_hours_saved": seen.saved,
+        "money": money(study, seen.node_hours),
+        "seconds": seen.seconds,
+        "best": None if best is None else {**_trial(sweep, best, now), "interval_seconds": seen.best_interval},
+        "running": [_trial(sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
+        "failures": [
+            {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
+            for f in seen.failures
+        ],
+    }
+
+
+def _trial(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+    evals = sweep.last_evals(trial.number)
+    attempts = sweep.attempts_of(trial.number)
+    return {
+        "trial": trial.number,
+        "state": str(trial.verdict or (attempts[-1].state if attempts else trial.state)),
+        "objective": trial.facts.get("objective"),
+        "seconds": trial.seconds,
+        "samples": trial.samples,
+        "eval_loss": _finite(evals[-1].loss) if evals else None,
+        "eval_samples": evals[-1].samples if evals else None,
+        "node_hours": sum(a.node_hours(now) for a in attempts),
+        "remark": trial.sentence or None,
+        "attempts": len(attempts),
+        "parameters": dict(trial.parameters),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def picture(
+    study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, every: bool, over: bool = True
+) -> RenderableType:
+    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see standing."""
+    seen = overview(study, sweep, now)
+    condition = _condition(study, sweep, driver, now, over=over)
+    parts: list[RenderableType] = [_head(study, sweep, seen, condition), ""]
+    if every:
+        parts += [screen.trials_table(study, sweep, list(sweep.trials.values()), now, "all trials")]
+    else:
+        running = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+        if running:
+            parts += [screen.trials_table(study, sweep, running, now, "open"), ""]
+            parts += [Text(f"trial {t.number}: {visible(t.sentence)}", style="red") for t in running if t.sentence]
+        if best := ranked(study, sweep)[:BEST_SHOWN]:
+            parts += [screen.trials_table(study, sweep, best, now, f"best {len(best)}")]
+    if scales := scaling(study, sweep):
+        parts += ["", Text(table(scales))]
+    if seen.failures:
+        parts += ["", _failures(seen)]
+    return Group(*parts)
+
+
+def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("sweep", Text(f"{study.name}  {sweep.digest}"))
+    grid.add_row("state", condition)
+    of = f" of {seen.planned}" if seen.planned else ""
+    counts = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    open_ = f"{seen.open} open" if seen.open else ""
+    grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
+    grid.add_row("best", _best(study, seen))
+    if words := confirmed_words(seen.best):
+        grid.add_row("confirmed", words)
+    budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
+    saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
+    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}{saved}"))
+    grid.add_row("time", duration(seen.seconds))
+    return grid
+
+
+def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool) -> Text:
+    owner, sign = driver
+    condition = standing(sweep, driver, now, over=over)
+    if condition == Standing.RUNNING:
+        who = visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
+        return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
+    if condition == Standing.UNATTENDED:
+        again = f"python -m lora_tune.sweep --study {study.name}"
+        what = "trials are open and nobody drives them" if _open(sweep) else "it is not over and nobody drives it"
+        return Text(f"{what}; take over with: {again}", style="bold red")
+    return Text("ended")
+
+
+def _best(study: Study, seen: Overview) -> Text:
+    if seen.best is None:
+        return Text(
+            "no trial has reached the target yet" if not study.maximise else "nothing measured yet", style="dim"
+        )
+    value = seen.best.facts["objective"]
+    if study.maximise:
+        text = Text(f"{value:.4g} samples/s", style="bold green")
+    else:
+        text = Text(duration(value), style="bold green")
+        if seen.best_interval:
+            low, high = seen.best_interval
+            text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
+    if words := other_score(study, seen.best):
+        text.append(f", {words}", style="green")
+    text.append(f"  trial {seen.best.number}  {parameters_text(seen.best)}", style="default")
+    return text
+
+
+def _failures(seen: Overview) -> Table:
+    table = Table(title="failures", title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    for name in ("class", "attempts", "what", "remedy"):
+        table.add_column(name, overflow="fold")
+    for f in seen.failures:
+        table.add_row(Text(f.kind, style="red"), str(f.attempts), Text(visible(f.line)), Text(visible(f.remedy)))
+    return table
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--watch", is_flag=True, help="refresh until the sweep ends or Ctrl-C")
+@click.option(
+    "--every", "period", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="seconds, with --watch"
+)
+@click.option("--json", "json_", is_flag=True, help="one JSON object; with --watch, one a line")
+@click.option("--all", "all_", is_flag=True, help="all trials, not only the open and the best")
+@guarded
+def main(
+    study_name: str, storage: str | None, output: Path | None, watch: bool, period: float, json_: bool, all_: bool
+) -> None:
+    """Where a sweep stands. Only reads, so it may run anywhere that reaches the database, any number of times.
+
+    Exit codes, for monitoring: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and
+    nobody drives it, or the database does not answer; 4 the sweep ended and nothing reached the target.
+    """
+    console = Console()
+    review = load_review(study_name, output, storage)
+    store = watch_store(review.paths, storage)
+    try:
+        look = _Look(review, store)
+        if watch and not json_:
+            _watch(console, look, period, every=all_)
+        else:
+            _show(console, look, json_=json_, every=all_)
+            while watch and look.standing == Standing.RUNNING:
+                time.sleep(period)
+                look.again()
+                _show(console, look, json_=json_, every=all_)
+    finally:
+        store.close()
+    sys.exit(exit_code(look.standing, overview(look.study, look.sweep, look.now)))
+
+
+class _Look:
+    """The sweep as it was at ``now``; :meth:`again` reads what is new."""
+
+    def __init__(self, review: Review, store: Store) -> None:
+        self._store = store
+        self.study, self.sweep = review.study, review.sweep
+        self.again()
+
+    def again(self) -> None:
+        name = self.study.name
+        # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
+        self.driver, self.now = _driver(self._store, name), time.time()
+        self.over = all(row.ended for row in self._store.registered() if row.name == name)
+        self.sweep = self._store.load(name, self.sweep) or self.sweep
+
+    @property
+    def standing(self) -> str:
+        return standing(self.sweep, self.driver, self.now, over=self.over)
+
+
+def _driver(store: Store, name: str) -> tuple[str, float]:
+    """Who drives the sweep ("": nobody) and the epoch second of its last sign of life."""
+    held = store.held(name)
+    return held.owner, held.renewed_at
+
+
+def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None:
+    """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
+    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while True:
+            drawn = picture(look.study, look.sweep, look.driver, look.now, every=every, over=look.over)
+            live.update(drawn, refresh=True)
+            if look.standing != Standing.RUNNING:
+                return
+            try:
+                time.sleep(period)
+                look.again()
+            except KeyboardInterrupt:
+                return
+
+
+def _show(console: Console, look: _Look, *, json_: bool, every: bool) -> None:
+    if json_:
+        click.echo(json.dumps(as_json(look.study, look.sweep, look.driver, look.now, over=look.over)))
+    else:
+        console.print(picture(look.study, look.sweep, look.driver, look.now, every=every, over=look.over))

@@ -1,0 +1,258 @@
+"""``python -m lora_tune.sweep --study NAME``: tune a study, or go on with it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.scaling import scaling, table
+from lora_tune.analysis.summary import other_score
+from lora_tune.base import errors
+from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.redact import redact
+from lora_tune.commands import export
+from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
+from lora_tune.commands.options import guarded, metrics_option, output_option, storage_option, study_option, sweep_paths
+from lora_tune.config.study import Study, closed_violations, find_study, load_study
+from lora_tune.controller.driver import Outcome, proposal
+from lora_tune.controller.runtime import (
+    Environment,
+    Plan,
+    driver,
+    given_back,
+    make_clock,
+    open_sweep,
+    own_folder,
+    settle,
+)
+from lora_tune.launchers import make_launcher, preview
+from lora_tune.store import Lease, Store, tune_sqlite
+from lora_tune.store.leases import take_lease, wait_for_lease
+from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Job, Prepares, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What the command line says of this run of the driver. metrics: [HOST:]PORT, None without."""
+
+    accept_changes: bool
+    standby: bool
+    metrics: str | None
+    say: bool
+
+
+@click.command()
+@study_option
+@click.option("--trials", type=int, help="number of trials, overrides the study")
+@click.option("--parallel", type=int, help="trials at one time, overrides the study")
+@click.option("--budget-node-hours", type=float, help="node-hours of all trials, overrides the study")
+@click.option("--launcher", help="local or slurm, overrides the study's site")
+@storage_option
+@output_option
+@click.option("--seed", type=int, help="seed of the search, overrides the study")
+@click.option("--dry-run", is_flag=True, help="print the first proposals, files and commands; submit nothing")
+@click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
+@click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
+@click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
+@metrics_option
+@click.option("--quiet", is_flag=True, help="print nothing but the result")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+@guarded
+def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: bool, **given: Any) -> None:
+    """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
+
+    Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
+    """
+    file = find_study(study_name)
+    from_file = load_study(file)
+    options = _options(given)
+    study = from_file.with_options(options)
+    for violation in closed_violations(study):  # what is fatal was refused above
+        click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
+    workload = load_workload(study, file)
+    plan = Plan(
+        file=file,
+        text=file.read_text(encoding="utf-8"),
+        study=study,
+        from_file=from_file,
+        options=options,
+        paths=sweep_paths(study.name, given["output"]),
+        workload=workload,
+    )
+    if dry_run:
+        _dry_run(study, workload, plan.paths)
+        return
+    if register:
+        _register(plan, given["storage"], accept_changes=given["accept_changes"])
+        return
+    how = How(
+        accept_changes=given["accept_changes"], standby=given["standby"], metrics=given["metrics"], say=not as_json
+    )
+    sys.exit(_sweep(plan, given["storage"], make_view(quiet, as_json), how))
+
+
+def _options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the command line lays over the study, by section; without what was not given."""
+    laid = {
+        "budget": {"trials": given["trials"], "parallel": given["parallel"], "node_hours": given["budget_node_hours"]},
+        "site": {"launcher": given["launcher"]},
+        "search": {"seed": given["seed"]},
+    }
+    return {
+        part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})
+    }
+
+
+def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:
+    """Write the study into the database, so that lora_tune.serve takes it up."""
+    store = open_sweep(plan, storage, time.time())
+    lease = take_lease(store, plan.study.name, time.time())
+    try:
+        with given_back(store, lease), own_folder(plan, store, lease):
+            settle(plan, store, lease, accept_changes=accept_changes)
+    finally:
+        store.close()
+    click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
+
+
+def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
+    """Run the driver between taking and giving back the lease; returns the exit code."""
+    study, paths = plan.study, plan.paths
+    try:
+        launcher = make_launcher(study)
+        clock = make_clock(study, launcher)
+        around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=not how.standby)
+        if how.metrics:
+            from lora_tune.commands.metrics import Metrics
+
+            around = Metrics().serve(how.metrics, click.echo if how.say else None).measured(around)
+        store = _open_patiently(plan, storage, around) if how.standby else open_sweep(plan, storage, clock.now())
+        if how.standby:
+            lease, _ = wait_for_lease(store, study.name, clock.now, watcher.line)
+        else:
+            lease = take_lease(store, study.name, clock.now())
+        with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:
+            watcher.line(beginning(study, driving.sweep, paths))
+            outcome = run_interruptibly(driving)
+            if outcome.interrupted:
+                watcher.close()
+                after_interrupt(driving)
+            else:
+                _finish(store, lease, outcome.reason, watcher)
+    finally:
+        watcher.close()
+    if outcome.interrupted:
+        return errors.EXIT_INTERRUPTED
+    return _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
+
+
+def beginning(study: Study, sweep: Sweep, paths: SweepPaths) -> str:
+    """What is begun, or gone on with, and where."""
+    planned = f" of {study.budget.trials}" if study.budget.trials else ""
+    ended = sum(t.verdict is not None for t in sweep.trials.values())
+    at_once = f"{study.budget.parallel} at a time, records in {near(paths.root)}"
+    if not sweep.trials:
+        return f"{study.name}: {planned.removeprefix(' of ') or 'any number of'} trials, {at_once}"
+    taken = f", {len(sweep.trials) - ended} open ones are taken over" if ended < len(sweep.trials) else ""
+    return f"going on with {study.name}: {ended}{planned} trials ended{taken}; {at_once}"
+
+
+def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
+    """Note the end. All records are saved; a database that went away just now costs no result."""
+    try:
+        store.finish(lease, reason)
+    except errors.StoreError as error:
+        watcher.line(f"{error}; that the sweep is over is not noted, the same command does so")
+
+
+def _open_patiently(plan: Plan, storage: str | None, around: Environment) -> Store:
+    """The sweep's database, also when it is away now: a standby waits for it."""
+    said = ""
+    while True:
+        try:
+            return open_sweep(plan, storage, around.clock.now())
+        except errors.StoreError as error:
+            if str(error) != said:
+                around.view.line(f"standby: {error}")
+            said = str(error)
+        time.sleep(1.0)
+
+
+def _hand_over(
+    study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, *, say: bool
+) -> int:
+    """Export the best, write the report, say where they are; returns the exit code."""
+    from lora_tune.commands import report
+    from lora_tune.search import priors
+
+    sweep = replace(sweep, priors=priors.read(paths.priors))
+    written = export.export_best(study, sweep, workload, paths.best)
+    report.write_report(study, sweep, paths.report)
+    if say:
+        click.echo(summary(study, sweep, outcome))
+        if written is not None:
+            click.echo(f"config   {near(written.path)}\nrun it   {export.typed(written, workload)}")
+        review = f"{export.python()} -m lora_tune.dashboard --study {study.name}"
+        click.echo(f"report   {near(paths.report)}\nreview   {review}")
+    return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
+
+
+def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
+    """A few lines: why it ended, how the trials ended, the best."""
+    counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
+    ended = ", ".join(f"{n} {v.value}" for v, n in counts.items() if n)
+    best = sweep.best(maximise=study.maximise)
+    lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
+    if best is None:
+        lines.append(
+            "no trial measured its throughput"
+            if study.maximise
+            else f"no trial reached eval loss {study.objective.target:g}"
+        )
+    else:
+        unit = "samples/s" if study.maximise else "s to the target"
+        other = f" ({words})" if (words := other_score(study, best)) else ""
+        lines.append(
+            f"best     {best.facts['objective']:.4g} {unit}{other}, trial {best.number}: {parameters_text(best)}"
+        )
+    if rows := scaling(study, sweep):
+        lines.append(table(rows))
+    return "\n".join(lines)
+
+
+def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2) -> None:
+    """Print the first proposals, their files, environment and command lines. Writes and submits nothing."""
+    from lora_tune.search.session import Session
+
+    session = Session(study, None, tune_sqlite)
+    if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
+        click.echo("# before the first trial, once\n" + _shown(study, made))
+    for _ in range(min(count, study.budget.trials or count)):
+        asked = session.ask()
+        if isinstance(asked, str):
+            click.echo(asked)
+            return
+        trial = Trial(
+            number=asked.number,
+            seed=study.trial_seed(asked.number),
+            tuned=asked.tuned,
+            parameters=study.search_space.resolve(asked.tuned),
+        )
+        folder = paths.attempt(trial.number, 0).folder
+        job = workload.job(proposal(trial, 0), folder)
+        click.echo(f"# trial {trial.number}: {parameters_text(trial)}\n" + _shown(study, job))
+
+
+def _shown(study: Study, job: Job) -> str:
+    """A job's files, environment and command line, secrets hidden: people show this to others."""
+    files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
+    variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
+    return redact("".join((*files, *variables, shlex.join(preview(study, job)), "\n")))

@@ -1,0 +1,80 @@
+"""Where trials run: what differs between clusters, and nothing of what is tuned."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from lora_tune.base.hostlist import hostnames
+
+
+class Site(BaseModel):
+    """A site profile: the launcher, the shape of a node, and what this cluster's ``sbatch`` and ``srun`` need.
+
+    A study holds it inline under ``[site]``, or names a profile file and overrides parts of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    profile: str | None = Field(None, description="TOML file with these keys, relative to the study file")
+    launcher: Literal["local", "slurm", "simulated"] = Field("local", description="who starts jobs")
+    system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9_-]+$", description="system name in exported file names")
+    nodes: int = Field(1, ge=1, description="nodes of one trial")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs of one node; 0: CPU only")
+    partition: str | None = Field(None, description="sbatch --partition")
+    account: str | None = Field(None, description="sbatch --account")
+    reservation: str | None = Field(None, description="sbatch --reservation")
+    qos: str | None = Field(None, description="sbatch --qos")
+    nodelist: str | None = Field(None, description="sbatch --nodelist: only these nodes")
+    exclude: str | None = Field(None, description="sbatch --exclude: never these nodes")
+    gres: str | None = Field(None, description="GPU resources of each step (SLURM_GRES), e.g. gpu:8")
+    mpi: str | None = Field(None, description="MPI start-up of each step (SLURM_MPI_TYPE), e.g. pmi2, pmix")
+    cpu_bind: str | None = Field(None, description="CPU binding of each step (SLURM_CPU_BIND), e.g. none")
+    container: str | None = Field(None, description="container image (CONT): a .sqsh file or an image name")
+    container_mounts: tuple[str, ...] = Field((), description="further host:container mounts")
+    data: Path | None = Field(None, description="prepared data (DATADIR)")
+    model: Path | None = Field(None, description="model folder (MODEL)")
+    log_folder: Path | None = Field(None, description="where jobs may write logs; must be visible from the nodes")
+    python: str | None = Field(None, description="interpreter of the trials; this one when absent")
+    sbatch_args: tuple[str, ...] = Field((), description="further sbatch options, one string each")
+    environment: dict[str, str] = Field(default_factory=dict, description="further variables of every job")
+    queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
+    stall_minutes: float = Field(20, gt=0, description="longest silence of a running job's log")
+    kill_seconds: float = Field(60, gt=0, description="wait for a cancelled job before it is killed")
+
+    @field_validator(
+        "partition", "account", "reservation", "qos", "nodelist", "exclude", "gres", "mpi", "cpu_bind", "container",
+        "container_mounts", "python", "sbatch_args",
+    )  # fmt: skip
+    @classmethod
+    def _one_line(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        """These become lines of a batch file, where a line end begins a command."""
+        for text in (value,) if isinstance(value, str) else value or ():
+            if not text.isprintable():
+                raise ValueError(f"{text!r} holds line ends or control characters; write it on one line")
+        return value
+
+    def step_variables(self) -> dict[str, str]:
+        """What ``srun`` reads: the site's differences reach every step of a script that knows nothing of them."""
+        found = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
+        return {name: value for name, value in found.items() if value}
+
+    def sbatch_words(self, nodes: int) -> tuple[str, ...]:
+        """What ``sbatch`` needs on this cluster, as options for somebody who types the line for ``nodes`` nodes.
+
+        Of a longer node list the first ones are named: sbatch would demand all of them.
+        """
+        named = ",".join(itertools.islice(hostnames(self.nodelist or ""), nodes)) or None
+        given = {
+            "-p": self.partition,
+            "-A": self.account,
+            "-q": self.qos,
+            "--reservation": self.reservation,
+            "-w": named,
+            "--exclude": self.exclude,
+        }
+        pairs = [word for option, value in given.items() if value for word in (option, value)]
+        return (*pairs, *((f"--gres={self.gres}",) if self.gres else ()), *self.sbatch_args)

@@ -1,0 +1,337 @@
+"""A study: one TOML file, validated whole, frozen and hashed."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lora_tune.base.errors import InputError, StudyError
+from lora_tune.config.site import Site
+from lora_tune.config.space import FixedParameter, Parameter, Space, SpaceError, Value, as_parameter
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from lora_tune.mlperf import Violation
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class WorkloadTable(BaseModel):
+    """What runs. ``kind`` names the workload; the other keys are that workload's own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    kind: str = Field(description="peft, nemo, mlperf, command or surface")
+
+
+class Objective(_Frozen):
+    """What is to be minimised."""
+
+    target: float = Field(0.925, description="eval loss to reach")
+    score: Literal["time_to_target", "mlperf_score", "throughput"] = Field(
+        "time_to_target",
+        description="seconds to the target; the same after RCP normalisation; or samples/s (maximised, no target)",
+    )
+    estimator: Literal["stop", "curve"] = Field(
+        "stop", description="time of the first eval at the target, or where the fitted curve crosses it"
+    )
+    curves: Literal["own", "llama2_70b_lora"] = Field(
+        "own", description="what a good curve looks like: this study's own runs, or the public MLPerf runs"
+    )
+
+
+class Search(_Frozen):
+    """How trials are proposed."""
+
+    sampler: Literal["tpe", "random", "gp", "cmaes", "grey_box"] = Field("tpe", description="who proposes")
+    seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
+    startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
+    probes: bool = Field(
+        False, description="grey_box may propose short runs that end once their layout's speed is measured"
+    )
+    enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
+
+
+class Pruning(_Frozen):
+    """When a running trial is stopped."""
+
+    rule: Literal["stall", "none"] = Field("stall", description="stop stalled and diverging eval curves, or nothing")
+    false_prune_rate: float = Field(0.01, gt=0, lt=0.5, description="share of good runs that may be stopped by error")
+    no_verdict_before: float = Field(0, ge=0, description="samples before which nothing is stopped but NaN")
+    cap: bool = Field(True, description="stop a run that can no longer beat the best one")
+    cap_risk: float = Field(0.01, gt=0, lt=0.5, description="accepted chance that a capped run would have won")
+
+
+class Budget(_Frozen):
+    """Where the sweep ends. At least one of trials, node_hours and wall_hours is needed."""
+
+    trials: int | None = Field(None, ge=1, description="proposals, retries not counted")
+    node_hours: float | None = Field(None, gt=0, description="node-hours of all attempts together")
+    wall_hours: float | None = Field(None, gt=0, description="hours since the sweep began")
+    stop_below: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="end when the next node-hour is expected to improve the score by less than this share "
+        "(0.002: 0.2%); needs sampler grey_box, and a limit beside it",
+    )
+    parallel: int = Field(1, ge=1, description="trials at one time")
+    trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")
+    attempts: int = Field(3, ge=1, description="attempts of one trial when the machine fails it")
+    price_per_node_hour: float | None = Field(None, ge=0, description="money shown beside node-hours")
+
+
+class Study(_Frozen):
+    """A whole study. Load it with :func:`load_study`; it never changes afterwards."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="folder under sweeps/ and job prefix")
+    description: str = Field("", description="a line for people")
+    division: Literal["open", "closed"] = Field("open", description="closed: MLPerf's rules are enforced")
+    workload: WorkloadTable
+    site: Site = Field(default_factory=lambda: Site.model_validate({}))
+    space: dict[str, Parameter]
+    objective: Objective = Field(default_factory=Objective)
+    search: Search = Field(default_factory=Search)
+    pruning: Pruning = Field(default_factory=Pruning)
+    budget: Budget
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _bare_values_are_fixed(cls, table: Any) -> Any:
+        return {k: as_parameter(v) for k, v in table.items()} if isinstance(table, dict) else table
+
+    @property
+    def search_space(self) -> Space:
+        """The space on this study's GPUs."""
+        return Space(self.space, self.site.nodes, self.site.gpus_per_node)
+
+    @property
+    def maximise(self) -> bool:
+        """True for throughput, where there is no target; every other score is seconds."""
+        return self.objective.score == "throughput"
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits of SHA-256 over the validated content; comments and order of tables do not count."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def trial_seed(self, number: int) -> int:
+        """The seed of trial ``number``."""
+        return self.search.seed * 1000 + number + 1
+
+    def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
+        """A copy with command-line options laid over sections, validated again.
+
+        ``options`` is ``{"budget": {"trials": 4}, ...}``; None values are left out. Raises InputError.
+        """
+        data = self.model_dump(mode="python")
+        for section, values in options.items():
+            data[section] = {**data[section], **{k: v for k, v in values.items() if v is not None}}
+        try:
+            return Study.model_validate(data)
+        except ValidationError as error:
+            key, problem = first_problem(error, Study)
+            raise InputError(f"option {key}: {problem}") from error
+
+
+def find_study(name: str, folder: Path = Path("studies")) -> Path:
+    """The file of ``--study NAME``: a path that ends in .toml, or ``studies/NAME.toml``. Raises StudyError."""
+    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = sorted(p.stem for p in folder.glob("*.toml"))
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known studies: {', '.join(known) or 'none here'}"
+    raise StudyError(path, "", f"there is no study {name!r}; {hint}")
+
+
+def load_study(path: Path) -> Study:
+    """Read, validate and freeze a study file. Raises StudyError naming the file, the key and the remedy."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StudyError(path, "", f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(path, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    return parse_study(text, path)
+
+
+def parse_study(text: str, path: Path) -> Study:
+    """The study in ``text``; ``path`` names it in errors, gives its default name and the place of site profiles."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(path, "", f"is not valid TOML: {error}") from error
+    table.setdefault("name", path.stem)
+    if isinstance(table.get("site"), dict):
+        table["site"] = _with_profile(table["site"], path)
+    try:
+        study = Study.model_validate(table)
+    except ValidationError as error:
+        key, problem = first_problem(error, Study)
+        raise StudyError(path, key, problem) from error
+    _check_whole(study, path)
+    return study
+
+
+def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The site table laid over the profile file that it names, if any (a path relative to the study file)."""
+    profile = site.get("profile")
+    if profile is None:
+        return site
+    file = path.parent / str(profile)
+    try:
+        base = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = sorted(str(p.relative_to(path.parent)) for p in path.parent.glob("sites/*.toml"))
+        raise StudyError(path, "site.profile", f"{file} cannot be read; known profiles: {known}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(file, "", f"is not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(file, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    return {**base, **site}
+
+
+def _check_whole(study: Study, path: Path) -> None:
+    """The checks that need more than one section."""
+    space = study.search_space
+    try:
+        space.check()
+    except SpaceError as error:
+        raise StudyError(path, f"space.{error.key}", str(error)) from error
+    budget = study.budget
+    if budget.trials is None and budget.node_hours is None and budget.wall_hours is None:
+        raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
+    for violation in closed_violations(study):
+        if violation.fatal:
+            raise StudyError(path, f"space.{violation.name}", violation.sentence)
+    if study.objective.score == "mlperf_score" and study.objective.curves != "llama2_70b_lora":
+        raise StudyError(path, "objective.score", 'mlperf_score needs curves = "llama2_70b_lora" beside it')
+    _check_search(study, path)
+
+
+def _check_search(study: Study, path: Path) -> None:
+    """What the search needs of the other sections."""
+    space, budget = study.search_space, study.budget
+    if budget.stop_below is not None and study.search.sampler != "grey_box":
+        problem = 'needs search.sampler = "grey_box": no other sampler knows its expected gain'
+        raise StudyError(path, "budget.stop_below", problem)
+    if study.search.probes and study.search.sampler != "grey_box":
+        raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": no other sampler proposes them')
+    if space.varies_nodes and study.search.sampler == "grey_box":
+        problem = "grey_box models trials of one size, and NODES varies here; use tpe"
+        raise StudyError(path, "search.sampler", problem)
+    tuned = space.distributions()
+    for index, point in enumerate(study.search.enqueue):
+        for key, value in point.items():
+            if key not in tuned:
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {sorted(tuned)}")
+            if not _within(tuned[key], value):
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} lies outside {tuned[key]}")
+
+
+def _within(distribution: BaseDistribution, value: Value) -> bool:
+    """Whether a distribution can propose ``value``."""
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))
+    except ValueError:  # no choice of a categorical
+        return False
+
+
+def closed_violations(study: Study) -> list[Violation]:
+    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
+    if study.division == "open":
+        return []
+    from lora_tune.mlperf import check_closed, llama31_405b
+
+    space = study.search_space
+    if (study.workload.model_extra or {}).get("benchmark") == llama31_405b.BENCHMARK:
+        return llama31_405b.check_closed(tuned=space.distributions(), points=space.each_layout())
+    fixed = {n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)}
+    return check_closed(tuned=space.distributions(), values=fixed, batch_sizes=space.batch_sizes())
+
+
+def study_changes(before: Study, after: Study) -> list[str]:
+    """What differs, one line a key: ``space.LR.high: 0.01 -> 0.02``. Empty when nothing that counts differs."""
+    old, new = _flat("", before.model_dump(mode="json")), _flat("", after.model_dump(mode="json"))
+    return [
+        f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, "absent") != new.get(key, "absent")
+    ]
+
+
+def _flat(prefix: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            found |= _flat(f"{prefix}.{key}" if prefix else str(key), inner)
+        return found
+    return {prefix: value}
+
+
+def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The key path and a one-line problem with its remedy, of the first of pydantic's findings on ``model``."""
+    # A misspelt key is often the cause of the missing one.
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    parts = [str(p) for p in first["loc"] if p not in ("float", "int", "categorical", "layout", "derived", "fixed")]
+    key = ".".join(parts)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown key; see the study-file reference for the allowed ones"
+        if near := _allowed_near(parts, model):
+            message = f"unknown key; {near}"
+    elif first["type"] == "missing":
+        message = "is missing; add it"
+    elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        message = "needs type = one of float, int, categorical, layout, derived, fixed"
+    elif words := _PLAIN_WORDS.get(first["type"]):
+        message = words.format(**first.get("ctx", {})) + _what_came(first["input"])
+    return key, message.replace("\n", " ")
+
+
+_PLAIN_WORDS = {
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "finite_number": "must be a finite number",
+    "string_pattern_mismatch": "must be of the form {pattern}",
+    "too_short": "must have at least {min_length} entry",
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("string_type",), "must be text"),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a table"),
+}
+"""Pydantic's type of a finding -> what is allowed."""
+
+
+def _what_came(value: object) -> str:
+    """The refused value, where it is short enough for a line."""
+    shown = repr(value)
+    return f", not {shown}" if isinstance(value, str | int | float) and len(shown) <= 80 else ""
+
+
+def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
+    """The allowed keys of the section in which an unknown key stands, the nearest first."""
+    for part in parts[:-1]:
+        inner = model.model_fields.get(part)
+        if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
+            return ""
+        model = inner.annotation
+    near = difflib.get_close_matches(parts[-1], model.model_fields, n=1)
+    return f"did you mean {near[0]}?" if near else f"allowed are {', '.join(model.model_fields)}"

@@ -1,0 +1,91 @@
+"""Everything outside that the driver speaks to, as it sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from lora_tune.base.process import steady
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import Launcher
+from lora_tune.logs.run import Eval
+from lora_tune.store import Records
+from lora_tune.store.records import Sweep, Trial
+from lora_tune.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked
+
+
+class Clock(Protocol):
+    """Time as the driver sees it; epoch seconds."""
+
+    def now(self) -> float: ...
+
+    def monotonic_now(self) -> float:
+        """As ``now``, and never ahead of a clock that nobody sets: no time limit counted by it comes early.
+
+        A job's start may be known by the clock as it was before somebody set it, or as it is since.
+        """
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class RealClock:
+    """This machine's clock."""
+
+    def __init__(self) -> None:
+        self._began = time.time() - steady()
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic_now(self) -> float:
+        return min(self.now(), self._began + steady())
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class View(Protocol):
+    """Somebody who watches. Neither call may fail the sweep."""
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+
+class Search(Protocol):
+    """Who proposes and is told: the sampler of a sweep (``search.session``), or a race (``commands.confirm.race``).
+
+    Raises StoreError where its side of the database does not answer.
+    """
+
+    def ask(self) -> Asked | str:
+        """A proposal, or why there is none now, in words; with nothing open that ends the loop."""
+        ...
+
+    def unknown(self, known: Collection[int]) -> list[Asked]:
+        """Proposals that were made and are not among ``known``: a driver died in between."""
+        ...
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None: ...
+
+    def tell(self, record: Trial) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """The driver's surroundings."""
+
+    workload: Workload
+    launcher: Launcher
+    store: Records
+    session: Search
+    clock: Clock
+    view: View

@@ -1,0 +1,369 @@
+"""The loop that drives a sweep.
+
+Each tick reads rows, job states and new log lines, decides (``policy``), acts, and records. A restart is an ordinary
+tick: jobs that run are adopted, none is lost, none is started twice. The driver is the only writer.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lora_tune.base.errors import DatabaseChangedError, LauncherError, RefusedError, SetupError, StoreError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import Study
+from lora_tune.controller import budgets, eval_schedule, node_faults
+from lora_tune.controller.dependencies import Clock, Dependencies, RealClock, Search, View
+from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.jobs import Jobs, new_token, proposal, write_files
+from lora_tune.controller.monitor import JobMonitor
+from lora_tune.controller.refusals import Refusal
+from lora_tune.controller.rescue import Rescue
+from lora_tune.launchers.base import JobState, Surveys
+from lora_tune.store import LEASE_SECONDS, Changes, Lease
+from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.unit_of_work import UnitOfWork
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked
+
+__all__ = ["Clock", "Dependencies", "Driver", "Outcome", "RealClock", "Search", "View", "proposal"]
+
+SURVEY_SECONDS = 600.0
+"""Between two looks for jobs of this sweep that no trial wants."""
+
+FILL_SECONDS = 0.5
+"""Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of the driver ended. reason: a sentence. interrupted: jobs may still run."""
+
+    reason: str
+    interrupted: bool = False
+
+
+class Driver:
+    """Drives one sweep until its budget is spent. Construct, then :meth:`run`.
+
+    ``interrupt`` may be set at any time (from a signal handler): the loop ends after the tick in progress.
+    settle: seconds after an unanswered submission before it counts as not made (a scheduler answers late).
+    mended_at: epoch seconds; a person has fixed what made trials fail before.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        paths: SweepPaths,
+        ports: Dependencies,
+        lease: Lease,
+        *,
+        period: float,
+        settle: float = 0.0,
+        fixed_at: float = -math.inf,
+    ) -> None:
+        self.interrupt = False
+        self._fixed_at, self._refusal = fixed_at, Refusal()
+        self._study, self._paths, self._dependencies, self._lease = study, paths, ports, lease
+        self._period, self._settle = period, settle
+        found = ports.store.load(study.name)
+        assert found is not None, "the sweep's row is made before its driver"
+        self._work = UnitOfWork(found)
+        self._jobs = Jobs(ports.workload, paths, found.id)
+        self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
+        self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
+        self._unsaved = Changes()
+        self._rescue = Rescue(paths.rescued)
+        self._away = False  # the database took nothing when it was last asked, at _asked_at
+        self._asked_at = self._surveyed_at = -math.inf
+
+    @property
+    def sweep(self) -> Sweep:
+        """The records as they are now."""
+        return self._work.sweep
+
+    def run(self) -> Outcome:
+        """Tick until nothing is left to do or to wait for."""
+        self._adopt()
+        while True:
+            reason = self.tick()
+            if reason:
+                return Outcome(reason)
+            if self.interrupt:
+                return Outcome("interrupted", interrupted=True)
+            self._dependencies.clock.sleep(self._period)
+
+    def _adopt(self) -> None:
+        """Take in what an earlier driver left: proposals that Optuna knows and we do not."""
+        for asked in self._dependencies.session.unknown(self.sweep.trials.keys()):
+            text = f"trial {asked.number} was proposed and not written down: adopted"
+            self._events.note(text, "adopted", trial=asked.number)
+            self._new_trial(asked)
+        for trial in self._work.open_trials():
+            if trial.state is TrialState.RUNNING:
+                self._events.log("adopted", trial=trial.number)
+
+    def tick(self) -> str:
+        """One round. Returns why the sweep is over, "" while it is not."""
+        if self._now() - self._asked_at >= LEASE_SECONDS:
+            self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
+        self._cancel_orphans()
+        self._look_at_jobs()
+        for trial in self._work.open_trials():
+            if trial.state is not TrialState.WAITING:
+                continue
+            if reason := budgets.spent(self._study, self.sweep, self._dependencies.clock.monotonic_now()):
+                sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
+                self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
+                continue
+            if self._refusal.final is None and not self._away:
+                self._submit(trial)
+        reason = self._refill()
+        self._save()
+        if self._rescue.lost and not self._on_cluster():
+            raise SetupError(self._rescue.advice)
+        self._tell()
+        self._dependencies.view.update(self._study, self.sweep, self._now())
+        if self._refusal.final is not None and not (self._on_cluster() or self._work.untold() or self._unsaved):
+            raise SetupError(f"{self._refusal.final}; fix it and rerun the same command")
+        if self._work.open_trials() or self._work.untold() or self._unsaved:
+            return ""
+        return reason
+
+    def _look_at_jobs(self) -> None:
+        live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
+        seen = self._watch.look(live)
+        for attempt in seen.absent:
+            if self._now() - attempt.intended_at < self._settle:
+                continue
+            if attempt.stop is StopKind.USER:
+                self._work.put_attempt(replace(attempt, ended_at=self._now()))
+                self._cancelled(self.sweep.trials[attempt.trial])
+            elif self._refusal.final is None and not self._away:
+                self._launch(attempt)
+        # The search hears of evals when everything is decided: jobs wait to be stopped.
+        for number, evals in seen.fresh.items():
+            if evals:
+                self._guard(functools.partial(self._dependencies.session.report, number, evals))
+        if any(seen.fresh.values()) and not self._away:
+            self._flush()
+
+    def _cancel_orphans(self) -> None:
+        """End jobs of this sweep that no open trial wants, such as those of records that were lost since.
+
+        Not without the lease, and not while the database is away: what is unknown here may be another driver's.
+        """
+        launcher = self._dependencies.launcher
+        if not isinstance(launcher, Surveys) or self._now() - self._surveyed_at < SURVEY_SECONDS:
+            return
+        if self._away or not self._save():
+            return
+        self._surveyed_at = self._now()
+        wanted = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
+        try:
+            for ticket in launcher.jobs_below(self._paths.trials.absolute()):
+                if ticket.name not in wanted:
+                    text = f"job {ticket.job_id} ({ticket.name}) belongs to no open trial of this sweep: cancelled"
+                    self._events.note(text, "orphan", job=ticket.job_id)
+                    launcher.cancel(ticket)
+        except LauncherError as error:
+            self._events.trouble("cluster", str(error))
+
+    # -- proposals and submissions -----------------------------------------------------------------------------
+
+    def _refill(self) -> str:
+        """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
+        if (failed := budgets.hopeless(self.sweep, self._fixed_at)) is not None:
+            if self._work.open_trials():
+                words = f"{budgets.SAME_FAILURES} trials in a row failed: no more are started while the others run"
+                self._events.trouble("failures", words)
+                return words
+            self._save()
+            raise SetupError(
+                f"{budgets.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
+                f"{self._newest(failed).remedy or 'see the job logs'}; fix it and rerun the same command"
+            )
+        until = self._now() + FILL_SECONDS
+        while not self.interrupt and self._refusal.final is None and self._now() <= until:
+            reason = budgets.may_propose(self._study, self.sweep, self._dependencies.clock.monotonic_now())
+            if reason:
+                return reason
+            if self._away:  # another driver may have taken over, and proposes as well
+                return ""
+            try:
+                asked = self._dependencies.session.ask()
+            except StoreError as error:
+                self._events.trouble("search", str(error))
+                return ""
+            if isinstance(asked, str):
+                return asked
+            self._submit(self._new_trial(asked))
+        return ""
+
+    def _new_trial(self, asked: Asked) -> Trial:
+        parameters = asked.parameters or self._study.search_space.resolve(asked.tuned)
+        schedule, reason = ({}, "") if asked.parameters else eval_schedule.chosen(self._study, self.sweep, parameters)
+        trial = Trial(
+            number=asked.number,
+            seed=self._study.trial_seed(asked.number),
+            tuned=asked.tuned,
+            parameters={**parameters, **schedule},
+            why="; ".join(filter(None, (asked.why, reason))),
+            proposed_at=self._now(),
+            replicate_of=asked.replicate_of,
+            replicates=asked.replicates,
+            probe=asked.probe,
+        )
+        self._work.put_trial(trial)
+        return trial
+
+    def _submit(self, trial: Trial) -> None:
+        """A new attempt: the intention is on record before the launcher hears of it."""
+        number = len(self.sweep.attempts_of(trial.number))
+        attempt = Attempt(
+            trial=trial.number,
+            number=number,
+            job_name=f"{self._study.name}-{trial.number:04d}-{number}",
+            folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
+            token=new_token(),
+            intended_at=self._now(),
+            node_count=self._study.search_space.node_count(trial.parameters),
+            exclude_nodes=self._nodes_to_leave_out(trial),
+        )
+        self._work.put_attempt(attempt)
+        self._work.put_trial(replace(trial, state=TrialState.RUNNING, sentence=""))
+        if self._save():
+            self._launch(attempt)
+
+    def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
+        """Where this trial failed before, and nodes where others fail one after another."""
+        suspect = node_faults.suspect_nodes(self.sweep, self._now())
+        for node, why in suspect.items():
+            self._events.trouble(f"node {node}", f"node {node} is left out for a day: {why}")
+        own = {n for a in self.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
+        return tuple(sorted(own | suspect.keys()))
+
+    def _launch(self, attempt: Attempt) -> None:
+        trial, now = self.sweep.trials[attempt.trial], self._now()
+        if found := self._jobs.foreign_folder(attempt):
+            attempt = self._jobs.elsewhere(attempt)
+            text = f"trial {trial.number}: {found}; it is left as it is, and this attempt runs in {attempt.folder}"
+            self._events.note(text, "foreign folder", trial=trial.number)
+            self._work.put_attempt(attempt)
+            if not self._save():
+                return
+        job = self._jobs.job(trial, attempt)
+        try:
+            write_files(job)
+            job_id = self._dependencies.launcher.submit(job)
+        except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
+            self._events.trouble(f"submission of {attempt.job_name}", str(error))
+            told = replace(trial, sentence=str(error))
+            if isinstance(error, RefusedError):
+                told, attempt = self._refusal.heard(self._study, trial, attempt, error, now)
+                self._work.put_attempt(attempt)
+            if told != trial:
+                self._work.put_trial(told)
+            return
+        self._events.trouble(f"submission of {attempt.job_name}", "")
+        self._refusal.taken()
+        if trial.sentence:
+            self._work.put_trial(replace(trial, sentence=""))
+        there = replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value)
+        self._work.put_attempt(replace(there, failure="", line="", remedy=""))
+        self._events.log("submitted", trial=trial.number, attempt=attempt.number, job=job_id)
+
+    def cancel_all(self, limit: float) -> bool:
+        """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True when all are gone."""
+        deadline = self._now() + limit
+        for trial in self._work.open_trials():
+            if trial.state is TrialState.WAITING:
+                self._cancelled(trial)
+                continue
+            self._watch.give_up(self._newest(trial))
+        while self._work.open_trials() and self._now() < deadline:
+            self._look_at_jobs()
+            self._dependencies.clock.sleep(self._period)
+        self._save()
+        self._tell()
+        return not self._work.open_trials()
+
+    def _cancelled(self, trial: Trial) -> None:
+        """The end of a trial that has no job."""
+        self._work.put_trial(trial.finished(Verdict.CANCELLED, "cancelled by the user", self._now()))
+
+    # -- records -----------------------------------------------------------------------------------------------
+
+    def _save(self) -> bool:
+        """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
+        changes = self._work.take_changes()
+        self._unsaved = self._unsaved + changes
+        try:
+            self._dependencies.store.save(self._lease, self._unsaved, self._now())
+        except DatabaseChangedError as error:
+            if changes or not self._rescue.lost:
+                self._keep_elsewhere(error)
+            self._away = True
+            return False
+        except StoreError as error:
+            words = f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written"
+            self._events.trouble("database", words)
+            self._away = True
+            return False
+        finally:
+            self._asked_at = self._now()
+        self._events.trouble("database", "")
+        self._rescue.forget()
+        self._unsaved, self._away = Changes(), False
+        return True
+
+    def _keep_elsewhere(self, error: DatabaseChangedError) -> None:
+        """All that is known goes into a fresh database: the sweep's own was deleted, replaced or set back."""
+        try:
+            self._rescue.keep(str(error), self.sweep, self._now())
+        except (StoreError, OSError) as second:
+            self._events.trouble("database", f"{error}; {second}: what is known is in memory only")
+            return
+        self._events.trouble("database", self._rescue.advice)
+
+    def _tell(self) -> None:
+        """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""
+        untold = self._work.untold()
+        if self._away or not untold:
+            return
+        told = [t for t in untold if self._guard(functools.partial(self._dependencies.session.tell, t))]
+        if self._flush():
+            for trial in told:
+                self._work.put_trial(replace(trial, told=True))
+        self._save()
+
+    def _guard(self, action: Callable[[], None]) -> bool:
+        """True when done. Optuna's side may be away; our tables hold the facts, and ends are told later."""
+        try:
+            action()
+        except StoreError as error:
+            self._events.trouble("search", str(error))
+            return False
+        return True
+
+    def _flush(self) -> bool:
+        """Write what the search was told, True when done: only this shows that its database is back."""
+        if not self._guard(self._dependencies.session.flush):
+            return False
+        self._events.trouble("search", "")
+        return True
+
+    def _on_cluster(self) -> bool:
+        """Whether a trial has a job that was submitted and has not ended."""
+        running = [t for t in self._work.open_trials() if t.state is TrialState.RUNNING]
+        return any(self._newest(trial).submitted_at is not None for trial in running)
+
+    def _newest(self, trial: Trial) -> Attempt:
+        return self.sweep.attempts_of(trial.number)[-1]
+
+    def _now(self) -> float:
+        return self._dependencies.clock.now()

@@ -1,0 +1,89 @@
+"""When a trial of the open division evaluates: chosen by what an eval costs and what a late one loses.
+
+Pure: from the study and its records, when a trial is proposed. The choice is among the trial's parameters from then
+on, so that an interruption changes nothing and the exported config says it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, stdev
+
+from lora_tune import curves
+from lora_tune.config.study import Study
+from lora_tune.curves.crossing import Z90
+from lora_tune.mlperf import BENCHMARK, INTERVAL_NAMES, SKIP_NAMES, eval_schedule
+from lora_tune.store.records import Sweep, Trial, Value, Verdict
+
+FREE = ("mlperf", "surface")
+"""Workload kinds that read VAL_CHECK_INTERVAL and SKIP_EVALS and have no schedule of their own."""
+
+FEWEST = 4
+"""Trials that reached the target with the same global batch size, before a schedule is chosen by them."""
+
+LATEST = 0.8
+"""Of the trial's training, within which the first eval must lie: a slow run is to be seen before its end."""
+
+LAYOUT = ("TP", "PP", "VP", "CP", "SP", "MBS", "MINIBS")
+
+
+def chosen(study: Study, sweep: Sweep, parameters: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
+    """VAL_CHECK_INTERVAL and SKIP_EVALS for a new trial, and why in a sentence; nothing and "" where they stay.
+
+    They stay in the closed division, where the study sets or tunes them, and until ``FEWEST`` trials with this global
+    batch size have reached the target: the spread of their crossings is what the new trial is expected to do.
+    """
+    batch = parameters.get("GBS")
+    if not _free(study) or not isinstance(batch, int):
+        return {}, ""
+    alike = [
+        t
+        for t in sweep.trials.values()
+        if t.verdict is Verdict.REACHED and t.parameters.get("GBS") == batch and t.facts.get("crossing_samples", 0) > 0
+    ]
+    if len(alike) < FEWEST:
+        return {}, ""
+    plan = curves.choose_schedule(
+        _expected([float(t.facts["crossing_samples"]) for t in alike]),
+        _timing(alike, parameters),
+        step=batch,
+        current=eval_schedule(batch),
+        whole=True,
+    )
+    schedule, steps = plan.schedule, parameters.get("MAX_STEPS")
+    late = isinstance(steps, int | float) and schedule.first_samples > LATEST * steps * batch
+    if late or not plan.saved_seconds > 0:
+        return {}, ""
+    skipped = round(schedule.first_samples / schedule.interval_samples) - 1
+    return {"VAL_CHECK_INTERVAL": int(schedule.interval_samples), "SKIP_EVALS": skipped}, plan.sentence
+
+
+def _free(study: Study) -> bool:
+    """Whether nothing but us says when trials evaluate."""
+    settings = study.workload.model_extra or {}
+    named = {name.upper() for name in study.space} & {*INTERVAL_NAMES, *SKIP_NAMES}
+    given = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", BENCHMARK) != BENCHMARK
+    return study.division == "open" and study.workload.kind in FREE and not (named or given or study.maximise)
+
+
+def _expected(crossings: Sequence[float]) -> curves.Crossing:
+    """Where the next trial crosses, log-normal with the mean and spread of those before it."""
+    logs = [math.log(samples) for samples in crossings]
+    middle, width = fmean(logs), Z90 * stdev(logs) * math.sqrt(1 + 1 / len(logs))
+    return curves.Crossing(
+        samples=math.exp(middle), low=math.exp(middle - width), high=math.exp(middle + width),
+        stop_samples=None, stop_seconds=None, censored=False, method="earlier trials",
+    )  # fmt: skip
+
+
+def _timing(alike: Sequence[Trial], parameters: Mapping[str, Value]) -> curves.Timing:
+    """Speed and eval seconds of earlier trials with the new one's layout; of all of them where it is new."""
+    layout = {name: parameters.get(name) for name in LAYOUT}
+    same = [t for t in alike if {name: t.parameters.get(name) for name in LAYOUT} == layout] or alike
+
+    def middle(fact: str) -> float:
+        known = [float(t.facts[fact]) for t in same if fact in t.facts]
+        return median(known) if known else math.nan
+
+    return curves.Timing(middle("samples_per_second"), middle("seconds_per_eval"))

@@ -1,0 +1,196 @@
+"""What the driver does about the jobs that are on the cluster: reads their logs, stops them, concludes their trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.config.study import Study
+from lora_tune.controller import node_faults, policy, pruning, results
+from lora_tune.controller.dependencies import Dependencies
+from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.jobs import Jobs
+from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
+from lora_tune.logs.follower import LogFollower
+from lora_tune.logs.run import Eval, RunLog
+from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
+from lora_tune.store.unit_of_work import UnitOfWork
+
+GUESS_SAID = 2.0
+"""Seconds for which nobody read a log, from which on that is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What one look at the jobs showed. fresh: new evals by trial. absent: intended, and not on the cluster."""
+
+    fresh: Mapping[int, Sequence[Eval]]
+    absent: tuple[Attempt, ...] = ()
+
+
+class JobMonitor:
+    """Looks at jobs and writes what it sees and does into the book. It submits nothing."""
+
+    def __init__(self, study: Study, ports: Dependencies, book: UnitOfWork, jobs: Jobs, voice: EventLog) -> None:
+        self._study, self._dependencies, self._work, self._jobs, self._events = study, ports, book, jobs, voice
+        self._logs: dict[tuple[int, int], LogFollower] = {}
+        self._adopted = frozenset(book.sweep.attempts)
+
+    def look(self, live: Sequence[Attempt]) -> PollResult:
+        """One question to the launcher for all, and then each job's log."""
+        if not live:
+            return PollResult({})
+        try:
+            statuses = self._dependencies.launcher.poll([self._jobs.ticket(a) for a in live])
+        except LauncherError as error:
+            self._events.trouble("cluster", str(error))
+            return PollResult({})
+        self._events.trouble("cluster", "")
+        absent = tuple(a for a in live if a.submitted_at is None and statuses[a.job_name].state is JobState.LOST)
+        fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live if a not in absent}
+        return PollResult(fresh, absent)
+
+    def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
+        """Act on what one job did since the last look; returns its new evals."""
+        now = self._dependencies.clock.monotonic_now()
+        attempt = replace(
+            attempt,
+            state=status.state.value,
+            job_id=status.job_id or attempt.job_id,
+            submitted_at=attempt.submitted_at or attempt.intended_at,
+            started_at=status.started_at or attempt.started_at,
+            ended_at=status.ended_at if not status.state.alive else None,
+            nodes=status.nodes or attempt.nodes,
+            exit_code=status.exit_code,
+        )
+        log = self._log(attempt)
+        log.poll(now, drain=not status.state.alive)
+        trial = self._work.sweep.trials[attempt.trial]
+        self._events.trouble(f"log of trial {trial.number}", log.unreadable)
+        evals = log.run().evals if trial.replicates == 1 else tuple(e for run in log.runs() for e in run.evals)
+        fresh = self._work.see_evals(attempt, evals)
+        self._work.put_attempt(attempt)
+        if status.state.alive:
+            self._watch(trial, attempt, status, log, fresh=bool(fresh))
+        else:
+            self._conclude(trial, attempt, status, log)
+        return fresh
+
+    def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, *, fresh: bool) -> None:
+        run, now = log.run(), self._dependencies.clock.monotonic_now()
+        look = policy.JobSnapshot(
+            attempt=attempt,
+            status=status,
+            run=run,
+            grew_at=log.grew_at,
+            replicates=trial.replicates,
+            begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
+            unreadable=log.unreadable,
+            probe=trial.probe,
+        )
+        action = policy.watch(self._study, look, now)
+        if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
+            action = pruning.judge_curve(self._study, self._work.sweep, trial, run)
+        if isinstance(action, policy.Stop):
+            self._events.note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial=trial.number)
+            self._stop(attempt, action, now)
+        elif isinstance(action, policy.Kill):
+            self._events.log("kill", trial=trial.number, text=f"trial {trial.number} does not end: kill")
+            self._remark(trial, action.sentence or trial.sentence)
+            self._work.put_attempt(replace(attempt, killed_at=now))
+            self._cancel(attempt, force=True)
+        elif attempt.stop is StopKind.NONE:
+            self._remark(trial, policy.waiting(status))
+
+    def _remark(self, trial: Trial, sentence: str) -> None:
+        """Show with the trial what a person should know of its job; said once."""
+        if sentence != trial.sentence:
+            self._work.put_trial(replace(trial, sentence=sentence))
+            if sentence:
+                self._events.note(f"trial {trial.number}: {sentence}", "remark", trial=trial.number)
+
+    def _stop(self, attempt: Attempt, action: policy.Stop, now: float) -> None:
+        why = action.diagnosis
+        stopped = replace(attempt, stop=action.kind, stop_sentence=action.sentence, stop_at=now)
+        self._work.put_attempt(replace(stopped, failure=why.kind.value, line=why.line, remedy=why.remedy))
+        self._cancel(attempt, force=False)
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Ask a job to end because the user wants it."""
+        self._stop(attempt, policy.Stop(StopKind.USER, ""), self._dependencies.clock.monotonic_now())
+
+    def _cancel(self, attempt: Attempt, *, force: bool) -> None:
+        try:
+            self._dependencies.launcher.cancel(self._jobs.ticket(attempt), force=force)
+        except LauncherError as error:
+            self._events.trouble("cluster", str(error))  # the kill that follows tries again
+
+    def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower) -> None:
+        now = self._dependencies.clock.monotonic_now()
+        runs = log.runs() if trial.replicates > 1 else ()
+        run = next((r for r in runs if r.reached(self._study.objective.target)), log.run())
+        attempt = replace(attempt, ended_at=attempt.ended_at or now)
+        found = self._found(attempt, status, log, run)
+        attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
+        suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
+        action = policy.conclude(self._study, attempts, status, run, found, probe=trial.probe, node_at_fault=suspect)
+        failed = isinstance(action, policy.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
+        kind = (found.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
+        told = found if failed else Diagnosis()
+        attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
+        self._work.put_attempt(attempt)
+        self._logs.pop((attempt.trial, attempt.number), None)
+        self._events.trouble(f"log of trial {trial.number}", "")
+        attempts[-1] = attempt
+        if isinstance(action, policy.Retry):
+            self._events.note(f"trial {trial.number}: again: {action.sentence}", "retry", trial=trial.number)
+            self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
+            return
+        self._finish(trial, action, attempts, run, runs)
+
+    def _found(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
+        """Why the attempt failed, if it did."""
+        if log.unreadable:
+            remedy = "see to the file and its disk; the trial is run again"
+            return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
+        state, code = status.state.value, status.exit_code
+        seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
+        return policy.found(attempt, status, seen)
+
+    def _finish(
+        self, trial: Trial, action: policy.Finish, attempts: Sequence[Attempt], run: RunLog, runs: Sequence[RunLog]
+    ) -> None:
+        now, target = self._dependencies.clock.monotonic_now(), self._study.objective.target
+        stop = run.reached(target) if not self._study.maximise and not trial.probe else None
+        if stop is not None and stop.samples <= 0:
+            raise InputError(f"objective.target {target:g} is met at step 0; give a lower one")
+        done = replace(
+            trial,
+            seconds=stop.seconds if stop else None,
+            samples=stop.samples if stop else None,
+            facts=results.facts(self._study, trial, attempts, run, now)
+            | ({"runs": results.several(self._study, trial, runs)} if runs else {}),
+        ).finished(action.verdict, action.sentence, now)
+        self._work.put_trial(done)
+        self._events.note(
+            f"trial {trial.number}: {action.verdict.value}: {action.sentence}", "finished", trial=trial.number
+        )
+
+    def _log(self, attempt: Attempt) -> LogFollower:
+        key = (attempt.trial, attempt.number)
+        if key not in self._logs:
+            trial = self._work.sweep.trials[attempt.trial]
+            job = self._jobs.job(trial, attempt)
+            begun = (attempt.started_at or attempt.intended_at) if key in self._adopted else None
+            log = LogFollower(
+                job.log, self._jobs.reader(trial, attempt), self._dependencies.clock.monotonic_now(), begun=begun
+            )
+            if log.guessed_seconds >= GUESS_SAID:
+                text = f"nobody read its log for {log.guessed_seconds:.0f} s, and it has no time stamps"
+                self._events.note(
+                    f"trial {trial.number}: {text}: times of that stretch are estimated", "guessed", trial=trial.number
+                )
+            self._logs[key] = log
+        return self._logs[key]

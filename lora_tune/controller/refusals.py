@@ -1,0 +1,43 @@
+"""A scheduler that takes no more jobs: for how long a sweep asks again, and what becomes of the trial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lora_tune.base.errors import RefusedError
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import JobState
+from lora_tune.logs.failures import FailureKind
+from lora_tune.store.records import Attempt, Trial, Verdict
+
+UNKNOWN_SECONDS = 600.0
+"""For how long a refusal that nobody knows is tried again before it counts as one that lasts."""
+
+
+class Refusal:
+    """Remembers what a scheduler said since it last took a job. final: why nothing more is submitted, None: go on."""
+
+    def __init__(self) -> None:
+        self.final: RefusedError | None = None
+        self._since: float | None = None
+
+    def taken(self) -> None:
+        """A job was accepted."""
+        self._since = None
+
+    def heard(
+        self, study: Study, trial: Trial, attempt: Attempt, error: RefusedError, now: float
+    ) -> tuple[Trial, Attempt]:
+        """The trial and its attempt after a refusal at ``now`` (epoch seconds).
+
+        A trial that asks for too much where others ask for less has failed. All others stay open, and no budget is
+        spent on them: once a person has fixed what was refused, the same attempt is submitted.
+        """
+        told = replace(attempt, failure=FailureKind.CONFIGURATION.value, line=error.words, remedy=error.remedy)
+        if error.by_size and study.search_space.varies_nodes:
+            ended = replace(told, state=JobState.LOST.value, ended_at=now)
+            return trial.finished(Verdict.FAILED, f"configuration: {error.words}", now), ended
+        self._since = now if self._since is None else self._since
+        if error.lasting or now - self._since >= UNKNOWN_SECONDS:
+            self.final = error
+        return replace(trial, sentence=str(error)), told

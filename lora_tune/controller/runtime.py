@@ -1,0 +1,240 @@
+"""A sweep's driver from its parts, under its lease: what ``sweep`` does for one study and ``serve`` for many."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from lora_tune.base import errors
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import Study, parse_study, study_changes
+from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
+from lora_tune.controller.folder_lock import FolderLock
+from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
+from lora_tune.launchers.base import Launcher
+from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, safe_url, sqlite_url, tune_sqlite
+from lora_tune.store.leases import keeping
+from lora_tune.store.locate import open_store
+from lora_tune.workloads.base import Checks, Prepares, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be driven. from_file: the study as its file ``file`` with ``text`` says it.
+
+    study: the same with the command line's ``options``, sections of the study, laid over it.
+    """
+
+    file: Path
+    text: str
+    study: Study
+    from_file: Study
+    options: Mapping[str, Mapping[str, Any]]
+    paths: SweepPaths
+    workload: Workload
+
+    @property
+    def local(self) -> bool:
+        return self.study.site.launcher == "local"
+
+    @property
+    def period(self) -> float:
+        """Seconds between two ticks."""
+        return 0.25 if self.local else 1.0
+
+
+def make_clock(study: Study, launcher: Launcher) -> Clock:
+    """This machine's clock; simulated jobs run on their launcher's own time."""
+    return cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
+
+
+def doubts(workload: Workload) -> Sequence[str]:
+    """What its trials need and may not find, a sentence each. Raises SetupError for what is surely missing."""
+    return workload.check() if isinstance(workload, Checks) else ()
+
+
+def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
+    """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all.
+
+    Raises ForeignFolderError where the two do not belong together; nothing is written then.
+    """
+    root, study = plan.paths.root, plan.study
+    doubts(plan.workload)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(13, "Permission denied", str(root))
+    except OSError as error:
+        raise errors.SetupError(
+            f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
+        ) from error
+    if not storage and not plan.paths.database.exists():
+        refuse_foreign(plan.paths, None, safe_url(sqlite_url(plan.paths.database)))
+    store = open_store(plan.paths, storage)
+    refuse_foreign(plan.paths, store.load(study.name), safe_url(store.url))
+    store.begin(study.name, plan.from_file.digest, plan.text, now)
+    return store
+
+
+def settle(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
+    """Make the plan the sweep's; refuses a study that changed since it began, unless ``accept_changes``."""
+    found = store.load(plan.study.name)
+    assert found is not None, "the sweep's row is made before its lease"
+    if found.digest != plan.from_file.digest:
+        changes = study_changes(parse_study(found.study_toml, plan.file), plan.from_file)
+        if not accept_changes:
+            raise errors.StudyError(
+                plan.file,
+                "",
+                f"changed since this sweep began ({'; '.join(changes)}); "
+                "undo that, use another --output, or resume with --accept-changes",
+            )
+        store.accept_study(lease, plan.from_file.digest, plan.text)
+    store.place(lease, plan.file.resolve(), plan.paths.root, plan.options)
+    plan.paths.study.write_text(plan.text, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What differs between one who drives and another. pause: waits between two looks at the preparation; it may raise
+    to give up. search: what the driver asks instead of the session itself. fixed: a person starts this, who was told
+    what to fix where trials had failed."""
+
+    launcher: Launcher
+    clock: Clock
+    view: View
+    pause: Callable[[float], None]
+    search: Callable[[Search], Search] = lambda session: session
+    fixed: bool = False
+
+
+@contextlib.contextmanager
+def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accept_changes: bool) -> Iterator[Driver]:
+    """The sweep's driver, with what an earlier one could not save in the database and the preparation done.
+
+    The lease is renewed meanwhile and given back at the end.
+    """
+    with given_back(store, lease), own_folder(plan, store, lease) as lock:
+        settle(plan, store, lease, accept_changes=accept_changes)
+        with at_work(plan, store, lease, around, lambda: _open_session(plan, store), plan.paths, lock) as driving:
+            yield driving
+
+
+@contextlib.contextmanager
+def own_folder(plan: Plan, store: Store, lease: Lease) -> Iterator[FolderLock]:
+    """The folder of the plan, for this driver alone; the lease is kept while an earlier owner is waited for.
+
+    Raises SweepBusyError, ForeignFolderError.
+    """
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        store.save(lease, Changes(), time.time())
+
+    sweep = store.load(plan.study.name)
+    assert sweep is not None, "the sweep's row is made before its lease"
+    with owned(plan.paths, sweep, safe_url(store.url), sleep) as lock:
+        yield lock
+
+
+@contextlib.contextmanager
+def given_back(store: Store, lease: Lease) -> Iterator[None]:
+    """The lease is given back at the end of the block."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
+            store.release(lease)
+
+
+@contextlib.contextmanager
+def noting(count: SaveCount) -> Iterator[None]:
+    """The count of saves is noted in the folder when the block ends, however it ends."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(errors.StoreError):  # a database that is away, or was lost, says nothing new
+            count.note()
+
+
+@contextlib.contextmanager
+def at_work(
+    plan: Plan,
+    store: Store,
+    lease: Lease,
+    around: Environment,
+    search: Callable[[], Search],
+    prepared: SweepPaths,
+    lock: FolderLock,
+) -> Iterator[Driver]:
+    """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
+
+    prepared: the folder whose preparation counts, and where it is made if it is not there.
+    """
+    clock = around.clock
+    count = SaveCount(store, plan.study.name, plan.paths.saved)
+    count.refuse_older()
+    buffered = BufferedStore(store, plan.paths.unsaved)
+    if done := buffered.recover(lease, clock.now()):
+        around.view.line(done)
+    records = FencedStore(buffered, lock)
+    with noting(count), keeping(buffered, lease, clock.now, count.note, lock.touch):
+        ports = Dependencies(
+            workload=plan.workload,
+            launcher=around.launcher,
+            store=records,
+            session=around.search(search()),
+            clock=clock,
+            view=around.view,
+        )
+        for doubt in doubts(plan.workload):
+            around.view.line(doubt)
+        _prepare_once(plan, ports, lease, around.pause, prepared)
+        patience = 0.0 if plan.local else 10.0
+        fixed_at = clock.now() if around.fixed else -math.inf
+        yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience, fixed_at=fixed_at)
+
+
+def _open_session(plan: Plan, store: Store) -> Search:
+    """Optuna's side. Two programs that make its tables at one moment disturb each other: the loser tries again."""
+    from lora_tune.search import priors
+    from lora_tune.search.session import Session, make_sampler
+
+    study, known = plan.study, priors.live(plan.paths.priors, plan.study.objective.target)
+    records = store.load(study.name)
+    for _ in range(4):
+        try:
+            return Session(study, store.url, tune_sqlite, make_sampler(study, known), records)
+        except errors.StoreError:
+            time.sleep(0.5)
+    return Session(study, store.url, tune_sqlite, make_sampler(study, known), records)
+
+
+def _prepare_once(
+    plan: Plan, ports: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
+) -> None:
+    """What the workload wants made before the first trial."""
+    if not isinstance(ports.workload, Prepares):
+        return
+    from lora_tune.controller import preparation
+
+    def tick() -> None:
+        pause(plan.period)
+        with contextlib.suppress(errors.StoreError):  # the preparation goes on while the database is away
+            ports.store.save(lease, Changes(), ports.clock.now())
+
+    how = preparation.Preparation(
+        make=ports.workload.preparation,
+        launcher=ports.launcher,
+        now=ports.clock.now,
+        tick=tick,
+        say=ports.view.line,
+        attempts=plan.study.budget.attempts,
+    )
+    preparation.prepare(prepared, how)

@@ -1,0 +1,41 @@
+"""Eval curves: where a run crosses the target, what it costs per sample, and when to give it up.
+
+Pure functions of evals; nothing here raises on bad data. See docs/statistics.md for the formulas and their calibration.
+"""
+
+from lora_tune.curves.crossing import Crossing, estimate
+from lora_tune.curves.family import Family, log_linear
+from lora_tune.curves.forecast import Forecast, chance_words, expected_stop, forecast
+from lora_tune.curves.interval import EvalPlan, choose_schedule
+from lora_tune.curves.learn import learn_family
+from lora_tune.curves.pace import fastest_pace, measured_throughput
+from lora_tune.curves.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
+from lora_tune.curves.timing import Schedule, Timing, pace_spread, predicted_seconds, samples_between_evals, timing
+
+__all__ = [
+    "Crossing",
+    "Envelope",
+    "EvalPlan",
+    "Family",
+    "Forecast",
+    "Schedule",
+    "StallSettings",
+    "Timing",
+    "Verdict",
+    "chance_words",
+    "choose_schedule",
+    "envelope_from",
+    "estimate",
+    "expected_stop",
+    "fastest_pace",
+    "forecast",
+    "learn_family",
+    "log_linear",
+    "measured_throughput",
+    "pace_spread",
+    "predicted_seconds",
+    "samples_between_evals",
+    "stalled",
+    "timing",
+    "verdict",
+]

@@ -1,0 +1,75 @@
+"""Evals as they came in, points that a fit can use out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lora_tune.logs.mllog import Eval, RunLog
+
+Array = NDArray[np.float64]
+
+LARGEST_FIT = 256
+"""Points kept for a fit; a longer curve is thinned by medians of neighbours, which also removes single spikes."""
+
+
+LARGEST_LOSS = 1e6
+"""A loss beyond this, either sign, is a blow-up and is treated like NaN."""
+
+LARGEST_SAMPLES = 1e15
+"""Samples beyond this are a corrupt reading."""
+
+
+class Points(NamedTuple):
+    """Finite evals in order: ``samples`` strictly increasing and positive, ``loss`` of the same length."""
+
+    samples: Array
+    loss: Array
+
+
+def evals_of(run: RunLog | Sequence[Eval]) -> Sequence[Eval]:
+    """The evals of a run, or the sequence itself."""
+    return run.evals if isinstance(run, RunLog) else run
+
+
+def first_reached(evals: Sequence[Eval], target: float) -> Eval | None:
+    """The first eval with ``loss <= target`` (NaN never)."""
+    return next((e for e in evals if e.loss <= target), None)
+
+
+def usable_loss(loss: float) -> bool:
+    """Finite and of a size that a loss can have."""
+    return abs(loss) <= LARGEST_LOSS
+
+
+def usable_samples(samples: float) -> bool:
+    """Positive, finite and of a size that a count can have."""
+    return 1 / LARGEST_SAMPLES <= samples <= LARGEST_SAMPLES
+
+
+def points(evals: Sequence[Eval]) -> Points:
+    """What a fit can use of ``evals``.
+
+    Unusable losses (see :func:`usable_loss`) and samples outside (0, ``LARGEST_SAMPLES``] are left out; of repeated
+    samples (a restarted run logs some twice) the last reading counts; decreasing samples are sorted. At most
+    ``LARGEST_FIT`` points come back.
+    """
+    if not evals:
+        return Points(np.empty(0), np.empty(0))
+    table = np.array([(e.samples, e.loss) for e in evals], dtype=np.float64)
+    in_range = (table[:, 0] >= 1 / LARGEST_SAMPLES) & (table[:, 0] <= LARGEST_SAMPLES)
+    table = table[in_range & (np.abs(table[:, 1]) <= LARGEST_LOSS)]
+    if len(table) > 1 and not (np.diff(table[:, 0]) > 0).all():
+        table = table[::-1][np.unique(table[::-1, 0], return_index=True)[1]]
+    if len(table) > LARGEST_FIT:
+        groups = np.array_split(table, LARGEST_FIT)
+        table = np.array([np.median(group, axis=0) for group in groups])
+    return Points(table[:, 0], table[:, 1])
+
+
+def eval_interval(samples: Array) -> float:
+    """Samples between two evals: the median distance; 0 when there is only one eval."""
+    return float(np.median(np.diff(samples))) if len(samples) > 1 else 0.0

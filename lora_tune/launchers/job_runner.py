@@ -1,0 +1,161 @@
+"""What runs inside a job of ours: claim the attempt, run its command once, write down how it ended.
+
+The driver can die and come back at any moment, so identity and liveness are on disk, written by the job:
+``claim.json`` (created exclusively: an attempt that is submitted twice still runs once), ``started.json``
+(process id with its start time, so that a reused id is not mistaken for the job) and ``ended.json``. Each carries
+the attempt's token (:mod:`lora_tune.launchers.job_records`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.process import steady
+from lora_tune.base.small_files import create_json, read_json, text_of, write_json
+from lora_tune.launchers import descendants
+from lora_tune.launchers.clock_watch import ClockWatch
+from lora_tune.launchers.job_records import describe, foreign
+from lora_tune.workloads.base import Job
+
+NOT_CLAIMED = -1
+"""The exit code of a runner that left the attempt alone: another process has it, or it is another attempt's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What a job runs: ``command.json``."""
+
+    token: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    cwd: str | None
+    log: Path
+
+
+def command_record(job: Job, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What ``run_job`` needs of a job, as JSON."""
+    return {
+        "name": job.name,
+        "token": job.token,
+        "argv": list(job.argv),
+        "environment": dict(environment),
+        "cwd": str(job.cwd) if job.cwd else None,
+        "log": str(job.log),
+    }
+
+
+def read_command(path: Path) -> Command | str:
+    """The command in ``path``, or why it cannot be read."""
+    found = read_json(path)
+    if found.content is None:
+        return found.problem or f"{path.name} is absent"
+    argv, environment = found.content.get("argv"), found.content.get("environment")
+    cwd, log = found.content.get("cwd"), text_of(found.content, "log")
+    whole = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
+    if not whole or not _is_environment(environment) or not isinstance(cwd, str | None) or not log or "\0" in log:
+        return f"{path.name} is damaged: a field is missing or cannot be"
+    assert isinstance(argv, list)
+    assert isinstance(environment, dict)
+    return Command(
+        token=text_of(found.content, "token"), argv=tuple(argv), environment=environment, cwd=cwd, log=Path(log)
+    )
+
+
+def _is_environment(found: object) -> bool:
+    """Whether a process can be given this environment."""
+    if not isinstance(found, dict):
+        return False
+    texts = [*found, *found.values()]
+    named = all(name and "=" not in name for name in found)
+    return named and all(isinstance(text, str) and "\0" not in text for text in texts)
+
+
+def run_job(folder: str, token: str = "") -> int:
+    """Run the command of the attempt in ``folder`` and return its exit code; ``NOT_CLAIMED`` where it must not.
+
+    token: of the attempt that was submitted; a folder of another one is left as it is. The command runs in a session
+    of its own, with its output appended to the job's log, and dies with us. The job has ended when its last process
+    has: whatever the command left running is ended first.
+    """
+    attempt = AttemptPaths(Path(folder))
+    command = read_command(attempt.job)
+    if isinstance(command, str) or foreign(attempt.job.name, command.token, token):
+        print(command if isinstance(command, str) else foreign(attempt.job.name, command.token, token), file=sys.stderr)
+        return NOT_CLAIMED
+    try:
+        create_json(attempt.claim, describe(os.getpid(), command.token))
+    except FileExistsError:
+        return NOT_CLAIMED
+    code, began, clock = 127, steady(), ClockWatch()
+    try:
+        with command.log.open("ab") as log:
+            code = _run(command, attempt, log.fileno(), clock)
+    finally:
+        spent = {"seconds": round(steady() - began, 3), "clock_steps": clock.steps}
+        write_json(attempt.ended, {"token": command.token, "exit_code": code, "at": time.time(), **spent})
+    return code
+
+
+def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -> int:
+    descendants.adopt_orphans()
+    cgroup = descendants.make_cgroup(attempt)
+    try:
+        child = _start(command, attempt, log, cgroup)
+        write_json(attempt.started, describe(child.pid, command.token))
+        # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
+        signal.signal(signal.SIGTERM, lambda *_: _end_group(child.pid))
+        with clock:
+            child.returncode = descendants.wait_for(child.pid)
+        return child.returncode
+    except _NotStarted as error:
+        os.write(log, f"{error}\n".encode())
+        return 127
+    finally:
+        descendants.end_children(cgroup)
+
+
+class _NotStarted(Exception):
+    """There is no such command, or this user may not run it."""
+
+
+def _start(command: Command, attempt: AttemptPaths, log: int, cgroup: Path | None) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command.argv,
+            cwd=command.cwd,
+            env={**os.environ, **command.environment, descendants.MARK: str(attempt.folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(_in_child, cgroup),
+        )
+    except OSError as error:
+        raise _NotStarted(f"{command.argv[0]}: cannot be started: {error.strerror}") from error
+
+
+def _in_child(cgroup: Path | None) -> None:
+    descendants.die_with_parent()
+    if cgroup is not None:
+        descendants.enter(cgroup)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+
+
+def _end_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(*sys.argv[1:3]))

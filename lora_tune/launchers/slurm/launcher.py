@@ -1,0 +1,256 @@
+"""Jobs on a Slurm cluster, submitted through submitit; liveness, cancellation and success never are.
+
+An existing batch script is submitted unchanged, as ``env -i ... sbatch FLAGS run.sub``: run from inside another
+job it would deadlock or silently start one task. Our own recipes go submitit's ordinary way, with srun.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lora_tune.base.errors import LauncherError, SetupError
+from lora_tune.base.hostlist import hostnames
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import read_json, text_of, write_json
+from lora_tune.config.site import Site
+from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.launchers.job_records import foreign, read_records
+from lora_tune.launchers.job_runner import command_record, run_job
+from lora_tune.launchers.slurm import parse
+from lora_tune.launchers.slurm.refusals import refusal
+from lora_tune.launchers.slurm.submission import executor, submission_command
+from lora_tune.workloads.base import Job
+
+ANSWER_SECONDS = 30.0
+"""How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
+
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
+"""What must be on PATH. sacct is used where it works and not missed where it does not."""
+
+_ELSEWHERE = (
+    "run it on the cluster's login node, where python -m lora_tune.doctor says what else it needs; "
+    "--study tiny runs on this machine"
+)
+
+_NULL = subprocess.DEVNULL
+_COLUMNS = f"--Format={parse.SQUEUE_FORMAT}"
+
+
+class SlurmLauncher:
+    """Submits to the cluster that SLURM_CONF, or this machine's configuration, names.
+
+    Raises SetupError where there is no Slurm.
+    """
+
+    def __init__(self, site: Site) -> None:
+        absent = [command for command in COMMANDS if shutil.which(command) is None]
+        if absent:
+            raise SetupError(f"this study runs on Slurm, and {', '.join(absent)} are not on PATH; {_ELSEWHERE}")
+        try:
+            partitions = [line.strip(" *") for line in ask("sinfo", "--noheader", "--format=%P").splitlines()]
+        except LauncherError as error:
+            raise SetupError(f"this study runs on Slurm, and no cluster answers: {error}; {_ELSEWHERE}") from error
+        if site.partition and not set(site.partition.split(",")) <= set(partitions):
+            raise SetupError(
+                f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
+            )
+        where = (f"--partition={site.partition}",) if site.partition else ()
+        self._cancelling: list[subprocess.Popen[bytes]] = []
+        self._nodes = frozenset(ask("sinfo", "--noheader", "--Node", *where, "--format=%N").split())
+        self._site = _only_these_nodes(site, self._nodes)
+
+    def submit(self, job: Job) -> str:
+        """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
+        attempt = AttemptPaths(job.folder)
+        if len(self._nodes - set(job.exclude_nodes)) < job.resources.nodes:
+            job = replace(job, exclude_nodes=())  # a suspect node is better than waiting for ever
+        before = _token(Ticket(name=job.name, folder=job.folder, token=job.token))
+        if before:
+            known = self.poll([Ticket(name=job.name, folder=job.folder, token=job.token)])[job.name]
+            if known.state is not JobState.LOST:
+                return known.job_id
+        token = job.token or before or uuid.uuid4().hex
+        # Before sbatch: after a crash between the two the job is found again by its name and this token.
+        write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
+        write_json(attempt.job, command_record(job, job.environment))
+        try:
+            submitted = executor(job, self._site, token).submit(run_job, str(job.folder), job.token)
+        except OSError as error:
+            raise LauncherError(f"{job.name} was not submitted: {error}") from error
+        except RuntimeError as error:  # what sbatch says, or that srun is not installed
+            raise refusal(job.name, _answer(error)) from error
+        return str(submitted.job_id)
+
+    def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct."""
+        if not tickets:
+            return {}
+        names = ",".join(sorted({ticket.name for ticket in tickets}))
+        user = str(os.getuid())
+        shown = ask("squeue", "--noheader", "--states=all", f"--user={user}", f"--name={names}", _COLUMNS)
+        rows = parse.squeue_rows(shown)
+        found = {t.name: parse.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
+        vanished = [ticket for ticket in tickets if found[ticket.name] is None]
+        statuses = {t.name: self._of_row(row, t) for t in tickets if (row := found[t.name]) is not None}
+        return statuses | _from_accounting(vanished, user)
+
+    def jobs_below(self, folder: Path) -> Sequence[Ticket]:
+        """Queued and running jobs of this user whose standard output is a file below ``folder``."""
+        shown = ask("squeue", "--noheader", f"--user={os.getuid()}", f"--Format={parse.OUTPUT_FORMAT}")
+        return [
+            Ticket(name=name, folder=output.parent, job_id=job_id)
+            for job_id, name, output in parse.output_rows(shown)
+            if output.is_relative_to(folder)
+        ]
+
+    def _of_row(self, row: parse.Row, ticket: Ticket) -> JobStatus:
+        status = parse.status(row, ticket.submitted_at)
+        if row.restarts and status.state.alive:
+            # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
+            self._scancel(row.job_id, row.name)
+        return _with_end_record(status, ticket)
+
+    def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
+        """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against the job's name."""
+        job_id = ticket.job_id or self.poll([ticket])[ticket.name].job_id
+        if job_id:
+            self._scancel(job_id, ticket.name, *(("--signal=KILL", "--full") if force else ()))
+
+    def _scancel(self, job_id: str, name: str, *options: str) -> None:
+        """Start scancel for ``job_id`` if it still has this name, and do not wait.
+
+        A busy controller takes a sixth of a second for each, and a sweep may stop dozens of trials in one tick. What
+        scancel itself reports is not needed: only a job that poll no longer sees counts as gone.
+        """
+        self._cancelling = [process for process in self._cancelling if process.poll() is None]
+        command = ["scancel", "--quiet", *options, f"--name={name}", job_id]
+        try:
+            process = subprocess.Popen(
+                command, env=_clean_environment(), stdin=_NULL, stdout=_NULL, stderr=_NULL, start_new_session=True
+            )
+        except OSError as error:
+            raise LauncherError(f"scancel cannot be started: {error.strerror}") from error
+        self._cancelling.append(process)
+
+
+def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
+    """The site with a list of more nodes than a trial has turned round: every other node excluded.
+
+    sbatch's own --nodelist demands all nodes of the list for each job.
+    """
+    wanted = set(hostnames(site.nodelist or ""))
+    if len(wanted) <= site.nodes:
+        return site
+    others = sorted(every - wanted)
+    return site.model_copy(
+        update={"nodelist": None, "exclude": ",".join(filter(None, (site.exclude, *others))) or None}
+    )
+
+
+def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
+    """Jobs that the controller no longer shows: their last state from sacct where it works, else LOST."""
+    if not tickets:
+        return {}
+    names = ",".join(sorted({ticket.name for ticket in tickets}))
+    oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
+    since = _local_time(oldest)
+    command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
+    why = "neither squeue nor sacct knows it"
+    try:
+        shown = ask(*command, f"--name={names}", f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
+    except LauncherError:
+        # Without slurmdbd sacct always fails: then the controller's silence is all there is to know.
+        shown, why = "", "squeue does not know it, and there is no accounting to ask"
+    rows = parse.sacct_rows(shown)
+    statuses = {}
+    for ticket in tickets:
+        row = parse.find(rows, ticket.name, _token(ticket), ticket.submitted_at)
+        known = _with_end_record(parse.status(row, ticket.submitted_at), ticket) if row else None
+        statuses[ticket.name] = known or JobStatus(state=JobState.LOST, reason=why)
+    return statuses
+
+
+def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
+    """For a job that is over: what our own runner wrote down of its end, where it ran under one.
+
+    A job that says 0 may still have failed: a batch script may ignore that its training did, and submitit's own step
+    always ends well. Then the exit code is the runner's, or that of the job's worst step.
+    """
+    if status.state.alive:
+        return status
+    ended = read_records(AttemptPaths(ticket.folder), ticket.token).ended
+    if ended is not None:
+        status = replace(status, seconds=ended.seconds or status.seconds, clock_steps=ended.clock_steps)
+    if status.state is not JobState.ENDED or status.exit_code != 0:
+        return status
+    if ended is not None:
+        return replace(status, exit_code=ended.exit_code)
+    try:
+        detail = ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
+    except LauncherError:
+        return status  # it left the controller's memory between the two questions
+    return replace(status, exit_code=parse.detail_exit_code(detail) or 0)
+
+
+def ask(*command: str) -> str:
+    """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer."""
+    try:
+        done = subprocess.run(
+            command, env=_clean_environment(), capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
+        )
+    except FileNotFoundError as error:
+        raise LauncherError(f"{command[0]} is not on PATH; run this where Slurm's commands are") from error
+    except subprocess.TimeoutExpired as error:
+        raise LauncherError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s; the jobs go on") from error
+    if done.returncode:
+        raise LauncherError(f"{command[0]} failed: {_last_line(done.stderr) or f'exit {done.returncode}'}")
+    return done.stdout
+
+
+def _clean_environment() -> dict[str, str]:
+    """This process's environment without what would change a command's answer; times as epoch seconds."""
+    meddling = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
+    kept = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(meddling)}
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _recorded_token(path: Path) -> str:
+    """The token in ``slurm.json``. Raises LookupError, which is not cached: the file may be written any moment."""
+    found = read_json(path)
+    if found.content is None:
+        raise LookupError(found.problem)
+    return text_of(found.content, "token")
+
+
+def _token(ticket: Ticket) -> str:
+    """By what Slurm knows the job of a ticket; "" when nothing of its attempt was submitted from its folder."""
+    path = AttemptPaths(ticket.folder).slurm
+    try:
+        found = _recorded_token(path)
+    except LookupError as error:
+        return ticket.token if str(error) else ""  # a file that is damaged was there when the job was submitted
+    return "" if foreign(path.name, found, ticket.token) else found
+
+
+def _local_time(epoch: float) -> str:
+    """sacct reads local time only."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(epoch))
+
+
+def _answer(error: Exception) -> str:
+    """sbatch's own words within submitit's exception, on one line."""
+    lines = [line.strip().removeprefix("sbatch: error: ") for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[-3:]) or type(error).__name__

@@ -1,0 +1,258 @@
+"""What Slurm's commands print, turned into job statuses: pure functions, one table of states.
+
+All times are asked for as epoch seconds (``SLURM_TIME_FORMAT=%s``), so neither time zone nor locale counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.base.hostlist import NOTHING, hostnames
+from lora_tune.launchers.base import JobState, JobStatus, Waits
+
+STATES = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "RUNNING": JobState.RUNNING,
+    # A completing job still holds its nodes: only what has left them counts as gone.
+    "COMPLETING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "COMPLETED": JobState.ENDED,
+    "FAILED": JobState.ENDED,
+    "CANCELLED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIME_LIMIT,
+    "DEADLINE": JobState.TIME_LIMIT,
+    "NODE_FAIL": JobState.NODE_FAILED,
+    "BOOT_FAIL": JobState.NODE_FAILED,
+    "LAUNCH_FAILED": JobState.NODE_FAILED,
+    "RECONFIG_FAIL": JobState.NODE_FAILED,
+    "PREEMPTED": JobState.PREEMPTED,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "REVOKED": JobState.LOST,
+}
+"""Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> ours."""
+
+WAITS = {
+    Waits.HELD: r"JobHeld(?:User|Admin)|launch failed requeued held|job requeued in held state",
+    Waits.DRAINED: r"ReqNodeNotAvail|Nodes required for job are DOWN|PartitionDown|PartitionInactive|NodeDown",
+    Waits.UNSATISFIABLE: r"BadConstraints|Partition(?:Node|Time|Config)Limit|PartitionConfig|Invalid(?:Account|QOS)|"
+    r"AccountNotAllowed|QOSNotAllowed|ReservationDeleted|DependencyNeverSatisfied|DeadLine|"
+    r"(?:Assoc|QOS)Max\w*Per(?:Job|Node)Limit|QOSMin\w+",
+}
+"""What a pending job waits for -> patterns of Slurm's reasons (squeue(1), JOB REASON CODES) at their beginning."""
+
+_SQUEUE = {
+    "JobID": 24,
+    "Name": 160,
+    "State": 24,
+    "RestartCnt": 12,
+    "exit_code": 12,
+    "SubmitTime": 24,
+    "StartTime": 24,
+    "EndTime": 24,
+    "NodeList": 4096,
+    "Comment": 80,
+    "Reason": 400,
+}
+SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
+"""``squeue --Format``: columns of fixed width, since names and reasons may hold any separator."""
+
+_OUTPUT = {"JobID": 24, "Name": 160, "STDOUT": 4096}
+OUTPUT_FORMAT = ",".join(f"{field}:{width}" for field, width in _OUTPUT.items())
+"""``squeue --Format`` for where jobs write to."""
+
+SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,NodeList,Comment,JobName"
+"""``sacct --format`` with ``--parsable2``; the job's name comes last, as it alone may hold a ``|``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job as a Slurm command shows it. Times are epoch seconds, None where Slurm has none."""
+
+    job_id: str
+    name: str
+    state: str
+    restarts: int = 0
+    exit_code: int | None = None
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    nodes: tuple[str, ...] = ()
+    comment: str = ""
+    reason: str = ""
+
+
+def squeue_rows(text: str) -> list[Row]:
+    """The rows of ``squeue --noheader --Format=SQUEUE_FORMAT``."""
+    rows = []
+    for line in text.split("\n"):
+        values = _columns(line, _SQUEUE)
+        if _count(values["JobID"]) is None:
+            continue  # a banner of a site's wrapper; arrays are never ours
+        rows.append(
+            Row(
+                job_id=values["JobID"],
+                name=values["Name"],
+                state=values["State"],
+                restarts=_count(values["RestartCnt"]) or 0,
+                exit_code=_wait_status(values["exit_code"]),
+                submitted=_time(values["SubmitTime"]),
+                started=_time(values["StartTime"]),
+                ended=_time(values["EndTime"]),
+                nodes=tuple(hostnames(values["NodeList"])),
+                comment=_plain(values["Comment"]),
+                reason=_plain(values["Reason"]),
+            )
+        )
+    return rows
+
+
+def output_rows(text: str) -> list[tuple[str, str, Path]]:
+    """Job id, name and output file of the rows of ``squeue --noheader --Format=OUTPUT_FORMAT``."""
+    rows = [_columns(line, _OUTPUT) for line in text.split("\n")]
+    return [(row["JobID"], row["Name"], Path(row["STDOUT"])) for row in rows if _count(row["JobID"]) is not None]
+
+
+def _columns(line: str, widths: Mapping[str, int]) -> dict[str, str]:
+    """The values of one line by field."""
+    values, start = {}, 0
+    for field, width in widths.items():
+        values[field] = line[start : start + width].strip()
+        start += width
+    return values
+
+
+def sacct_rows(text: str) -> list[Row]:
+    """The rows of ``sacct --noheader --parsable2 --format=SACCT_FORMAT``."""
+    rows = []
+    for line in text.split("\n"):
+        values = line.split("|", SACCT_FORMAT.count(","))
+        if len(values) <= SACCT_FORMAT.count(","):
+            continue
+        job_id, state, exit_code, derived, submit, start, end, nodes, comment, name = values
+        rows.append(
+            Row(
+                job_id=job_id,
+                name=name,
+                state=state,
+                exit_code=_worse(exit_code, derived),
+                submitted=_time(submit),
+                started=_time(start),
+                ended=_time(end),
+                nodes=() if nodes == "None assigned" else tuple(hostnames(nodes)),
+                comment=comment,
+            )
+        )
+    return rows
+
+
+def detail_exit_code(text: str) -> int | None:
+    """The exit code in ``scontrol --details show job``: that of the worst step where the script hides it."""
+    own = re.search(r"\bExitCode=(\d+:\d+)", text)
+    derived = re.search(r"\bDerivedExitCode=(\d+:\d+)", text)
+    return _worse(own[1] if own else "", derived[1] if derived else "")
+
+
+def status(row: Row, submitted_at: float) -> JobStatus:
+    """A row in our own words. A state that Slurm may add one day counts as running: it is not known to be over.
+
+    submitted_at: epoch seconds of our own submission, 0.0 when unknown.
+    """
+    word = row.state.split(" ", 1)[0]
+    state = STATES.get(word, JobState.RUNNING)
+    if row.restarts:
+        return _requeued(row, state, submitted_at)
+    queued = state is JobState.QUEUED
+    ran = bool(row.nodes) and not queued
+    over = ran and not state.alive and row.started is not None and row.ended is not None
+    return JobStatus(
+        state=state,
+        job_id=row.job_id,
+        started_at=row.started if ran else None,
+        ended_at=None if state.alive else row.ended,
+        exit_code=None if state.alive else row.exit_code,
+        nodes=row.nodes if ran else (),
+        reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
+        waits=waits(row.reason) if queued else Waits.NORMAL,
+        seconds=max(0.0, (row.ended or 0.0) - (row.started or 0.0)) if over else None,
+    )
+
+
+def waits(reason: str) -> Waits:
+    """What Slurm's reason for a pending job amounts to; in some outputs its words are joined by underscores."""
+    words = reason.strip("() ").replace("_", " ")
+    return next((kind for kind, pattern in WAITS.items() if re.match(pattern, words)), Waits.NORMAL)
+
+
+def _requeued(row: Row, state: JobState, submitted_at: float) -> JobStatus:
+    """A job that Slurm ran again although it was submitted with --no-requeue; its log would hold two runs.
+
+    Its StartTime is that of the new run, or a guess, never the first run's: none is reported. SubmitTime becomes the
+    time of the requeue only once the job is pending again; where it was cancelled before that, its end is the end.
+    """
+    reason = "requeued outside of the sweep"
+    if state.alive:
+        return JobStatus(state=state, job_id=row.job_id, reason=reason)
+    renewed = submitted_at > 0 and row.submitted is not None and row.submitted > submitted_at + 1
+    ended = row.submitted if renewed else row.ended
+    return JobStatus(state=JobState.PREEMPTED, job_id=row.job_id, ended_at=ended, reason=reason)
+
+
+def find(rows: Iterable[Row], name: str, token: str, submitted_at: float) -> Row | None:
+    """The row of the job called ``name`` that carries ``token`` in its comment; the newest if there are several.
+
+    The job id is no identity: a controller that crashes gives it out again. Where the cluster keeps no comments the
+    time of submission decides, with a minute for clocks that differ. Without a token nothing was ever submitted.
+    """
+    if not token:
+        return None
+    ours = [
+        row
+        for row in rows
+        if row.name == name
+        and (row.comment == token if row.comment else (row.submitted or submitted_at) >= submitted_at - 60)
+    ]
+    return max(ours, key=lambda row: row.submitted or 0.0, default=None)
+
+
+def _plain(text: str) -> str:
+    """Slurm's words for nothing, as nothing."""
+    return "" if text in NOTHING else text
+
+
+def _count(text: str) -> int | None:
+    """A whole number as Slurm prints one; None for anything else, such as other scripts' digits."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _time(text: str) -> float | None:
+    return float(_count(text) or 0) or None
+
+
+def _wait_status(text: str) -> int | None:
+    """squeue shows the raw status of wait(2): a code in the high byte, a signal in the low one (as 128 + signal)."""
+    raw = _count(text)
+    if raw is None:
+        return None
+    return 128 + (raw & 0x7F) if raw & 0x7F else raw >> 8
+
+
+def _worse(*codes: str) -> int | None:
+    """The first ``code:signal`` pair that is not 0:0, a signal as 128 + signal; None where none is given."""
+    known = [tuple(int(x) for x in c.split(":")) for c in codes if re.fullmatch(r"[0-9]{1,18}:[0-9]{1,18}", c)]
+    for code, signal in known:
+        if code or signal:
+            return 128 + signal if signal else code
+    return 0 if known else None

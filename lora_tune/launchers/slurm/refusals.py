@@ -1,0 +1,71 @@
+"""What sbatch says when it takes no job: which answers last, and what fixes them. Pure functions.
+
+The words are those of slurm_errno.c and of sbatch's own option parser, the same from Slurm 21.08 to 25.05.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lora_tune.base.errors import LauncherError, RefusedError
+
+_PASSING = re.compile(
+    r"(?i)unable to contact slurm|timed out|connect(?:ion)? (?:failure|refused|reset)|no route to host|"
+    r"temporarily|zero bytes were transmitted|unexpected message|controller .{0,40}(?:busy|standby|backup|shutting)|"
+    r"job violates accounting/QOS policy|"
+    r"partition not available|reservation not usable now|required node not available|still in use|"
+    r"unable to resolve|DNS SRV|protocol authentication error|munge"
+)
+"""What another try may find otherwise: a controller that is away or busy, a limit that running jobs have used up."""
+
+_LASTING = (
+    (r"account", "correct site.account (sacctmgr show assoc user=$USER), or site.partition, which may not admit it"),
+    (r"qos", "correct site.qos (sacctmgr show assoc user=$USER format=account,qos)"),
+    (r"partition|group not permitted", "correct site.partition (sinfo --summarize)"),
+    (r"reservation", "correct or remove site.reservation (scontrol show reservation)"),
+    (r"generic resource|\bgres\b", "correct site.gres (sinfo --format='%N %G')"),
+    (r"node name", "correct site.nodelist and site.exclude (sinfo --Node)"),
+    (r"feature|constraint", "correct the --constraint in site.sbatch_args (sinfo --format='%N %f')"),
+    (r"time limit", "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')"),
+    (r"license", "correct the --licenses in site.sbatch_args (scontrol show licenses)"),
+    (r"dependency", "correct the --dependency in site.sbatch_args"),
+    (r"unable to open file", "the script is not in the folder that the study names: workload.implementation, or cwd"),
+    (r"unrecognized option|invalid --|invalid option|ambiguous", "correct site.sbatch_args (sbatch --help)"),
+    (r"access/permission denied|invalid user", "ask the administrator: this user may not submit"),
+)
+"""Pattern of an answer that stays the same -> what fixes it."""
+
+_LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)(?!Submit|Jobs)(\w+)")
+"""A limit of the QOS (its flag DenyOnLimit) that this job is beyond by itself, whatever else runs."""
+
+_WALL_REMEDY = "lower budget.trial_minutes, or take a site.qos that allows more (sacctmgr show qos format=name,maxwall)"
+_LIMIT_REMEDY = (
+    "correct site.nodes and gpus_per_node, or budget.trial_minutes, or take a site.qos that allows more, or take the "
+    "node count out of the space (sacctmgr show qos format=name,maxwall,maxtres,mintres)"
+)
+
+_SIZE = (
+    r"(?i)node count|node configuration|more processors|memory specification|number of (?:tasks|cpus)|nodes? requested"
+)
+_SIZE_REMEDY = (
+    "no partition has that many such nodes: correct site.nodes, gpus_per_node or gres, or take the node count out of "
+    "the space (sinfo --format='%P %D %G')"
+)
+
+
+def refusal(job: str, words: str) -> LauncherError:
+    """What ``words``, sbatch's answer for ``job``, amounts to: RefusedError, or LauncherError where it may pass.
+
+    An answer that is not known, of a site's own submission filter for example, is a refusal that may not last.
+    """
+    if limit := _LIMIT.search(words):
+        wall = limit[1].startswith("Wall")
+        return RefusedError(job, words, _WALL_REMEDY if wall else _LIMIT_REMEDY, by_size=not wall)
+    if _PASSING.search(words):
+        return LauncherError(f"{job} was not submitted: {words}")
+    if re.search(_SIZE, words):
+        return RefusedError(job, words, _SIZE_REMEDY, by_size=True)
+    for pattern, remedy in _LASTING:
+        if re.search(f"(?i){pattern}", words):
+            return RefusedError(job, words, remedy)
+    return RefusedError(job, words, "correct the study's [site], or ask the administrator", lasting=False)

@@ -1,0 +1,138 @@
+"""How a job becomes an ``sbatch``: submitit turns what it needs into options and parses the answer."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import RefusedError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.site import Site
+from lora_tune.launchers.folders import pickle_folder
+from lora_tune.workloads.base import Job
+
+INHERITED = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "MODULEPATH", "ENROOT_CONFIG_PATH"),
+    *("http_proxy", "https_proxy", "no_proxy", "SLURM_CONF"),
+)
+"""What a job takes from the submitting shell. Everything else stays out: a config sourced there would leak into
+every trial, and SLURM_* or SBATCH_* of an enclosing job would change the submission."""
+
+_ELSEWHERE = "use another sweeps folder (--output)"
+
+
+def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
+    """The command that submits ``job``: environment, sbatch, its options, and the script (own recipes: ``FILE``)."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    text = _make_sbatch_string(command="", folder=job.folder, **_parameters(job, site, token))
+    return _command(job, site, _options(text, job), job.argv if job.script else ("FILE",))
+
+
+def preview(job: Job, site: Site) -> list[str]:
+    """The same without the job's own environment: the steps' variables and sbatch's line, for people to read."""
+    command = submission_command(job, site)
+    return [*(f"{k}={v}" for k, v in site.step_variables().items()), *command[command.index("sbatch") :]]
+
+
+def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
+    """What the job needs, in submitit's terms; what submitit has no word for goes through unchanged.
+
+    Raises RefusedError for a folder with line ends or the like: each value becomes a line of a batch file.
+    """
+    for place in (job.folder, job.log, job.cwd or job.folder):
+        if not str(place).isprintable():
+            raise RefusedError(job.name, f"{str(place)!r} holds characters that no batch file can", _ELSEWHERE)
+    need = job.resources
+    whole_nodes = need.gpus_per_node > 0 and need.gpus_per_node >= site.gpus_per_node
+    own_gres = f"gpu:{need.gpus_per_node}" if need.gpus_per_node and not job.script else None
+    parameters: dict[str, Any] = {
+        "job_name": job.name,
+        "comment": token,
+        "nodes": need.nodes,
+        "time": max(1, math.ceil(need.minutes)),
+        "partition": site.partition,
+        "account": site.account,
+        "qos": site.qos,
+        "nodelist": site.nodelist,
+        "exclude": ",".join(filter(None, (site.exclude, *job.exclude_nodes))) or None,
+        # --exclusive alone gives a batch script its GPUs, but not submitit's step.
+        "gres": site.gres or own_gres,
+        # Two trials on one node would share ports, caches and container names.
+        "exclusive": whole_nodes or None,
+        "mem": "0" if whole_nodes else None,
+    }
+    further = {
+        "reservation": site.reservation,
+        "chdir": str(job.cwd or job.folder),
+        "output": _literal(job.log),
+        "open-mode": "append",
+        # A requeued job would run twice into one log; a new attempt is the sweep's own decision.
+        "no-requeue": True,
+    }
+    given = {key: value for key, value in parameters.items() if value is not None}
+    return given | {"additional_parameters": {key: value for key, value in further.items() if value is not None}}
+
+
+def _own_steps(job: Job, site: Site) -> dict[str, Any]:
+    """How submitit starts our own recipes: one task that runs the recipe, in the site's container if it has one."""
+    steps = [f"--output={_literal(job.log)}", "--open-mode=append", "--kill-on-bad-exit=1"]
+    if site.container:
+        mounts = ",".join((f"{job.folder}:{job.folder}", *site.container_mounts))
+        steps += [f"--container-image={site.container}", f"--container-mounts={mounts}"]
+    # A batch shell that dies of SIGTERM takes srun along, and the step then looks for it for seconds.
+    return {"ntasks_per_node": 1, "srun_args": steps, "stderr_to_stdout": True, "setup": ["trap : TERM"]}
+
+
+def _options(text: str, job: Job) -> list[str]:
+    """The options in submitit's batch file, less those that would harm.
+
+    ``--signal`` ends a training up to 150 s before its limit; ``--error`` would split the log; ``--wckey`` is refused
+    by some clusters; ``--time`` where the job has no limit is submitit's own five minutes.
+    """
+    unwanted = ("--signal=", "--error=", "--wckey=", *(() if job.resources.minutes else ("--time=",)))
+    options = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return [option for option in options if not option.startswith(unwanted)]
+
+
+def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]) -> list[str]:
+    """``env -i`` with exactly the job's environment, and sbatch."""
+    inherited = {k: os.environ[k] for k in INHERITED if k in os.environ}
+    variables = inherited | site.step_variables() | dict(job.environment)
+    pairs = [f"{key}={value}" for key, value in variables.items()]
+    return ["env", "-i", *pairs, "sbatch", *options, *site.sbatch_args, *script]
+
+
+def executor(job: Job, site: Site, token: str) -> Any:
+    """submitit's executor for this one job."""
+    from submitit import SlurmExecutor  # 0.3 s to import, and only submitting needs it
+
+    class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit ships no types for mypy
+        """submitit with the options above, and existing scripts in place of its own."""
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            text = submission_file_path.read_text(encoding="utf-8")
+            options = _options(text, job)
+            if job.script:
+                return _command(job, site, options, job.argv)
+            body = [line for line in text.splitlines() if not line.startswith("#SBATCH ")]
+            submission_file_path.write_text("\n".join(body) + "\n", encoding="utf-8")
+            return _command(job, site, options, (str(submission_file_path),))
+
+    folder = AttemptPaths(job.folder).submitit
+    if "%" in str(folder):
+        raise RefusedError(job.name, f"{folder} holds a %, which submitit and Slurm expand", _ELSEWHERE)
+    found = Executor(folder=pickle_folder(AttemptPaths(job.folder)), python=shlex.quote(site.python or sys.executable))
+    found.update_parameters(**_parameters(job, site, token), **({} if job.script else _own_steps(job, site)))
+    return found
+
+
+def _literal(path: Path) -> str:
+    """A path in which Slurm, and submitit, expand no ``%j``."""
+    return str(path).replace("%", "%%")

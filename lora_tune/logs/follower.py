@@ -1,0 +1,107 @@
+"""One running attempt's log: what it measured, and what went wrong in it, read once for both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from lora_tune.base.errors import SetupError
+from lora_tune.logs.arrival_times import Arrivals
+from lora_tune.logs.failures import FailureScanner
+from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
+from lora_tune.logs.readers import LineReader
+from lora_tune.logs.tail import LogTail
+
+
+class _ReaderAndScanner:
+    """Feeds the same bytes to a log reader and to the failure scanner. arrivals: None for a log with time stamps."""
+
+    def __init__(self, reader: LogReader, arrivals: Arrivals | None) -> None:
+        self.reader, self.arrivals = reader, arrivals
+        self.scanner = FailureScanner()
+
+    def feed(self, chunk: bytes) -> None:
+        for piece in (chunk,) if self.arrivals is None else self.arrivals.pieces(chunk):
+            self.reader.feed(piece)
+        self.scanner.feed(chunk)
+
+    def run(self) -> RunLog:
+        return self.reader.run()
+
+
+class LogFollower:
+    """Follows ``path`` with readers made by ``make_reader``.
+
+    begun: epoch seconds when the job started, where an earlier driver may have read the log, else None.
+    grew_at: epoch seconds of the last growth seen. unreadable: why the file could not be read just now, "" when it
+    could: one trial's log must not end the sweep.
+    """
+
+    def __init__(
+        self, path: Path, make_reader: Callable[[], LogReader], now: float, *, begun: float | None = None
+    ) -> None:
+        self._path, self._make_reader, self._begun = path, make_reader, begun
+        self._tail = LogTail(path, self._reader)
+        self._train_points = 0
+        self._run: RunLog | None = None
+        self._restarts = 0
+        self.grew_at = now
+        self.unreadable = ""
+
+    def _reader(self) -> LogReader:
+        """A reader of the log from its first byte; times that are kept belong to the file that was there first."""
+        reader = self._make_reader()
+        if not isinstance(reader, LineReader):
+            return _ReaderAndScanner(reader, None)
+        kept = self._path.with_name(f".{self._path.name}.times")
+        if self._begun is None:
+            with contextlib.suppress(OSError):  # none, or in a folder that takes none either
+                kept.unlink()
+        arrivals = Arrivals(self._path, kept, self._begun, reader.clock)
+        reader.clock, self._begun = arrivals.now, None
+        return _ReaderAndScanner(reader, arrivals)
+
+    @property
+    def guessed_seconds(self) -> float:
+        """How long nobody looked at a log without time stamps: times within are estimated. 0: none are."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.arrivals.guessed_seconds if reader.arrivals else 0.0
+
+    def poll(self, now: float, *, drain: bool = False) -> None:
+        """Read what is new; with ``drain`` everything there is, for a job that has ended."""
+        self.unreadable = ""
+        try:
+            while self._tail.poll():
+                self.grew_at = now
+                self._run = None
+                if not drain:
+                    return
+        except SetupError as error:
+            self.unreadable = str(error)
+
+    def run(self) -> RunLog:
+        """What the log says so far."""
+        # Made anew only when there is more, or the file started over: a thousand logs are asked each second.
+        if self._run is None or self._restarts != self._tail.restarts:
+            self._run, self._restarts = self._tail.reader.run(), self._tail.restarts
+        return self._run
+
+    def runs(self) -> tuple[RunLog, ...]:
+        """Every run in the log, oldest first, where its format can hold several (``NEXP``)."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.reader.runs() if isinstance(reader.reader, MllogReader) else (reader.run(),)
+
+    def failures(self) -> FailureScanner:
+        """The failure signatures seen so far."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.scanner
+
+    def train_is_new(self) -> bool:
+        """True when the train loss was reported since the last call."""
+        count = len(self.run().train)
+        new, self._train_points = count != self._train_points, count
+        return new

@@ -1,0 +1,288 @@
+"""``:::MLLOG`` text in, a :class:`RunLog` out: the only channel from a trial to the sweep.
+
+A trial prints one record a line, ``:::MLLOG {json}``, with ``time_ms``, ``event_type``, ``key``, ``value`` and
+``metadata``. :class:`MllogReader` finds the records wherever they stand in the bytes and keeps what a sweep needs.
+
+What is believed when a log repeats itself:
+
+- An eval, a train loss or a hyperparameter that several ranks print counts once, at its first printing.
+- A file may hold several runs, one after another (``NEXP`` seeds, or a requeued job that appends). A new run begins
+  with an ``init_start`` later than the current run's ``init_stop`` or ``run_start``, or with a ``run_start`` later
+  than something the current run measured. Lines that a rank printed late carry their old time stamp, so they open
+  nothing. :meth:`MllogReader.run` is the run of the last ``run_start``; :meth:`MllogReader.runs` has all of them.
+- ``init_start`` twice before ``init_stop`` is one initialisation, from the first on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lora_tune.logs.run import MAX_TEXT, Eval, LogReader, RunBuilder, RunLog, TrainPoint, as_number
+
+__all__ = ["MAX_RECORD", "Eval", "LogReader", "MllogReader", "RunLog", "TrainPoint"]
+
+MAX_RECORD = 1 << 20
+"""A record that does not end within this many bytes is dropped; nothing longer is ever held."""
+
+MAX_EARLIER_RUNS = 32
+WINDOW = 4096
+"""Bytes in which records are searched for at a time; from 1 to 64 KiB make no difference beyond a tenth."""
+
+_MARKER = b":::MLLOG"
+_LEAD = len(_MARKER) + 16  # the marker, and the most blanks between it and the brace
+_START = re.compile(rb":::MLLOG[ \t]{0,16}\{")
+
+# Either a record in the form in which mlperf_logging.mllog prints it, whose fields come out undecoded (time, key,
+# value, samples, what else is in metadata); or the rest of a line that starts with a record in any other form, for
+# the JSON decoder, at a tenth of the speed. No text within a usual record has a brace, so that no record starts
+# within a record, and lengths are bounded, so that none is longer than MAX_RECORD.
+_TEXT = rb'"[^"\\\n{]{0,4096}+"'
+_NUMBER = rb"-?\d[\d.eE+-]{0,64}+"
+_RECORD = re.compile(
+    rb':::MLLOG(?: \{"namespace": "", "time_ms": (\d{1,14}+), "event_type": "[A-Z_]{0,64}+", '
+    rb'"key": "([^"\\\n{]{0,256}+)", "value": (null|%b|true|false|%b|\{[^{}\n]{0,4096}+\}), '
+    rb'"metadata": \{"file": %b, "lineno": \d{1,9}+(?:, "samples_count": (\d{1,18}+))?([^{}\n]{0,4096}+)\}\}'
+    rb"|([ \t]{0,16}+\{[^\n]*+))" % (_NUMBER, _TEXT, _TEXT)
+)
+_STATS = {"throughput": False, "train_step_time": False, "train_loss": True, "reduced_train_loss": True}  # a loss?
+_STATED = re.compile(rb'"(%b)": (%b|NaN|-?Infinity)[,}]' % ("|".join(_STATS).encode(), _NUMBER))
+_STATUS = re.compile(rb'"status": "([^"]*)"')
+_decode = json.JSONDecoder(strict=False).raw_decode
+_Metadata = bytes | Mapping[str, Any]
+
+
+class MllogReader:
+    """The reader of ``:::MLLOG`` logs. Pure: no files, no clock; bounded memory whatever it is fed.
+
+    The Run depends on the bytes alone, not on how they were cut into chunks.
+    """
+
+    __slots__ = ("_current", "_dropped", "_earlier", "_tail")
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._dropped = 0
+        self._current = RunBuilder()
+        self._earlier: list[RunBuilder] = []
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the log; a line may be cut anywhere. Never raises for what they contain.
+
+        Outside records, braces are rare in training logs, and a single byte is found ten times faster than the
+        marker: so the marker is only searched for in windows that begin near a brace.
+        """
+        held = self._tail + chunk if self._tail else chunk
+        lines = held.rfind(b"\n") + 1
+        at = 0
+        while (brace := held.find(b"{", at, lines)) >= 0:
+            end = held.find(b"\n", brace + WINDOW, lines) + 1 or lines
+            self._records(_RECORD.findall(held, max(at, brace - _LEAD), end))
+            at = end
+        self._tail = self._line(held[lines:], whole=False)
+
+    def _records(self, records: list[tuple[bytes, ...]]) -> None:
+        """Take what _RECORD found in whole lines."""
+        find_take = _TAKE.get
+        for time, key, value, samples, metadata, rest in records:
+            take = find_take(key)
+            if take:
+                if not take(self, int(time), value, float(samples) if samples else None, metadata):
+                    self._dropped += 1
+            elif time:
+                self._current.announce(key, value)
+            else:
+                self._line(_MARKER + rest, whole=True)
+
+    def _line(self, line: bytes, *, whole: bool) -> bytes:
+        """Take the records of a line, or of what is there of it yet; return the bytes that must be held for later."""
+        start, at = _START.search(line), 0
+        while start:
+            at = start.end()
+            following = _START.search(line, at)
+            end = following.start() if following else len(line)
+            usual = _RECORD.match(line, start.start(), end)
+            if usual and usual[1]:
+                self._records([usual.groups(b"")])
+            elif not self._take_json(line[at - 1 : end][:MAX_RECORD]):
+                if not whole and following is None and end - at < MAX_RECORD:
+                    return line[start.start() :]
+                self._dropped += 1
+            start = following
+        return b"" if whole else line[max(at, len(line) - _LEAD) :]
+
+    def run(self) -> RunLog:
+        """The run of the last ``run_start``; what there is while none was seen."""
+        builders = [*self._earlier, self._current]
+        return next((b for b in reversed(builders) if b.run_start is not None), self._current).run(self._dropped)
+
+    def runs(self) -> tuple[RunLog, ...]:
+        """Every run in the log, oldest first (the last 33 at most)."""
+        return tuple(builder.run(self._dropped) for builder in (*self._earlier, self._current))
+
+    def _take_json(self, text: bytes) -> bool:
+        """Take a record in any other JSON, whatever stands behind it; tell whether it was understood."""
+        try:
+            record, _ = _decode(text.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(record, dict):
+            return False
+        time, key, value, metadata = map(record.get, ("time_ms", "key", "value", "metadata"))
+        ms = as_number(time)
+        if ms is None or not 0 <= ms < 1e14 or not isinstance(key, str):
+            return False
+        take = _TAKE.get(key.encode(errors="replace"))
+        if take is None:
+            self._current.announce(key.encode(errors="replace"), value)
+        elif not take(self, int(ms), value, None, metadata if isinstance(metadata, dict) else {}):
+            return False
+        return True
+
+    def _samples(self, metadata: _Metadata) -> float | None:
+        """Training samples consumed at a record: samples_count, or step times batch size, or epochs.
+
+        ``epoch_num`` of older stacks is epochs, or samples where it is at least one batch.
+        """
+        fields = _fields(metadata)
+        batch = as_number(self._current.hyperparameter(b"global_batch_size"))
+        samples = as_number(fields.get("samples_count"))
+        if samples is None and batch is not None:
+            step = as_number(fields.get("step_num", fields.get("step")))
+            samples = None if step is None else step * batch
+        if samples is None:
+            samples = as_number(fields.get("epoch_num"))
+            epoch = as_number(self._current.hyperparameter(b"train_samples"))
+            if samples is not None and batch is not None and epoch is not None and samples < batch:
+                samples *= epoch
+        return samples if samples is not None and 0 <= samples < math.inf else None
+
+    def _next_run(self) -> RunBuilder:
+        self._earlier = [*self._earlier, self._current][-MAX_EARLIER_RUNS:]
+        self._current = RunBuilder()
+        return self._current
+
+    # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is
+    # undecoded and ``metadata`` is what follows samples_count; else both are decoded and ``samples`` is None.
+
+    def _init_start(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+        current = self._current
+        began = current.init_stop if current.run_start is None else current.run_start
+        if began is not None and ms > began:
+            current = self._next_run()
+        if current.init_start is None:
+            current.init_start = ms
+        current.mark(ms)
+        return True
+
+    def _init_stop(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+        current = self._current
+        if current.init_stop is None:
+            current.init_stop = ms
+        current.mark(ms)
+        return True
+
+    def _run_start(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+        current = self._current
+        if 0 <= current.measured < ms:
+            current = self._next_run()
+        if current.run_start is None:
+            current.run_start = ms
+        current.mark(ms)
+        return True
+
+    def _run_stop(self, ms: int, _value: object, _samples: float | None, metadata: _Metadata) -> bool:
+        current = self._current
+        if current.run_stop is None:
+            current.run_stop = ms
+            current.measured = max(current.measured, ms)
+            if isinstance(metadata, bytes):
+                found = _STATUS.search(metadata)
+                status: object = found[1].decode(errors="replace") if found else None
+            else:
+                status = metadata.get("status")
+            current.status = status[:MAX_TEXT] if isinstance(status, str) else None
+        return True
+
+    def _eval_accuracy(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+        loss = as_number(value)
+        if samples is None:
+            samples = self._samples(metadata)
+        if loss is None or samples is None:
+            return False
+        self._current.add_eval(samples, loss, ms)
+        return True
+
+    def _train_loss(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+        loss = as_number(value)
+        if samples is None:
+            samples = self._samples(metadata)
+        if loss is None or samples is None:
+            return False
+        self._current.add_train(samples, loss, ms)
+        return True
+
+    def _eval_start(self, ms: int, _value: object, samples: float | None, metadata: _Metadata) -> bool:
+        self._current.add_eval_start(self._samples(metadata) if samples is None else samples, ms)
+        return True
+
+    def _eval_stop(self, ms: int, _value: object, samples: float | None, metadata: _Metadata) -> bool:
+        self._current.add_eval_stop(self._samples(metadata) if samples is None else samples, ms)
+        return True
+
+    def _block_stop(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+        self._current.add_eval_start(None, ms)
+        return True
+
+    def _block_start(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+        self._current.add_eval_stop(None, ms)
+        return True
+
+    def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+        if isinstance(value, bytes):
+            stated = _STATED.search(value)
+            if stated is None:
+                return True
+            name, number = stated[1].decode(), stated[2]
+        else:
+            stats = value if isinstance(value, dict) else {}
+            name, number = next(((name, stats[name]) for name in stats if name in _STATS), ("", None))
+        if _STATS.get(name):
+            return self._train_loss(ms, number, samples, metadata)
+        speed = as_number(number)
+        if speed is not None:
+            self._current.add_stated(ms, speed, name == "train_step_time")
+        return True
+
+
+def _fields(metadata: _Metadata) -> Mapping[str, Any]:
+    """The metadata of either form; nothing where a number is malformed."""
+    if not isinstance(metadata, bytes):
+        return metadata
+    try:
+        fields: dict[str, Any] = json.loads(b"{%b}" % metadata[2:])
+    except ValueError:
+        return {}
+    return fields
+
+
+# The train loss was renamed from round to round (and once misspelt). In block marks, samples_count is cumulative
+# up to v5.0 and the block's length from v5.1 on: it is not read.
+_TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, _Metadata], bool]] = {
+    b"init_start": MllogReader._init_start,
+    b"init_stop": MllogReader._init_stop,
+    b"run_start": MllogReader._run_start,
+    b"run_stop": MllogReader._run_stop,
+    b"eval_accuracy": MllogReader._eval_accuracy,
+    b"eval_start": MllogReader._eval_start,
+    b"eval_stop": MllogReader._eval_stop,
+    b"block_start": MllogReader._block_start,
+    b"block_stop": MllogReader._block_stop,
+    b"train_loss": MllogReader._train_loss,
+    b"train_loss ": MllogReader._train_loss,
+    b"reduced_train_loss": MllogReader._train_loss,
+    b"tracked_stats": MllogReader._tracked_stats,
+}

@@ -1,0 +1,341 @@
+"""The facts that a log states, whatever its format: :class:`RunLog`, and :class:`RunBuilder`, which gathers one."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+
+class Eval(NamedTuple):
+    """One evaluation of a run.
+
+    samples: training samples consumed when it was made.
+    loss: the eval loss (MLLOG's ``eval_accuracy``); may be NaN or infinite.
+    seconds: since ``run_start``, from the log's own time stamps; NaN when ``run_start`` was not seen.
+    """
+
+    samples: float
+    loss: float
+    seconds: float
+
+
+class TrainPoint(NamedTuple):
+    """A training-loss reading: samples consumed, loss, seconds since ``run_start``."""
+
+    samples: float
+    loss: float
+    seconds: float
+
+
+_Point = TypeVar("_Point", Eval, TrainPoint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLog:
+    """What a log says so far; a snapshot, never changed.
+
+    Times ``*_ms`` are the log's own epoch milliseconds. ``status`` is what ``run_stop`` claims; only
+    :meth:`reached` says whether the target was met. ``evals`` and ``train`` are in order of samples.
+
+    throughput: samples/s of each training block in order, by the log's clock: samples between two evals over the
+        seconds from the end of one eval to the start of the next. The first is the cold block (NaN if unknown);
+        a later block whose time cannot be told is left out.
+    stated_throughput: samples/s as the trial itself printed them (``tracked_stats``). They leave out what happens
+        between steps: up to 60% too high for the first block of the public runs, up to 5% for warm ones.
+    overall_throughput: samples/s of the whole run as the trial states it at its end, evals included.
+    eval_seconds: the length of each eval whose start the log shows.
+    hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...).
+    dropped_lines: records that were cut, malformed, or longer than the reader holds.
+    """
+
+    init_start_ms: int | None = None
+    init_stop_ms: int | None = None
+    run_start_ms: int | None = None
+    run_stop_ms: int | None = None
+    last_ms: int | None = None
+    status: str | None = None
+    evals: tuple[Eval, ...] = ()
+    throughput: tuple[float, ...] = ()
+    stated_throughput: tuple[float, ...] = ()
+    overall_throughput: float | None = None
+    eval_seconds: tuple[float, ...] = ()
+    train: tuple[TrainPoint, ...] = ()
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    dropped_lines: int = 0
+
+    def reached(self, target: float) -> Eval | None:
+        """The first eval with ``loss <= target`` (NaN never), or None."""
+        return next((e for e in self.evals if e.loss <= target), None)
+
+    @property
+    def init_seconds(self) -> float | None:
+        """``init_stop - init_start``: paid for by the cluster, not scored. None until both are seen."""
+        return _seconds_between(self.init_start_ms, self.init_stop_ms)
+
+    @property
+    def seconds(self) -> float | None:
+        """``run_stop - run_start``: the scored time of a run that reached its target. None until both are seen."""
+        return _seconds_between(self.run_start_ms, self.run_stop_ms)
+
+
+class LogReader(Protocol):
+    """Turns the bytes of one log, in pieces of any size, into a Run."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the log; a line may be cut anywhere."""
+        ...
+
+    def run(self) -> RunLog:
+        """What the log says so far."""
+        ...
+
+
+MAX_POINTS = 4096
+"""Evals that one run keeps, and train points (every second one goes when they are full). Real runs have hundreds."""
+
+MAX_HYPERPARAMETERS = 512
+MAX_TEXT = 1000
+INSIDE_BLOCK_MS = 50
+"""An eval result this soon after block_stop was computed before it: the stack counts its evals into the block."""
+
+
+class RunBuilder:
+    """Gathers the facts of one run, in bounded memory, and makes the :class:`RunLog`. Times are epoch milliseconds.
+
+    Several ranks may report the same fact: the first report of a time, an eval, a train loss or a
+    hyperparameter counts.
+    """
+
+    __slots__ = (
+        "announced",
+        "eval_start",
+        "eval_stop",
+        "evals",
+        "init_start",
+        "init_stop",
+        "last",
+        "measured",
+        "overall",
+        "paused",
+        "resumed",
+        "run_start",
+        "run_stop",
+        "stated",
+        "status",
+        "train",
+    )
+
+    def __init__(self) -> None:
+        self.init_start: int | None = None
+        self.init_stop: int | None = None
+        self.run_start: int | None = None
+        self.run_stop: int | None = None
+        self.status: str | None = None
+        self.measured = -1  # the latest eval, train point or run_stop
+        self.last = -1  # the latest start or stop of anything else
+        self.evals: dict[float, tuple[float, int]] = {}
+        self.train: dict[float, tuple[float, int]] = {}
+        self.eval_start: dict[float, int] = {}
+        self.eval_stop: dict[float, int] = {}
+        self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
+        self.resumed: list[int] = []
+        self.overall: float | None = None
+        self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
+        self.announced: dict[bytes, object] = {}
+
+    def add_eval(self, samples: float, loss: float, ms: int) -> None:
+        if samples not in self.evals and len(self.evals) < MAX_POINTS:
+            self.evals[samples] = loss, ms
+            if ms > self.measured:
+                self.measured = ms
+
+    def add_train(self, samples: float, loss: float, ms: int) -> None:
+        train = self.train
+        if samples not in train:
+            if len(train) == MAX_POINTS:
+                for old in [*train][::2]:
+                    del train[old]
+            train[samples] = loss, ms
+            if ms > self.measured:
+                self.measured = ms
+
+    def add_eval_start(self, samples: float | None, ms: int) -> None:
+        """The end of a training block, with its number of samples where that is known."""
+        if ms > self.last:
+            self.last = ms
+        if samples is None:
+            if len(self.paused) < MAX_POINTS:
+                self.paused.append(ms)
+        elif samples not in self.eval_start and len(self.eval_start) < MAX_POINTS:
+            self.eval_start[samples] = ms
+
+    def add_eval_stop(self, samples: float | None, ms: int) -> None:
+        """The start of a training block, with its number of samples where that is known."""
+        if ms > self.last:
+            self.last = ms
+        if samples is None:
+            if len(self.resumed) < MAX_POINTS:
+                self.resumed.append(ms)
+        elif samples not in self.eval_stop and len(self.eval_stop) < MAX_POINTS:
+            self.eval_stop[samples] = ms
+
+    def add_stated(self, ms: int, number: float, is_step_time: bool) -> None:
+        """A block's speed as the trial prints it: samples/s, or seconds an optimizer step."""
+        if ms > self.last:
+            self.last = ms
+        if len(self.stated) < MAX_POINTS:
+            self.stated.append((ms, number, is_step_time))
+
+    def mark(self, ms: int) -> None:
+        """The log had something to say at this time."""
+        if ms > self.last:
+            self.last = ms
+
+    def announce(self, name: bytes, value: object) -> None:
+        """A hyperparameter: a plain value, or JSON text in bytes, which is decoded when it is asked for."""
+        announced = self.announced
+        if name not in announced and len(announced) < MAX_HYPERPARAMETERS and len(name) <= MAX_TEXT:
+            if isinstance(value, str):
+                value = value[:MAX_TEXT]
+            if not name.isascii():
+                name = name.decode(errors="replace").encode()
+            if isinstance(value, (bytes, int, float, str)) and value != b"null":
+                announced[name] = value
+
+    def hyperparameter(self, name: bytes) -> object:
+        """The number, text or truth value announced under this name, or None."""
+        return _plain(self.announced.get(name))
+
+    def run(self, dropped_lines: int = 0) -> RunLog:
+        """What was gathered so far."""
+        start, last = self.run_start, max(self.last, self.measured)
+        throughput, eval_seconds = self._timing()
+        return RunLog(
+            init_start_ms=self.init_start,
+            init_stop_ms=self.init_stop,
+            run_start_ms=start,
+            run_stop_ms=self.run_stop,
+            last_ms=last if last >= 0 else None,
+            status=self.status,
+            evals=_since(start, self.evals, Eval),
+            throughput=throughput,
+            stated_throughput=self._stated_throughput(),
+            overall_throughput=self.overall,
+            eval_seconds=eval_seconds,
+            train=_since(start, self.train, TrainPoint),
+            hyperparameters=Announced(self.announced),
+            dropped_lines=dropped_lines,
+        )
+
+    def _timing(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Samples/s of each block and seconds of each eval; see :class:`RunLog`.
+
+        An eval begins at its eval_start, else where the block before it stopped, and ends at its eval_stop, else
+        where the next block starts. Two public stacks print both block marks after the eval: there the eval's
+        length is unknown, and a block's speed is the median over its train points.
+        """
+        throughput: list[float] = []
+        eval_seconds: list[float] = []
+        paused, resumed = sorted(self.paused), sorted(self.resumed)
+        ended, done = self.run_start, 0.0
+        for samples, (_, ms) in sorted(self.evals.items()):
+            began = self.eval_start.get(samples)
+            if began is None:
+                stops = bisect_left(paused, ms - INSIDE_BLOCK_MS)
+                began = paused[stops - 1] if stops and (ended is None or paused[stops - 1] > ended) else None
+            stopped = self.eval_stop.get(samples)
+            if stopped is None:
+                starts = bisect_left(resumed, ms)
+                stopped = resumed[starts] if starts < len(resumed) else ms
+            if began is not None:
+                eval_seconds.append((stopped - began) / 1000)
+            rate = self._train_rate(done, samples) if began is None else _rate(samples - done, ended, began)
+            if not math.isnan(rate) or not throughput:
+                throughput.append(rate)
+            ended, done = stopped, samples
+        return tuple(throughput), tuple(eval_seconds)
+
+    def _train_rate(self, after: float, until: float) -> float:
+        """Median samples/s between consecutive train points in ``(after, until)``; NaN for less than two points."""
+        points = [(samples, ms) for samples, (_, ms) in sorted(self.train.items()) if after < samples < until]
+        rates = [_rate(b - a, a_ms, b_ms) for (a, a_ms), (b, b_ms) in pairwise(points)]
+        rates = [rate for rate in rates if not math.isnan(rate)]
+        return median(rates) if rates else math.nan
+
+    def _stated_throughput(self) -> tuple[float, ...]:
+        """The first printed number after each eval, as samples/s; seconds a step need the global batch size."""
+        evals = sorted([ms for _, ms in self.evals.values()])
+        blocks: dict[int, float] = {}
+        batch = None
+        if any(is_step_time for _, _, is_step_time in self.stated):
+            batch = as_number(self.hyperparameter(b"global_batch_size"))
+        for ms, number, is_step_time in self.stated:
+            if not is_step_time:
+                blocks.setdefault(bisect_left(evals, ms), number)
+            elif batch is not None and number > 0:
+                blocks.setdefault(bisect_left(evals, ms), batch / number)
+        return tuple([rate for _, rate in sorted(blocks.items())])
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a float; None for what is no number. NaN, infinities, and digits in a text are numbers."""
+    try:
+        return None if value is True or value is False else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+class Announced(Mapping[str, object]):
+    """Hyperparameters by name, decoded when they are asked for: most never are."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[bytes, object]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> object:
+        return _plain(self._values[name.encode(errors="replace")])
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode(errors="replace") for name in self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _plain(value: object) -> object:
+    """The value; decoded where it is a JSON number, text or truth value in bytes."""
+    if not isinstance(value, bytes):
+        return value
+    if value.isdigit() and len(value) < 19:
+        return int(value)
+    if value[:1] == b'"':
+        return value[1:-1].decode(errors="replace")[:MAX_TEXT]
+    try:
+        return float(value)
+    except ValueError:
+        return {b"true": True, b"false": False}.get(value)
+
+
+def _seconds_between(start: int | None, stop: int | None) -> float | None:
+    return None if start is None or stop is None else (stop - start) / 1000
+
+
+def _since(start: int | None, points: Mapping[float, tuple[float, int]], kind: type[_Point]) -> tuple[_Point, ...]:
+    """The points with their seconds since start, in order of samples."""
+    zero = math.nan if start is None else start
+    new = tuple.__new__  # half the time of calling the NamedTuple
+    return tuple([new(kind, (samples, loss, (ms - zero) / 1000)) for samples, (loss, ms) in sorted(points.items())])
+
+
+def _rate(samples: float, start: int | None, stop: int) -> float:
+    """Samples/s between two times in ms; NaN when that is no positive length of time."""
+    return samples / ((stop - start) / 1000) if start is not None and stop > start else math.nan

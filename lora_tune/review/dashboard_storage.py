@@ -1,0 +1,216 @@
+"""What optuna-dashboard is given to read: Optuna's own records, dressed with ours, and never written to.
+
+Optuna lets nobody add attributes or artifacts to a finished trial, and the driver is the only writer. So nothing is
+stored twice: notes, attributes with units, files and figures are made from the sweep's records when they are read,
+for open trials as for finished ones.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import optuna
+from optuna.artifacts.exceptions import ArtifactNotFound
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune.analysis.summary import overview
+from lora_tune.base.redact import redact
+from lora_tune.config.study import Study
+from lora_tune.review import notes
+from lora_tune.review.plots import charts
+from lora_tune.review.plots.figures import figure
+from lora_tune.store.records import Sweep
+from lora_tune.store.records import TrialState as OurState
+
+FRESH_SECONDS = 5.0
+"""How old the records may be that a request is answered from."""
+
+LARGEST_FILE = 2 * 1024 * 1024
+"""Bytes of a longer file that are shown, from its end."""
+
+
+class ReadOnlyError(RuntimeError):
+    """Somebody tried to change the study through the dashboard."""
+
+
+class Snapshot:
+    """The sweep, at most ``FRESH_SECONDS`` old. load: reads what is new since the sweep that it is given."""
+
+    def __init__(self, study: Study, root: Path, load: Callable[[Sweep | None], Sweep]) -> None:
+        self.study, self.root, self._load = study, root, load
+        self._lock = threading.Lock()
+        self._read_at = -FRESH_SECONDS
+        self._sweep: Sweep | None = None
+
+    def sweep(self) -> Sweep:
+        """The records; one thread reads them anew, the others wait for it."""
+        with self._lock:
+            if self._sweep is None or time.monotonic() - self._read_at > FRESH_SECONDS:
+                self._sweep = self._load(self._sweep)
+                self._read_at = time.monotonic()
+            return self._sweep
+
+
+class DashboardStorage(optuna.storages.BaseStorage):
+    """An Optuna storage that reads one study from ``inner`` and dresses it; every change is refused."""
+
+    def __init__(self, inner: optuna.storages.BaseStorage, snapshot: Snapshot) -> None:
+        self._inner, self._snapshot = inner, snapshot
+        self._study_id = inner.get_study_id_from_name(snapshot.study.name)
+        self._dressed: dict[int, FrozenTrial] = {}
+        self._notes: dict[int, str] = {}
+        self._drawn: tuple[Sweep | None, dict[str, str]] = (None, {})
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        """The one study under review, its note and figures among its system attributes."""
+        return [
+            FrozenStudy(
+                study_name=self._snapshot.study.name,
+                direction=None,
+                directions=self.get_study_directions(self._study_id),
+                user_attrs=self.get_study_user_attrs(self._study_id),
+                system_attrs=self.get_study_system_attrs(self._study_id),
+                study_id=self._study_id,
+            )
+        ]
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """Optuna's own, the study's note and the figures, under the keys that optuna-dashboard reads.
+
+        Not the trials' notes: optuna-dashboard looks through all attributes for each trial, which took 3 s of a
+        request for 2,000 trials. See :meth:`note`.
+        """
+        study, sweep = self._snapshot.study, self._snapshot.sweep()
+        now = time.time()
+        attributes = dict(self._inner.get_study_system_attrs(study_id))
+        unit = "throughput (samples/s)" if study.maximise else "time to target (s)"
+        attributes |= {"dashboard:objective_names": [unit], "dashboard:note_ver": 1}
+        attributes |= {"dashboard:note_str:0": notes.study_note(study, sweep, overview(study, sweep, now))}
+        return attributes | self._figures(study, sweep, now)
+
+    def _figures(self, study: Study, sweep: Sweep, now: float) -> dict[str, str]:
+        """The figures as attributes, made anew only when the records have changed."""
+        drawn, made = self._drawn
+        if drawn is not sweep:
+            figures = charts(study, sweep, now)
+            made = {f"dashboard:plot_data:{name}:0": json.dumps(figure(chart)) for name, chart in figures.items()}
+            self._drawn = (sweep, made)
+        return made
+
+    def note(self, number: int) -> str:
+        """The note of a trial that :meth:`get_all_trials` has returned before."""
+        return self._notes.get(number, "")
+
+    def get_all_trials(
+        self,
+        study_id: int,
+        deepcopy: bool = True,  # Optuna's name; these trials are copies already
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """Optuna's trials with attributes for people, and their files as artifacts."""
+        sweep = self._snapshot.sweep()
+        trials = self._inner.get_all_trials(study_id, deepcopy=False, states=states)
+        return [self._dress(sweep, trial) for trial in trials]
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """One trial, dressed."""
+        return self._dress(self._snapshot.sweep(), self._inner.get_trial(trial_id))
+
+    def _dress(self, sweep: Sweep, plain: FrozenTrial) -> FrozenTrial:
+        """A trial that has ended in both records is dressed once."""
+        number = plain.number
+        if number in self._dressed:
+            return self._dressed[number]
+        trial = sweep.trials.get(number)
+        if trial is None:
+            self._notes[number] = "Proposed; not written down yet.\n"
+            return plain
+        study, now = self._snapshot.study, time.time()
+        files = [f for a in sweep.attempts_of(number) for f in notes.artifacts(self._snapshot.root, a)]
+        meta = {f"artifacts:{f.id}": json.dumps(_meta(f)) for f in files}
+        links = {f.name: f"/artifacts/{self._study_id}/{plain._trial_id}/{f.id}" for f in files}
+        dressed = FrozenTrial(
+            number=number,
+            state=plain.state,
+            value=None,
+            # Optuna gives a pruned trial its last eval loss as its value; among seconds that would look like a record.
+            values=plain.values if plain.state is TrialState.COMPLETE else None,
+            datetime_start=plain.datetime_start,
+            datetime_complete=plain.datetime_complete,
+            params=plain.params,
+            distributions=plain.distributions,
+            user_attrs=notes.attributes(sweep, trial, now),
+            system_attrs={**plain._system_attrs, **meta},
+            intermediate_values=plain.intermediate_values,
+            trial_id=plain._trial_id,
+        )
+        self._notes[number] = notes.trial_note(study, sweep, trial, links, now)
+        if plain.state.is_finished() and trial.state is OurState.FINISHED:
+            self._dressed[number] = dressed
+        return dressed
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return self._inner.get_study_id_from_name(study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return self._inner.get_study_name_from_id(study_id)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return self._inner.get_study_directions(study_id)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._inner.get_study_user_attrs(study_id)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ReadOnlyError("this dashboard only shows; the sweep's driver is the only one that writes")
+
+    create_new_study = delete_study = set_study_user_attr = set_study_system_attr = _refuse
+    create_new_trial = set_trial_param = set_trial_state_values = set_trial_intermediate_value = _refuse
+    set_trial_user_attr = set_trial_system_attr = _refuse
+
+
+class SweepFiles:
+    """Optuna's artifact store over the sweep's own folder: the files of attempts as they lie, nothing copied."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def open_reader(self, artifact_id: str) -> BinaryIO:
+        """The file's text with secrets hidden, of a long one its end. Raises ArtifactNotFound."""
+        trial, _, rest = artifact_id.partition("-")
+        number, _, _ = rest.partition("-")
+        try:
+            attempt = self._snapshot.sweep().attempts[int(trial, 16), int(number, 16)]
+        except (KeyError, ValueError) as error:
+            raise ArtifactNotFound(f"no attempt has a file {artifact_id}") from error
+        for file in notes.artifacts(self._snapshot.root, attempt):
+            if file.id == artifact_id:
+                return io.BytesIO((notes.diagnosis(attempt) if file.path is None else shown(file.path)).encode())
+        raise ArtifactNotFound(f"trial {attempt.trial}, attempt {attempt.number} has no file {artifact_id}")
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ReadOnlyError("this dashboard only shows files")
+
+    write = remove = _refuse
+
+
+def shown(path: Path) -> str:
+    """A file's text for people: its last ``LARGEST_FILE`` bytes, secrets hidden, bytes that are no text replaced."""
+    with path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - LARGEST_FILE))
+        text = redact(file.read().decode("utf-8", "replace"))
+    return text if size <= LARGEST_FILE else f"[the last {LARGEST_FILE} of {size} bytes]\n{text}"
+
+
+def _meta(file: notes.Artifact) -> dict[str, Any]:
+    """An artifact as optuna-dashboard lists it; plain text whatever it claims to be, so that no file runs."""
+    return {"artifact_id": file.id, "filename": file.name, "mimetype": "text/plain; charset=utf-8", "encoding": None}

@@ -1,0 +1,209 @@
+"""What a reviewer reads beside a trial: its note, its attributes with units, its files. Pure but for listing files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.summary import Overview
+from lora_tune.base.format import duration, visible
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.study import Study
+from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
+
+FILES_SHOWN = 12
+"""Files of one attempt that are offered; a trial program may write thousands."""
+
+DIAGNOSIS = "diagnosis.txt"
+
+
+def plain(text: object) -> str:
+    """Any text as Markdown that shows just that text: one line, no markup, no links, no HTML."""
+    line = " ".join(visible(text).split())
+    line = re.sub(r"([\\`*_{}\[\]<>()#|~$&!])", r"\\\1", line)
+    return re.sub(r"(?i)(https?|www|ftp|mailto)([:.])", r"\1\\\2", line)
+
+
+def attributes(sweep: Sweep, trial: Trial, now: float) -> dict[str, float | str]:
+    """The trial's facts named for people, with units; what is unknown is left out."""
+    facts = trial.facts
+    attempts = sweep.attempts_of(trial.number)
+    found: dict[str, float | str | None] = {
+        "verdict": str(trial.verdict or trial.state),
+        "reason": trial.sentence or None,
+        "why proposed": trial.why or None,
+        "time to target (s)": trial.seconds,
+        "samples to target": trial.samples,
+    }
+    if trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None:
+        low, high = time_interval(trial)
+        found |= {"time to target, 90% low (s)": low, "time to target, 90% high (s)": high}
+    found |= {label: facts.get(name) for name, label in _FACTS.items()}
+    found |= {
+        "global batch size (samples)": trial.parameters.get("GBS"),
+        "node-hours": sum(a.node_hours(now) for a in attempts),
+        "attempts": len(attempts),
+        "nodes": " ".join(sorted({n for a in attempts for n in a.nodes})) or None,
+        "seed": trial.seed,
+    }
+    return {name: round_short(value) for name, value in found.items() if value is not None}
+
+
+_FACTS = {
+    "crossing_samples": "samples to target, estimated from the curve",
+    "samples_per_second": "throughput (samples/s)",
+    "seconds_per_eval": "eval (s)",
+    "init_seconds": "start-up (s)",
+    "evals": "evals",
+    "last_loss": "last eval loss",
+    "last_samples": "last eval at (samples)",
+}
+"""Fact -> its name for people."""
+
+
+def round_short(value: float | str) -> float | str:
+    """Six significant digits are all that a table needs; whole numbers stay whole."""
+    if isinstance(value, float):
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file to show beside a trial. id: stable, of hexadecimal digits and dashes. path: None: made on demand."""
+
+    id: str
+    name: str
+    path: Path | None
+
+
+def artifacts(root: Path, attempt: Attempt) -> list[Artifact]:
+    """The files in an attempt's own folder below ``root``, and the diagnosis of a failed one. No subfolders."""
+    folder = (root / attempt.folder).resolve()
+    found = []
+    if folder.is_relative_to(root.resolve()) and folder.is_dir():
+        names = sorted(p.name for p in folder.iterdir() if p.is_file() and not _internal(p))
+        found = [Artifact(_identity(attempt, n), _shown(attempt, n), folder / n) for n in names[:FILES_SHOWN]]
+    if attempt.failure:
+        found.append(Artifact(_identity(attempt, DIAGNOSIS), _shown(attempt, DIAGNOSIS), None))
+    return found
+
+
+def _internal(path: Path) -> bool:
+    """Whether a file is the launcher's own bookkeeping."""
+    own = AttemptPaths(path.parent)
+    return path.name.startswith(".") or path in (own.claim, own.started, own.ended)
+
+
+def _identity(attempt: Attempt, name: str) -> str:
+    return f"{attempt.trial:x}-{attempt.number:x}-{crc32(name.encode('utf-8', 'surrogateescape')):08x}"
+
+
+def _shown(attempt: Attempt, name: str) -> str:
+    return name if attempt.number == 0 else f"attempt-{attempt.number}-{name}"
+
+
+def diagnosis(attempt: Attempt) -> str:
+    """The diagnosis of a failed attempt as a text file."""
+    return "\n".join(
+        (
+            f"trial {attempt.trial}, attempt {attempt.number}: {attempt.failure}",
+            f"job {attempt.job_id or '?'} on {', '.join(attempt.nodes) or 'unknown nodes'}: {attempt.state}, "
+            f"exit code {attempt.exit_code}",
+            f"line:   {attempt.line}",
+            f"remedy: {attempt.remedy}",
+            "",
+        )
+    )
+
+
+def trial_note(study: Study, sweep: Sweep, trial: Trial, files: Mapping[str, str], now: float) -> str:
+    """The trial in Markdown. files: name -> address of each artifact."""
+    head = f"## Trial {trial.number}: {plain(trial.verdict or trial.state)}"
+    parts = [head, plain(trial.sentence)] if trial.sentence else [head]
+    rows = [(name, value) for name, value in _summary(study, trial) if value]
+    parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
+    parts.append("### Attempts\n\n" + _table(("", "job", "nodes", "ended as", "took", "diagnosis"), [
+        _attempt_row(a, now) for a in sweep.attempts_of(trial.number)]))  # fmt: skip
+    if files:
+        parts.append("### Files\n\n" + "\n".join(f"- [{plain(name)}]({address})" for name, address in files.items()))
+    tuned = [(plain(n), plain(_value(v)), "tuned" if n in trial.tuned else "") for n, v in trial.parameters.items()]
+    parts.append("### Parameters\n\n" + _table(("name", "value", ""), tuned))
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
+    facts = trial.facts
+    result = ""
+    if trial.verdict is Verdict.REACHED and study.maximise:
+        result = f"{facts.get('objective', 0):.5g} samples/s"
+    elif trial.seconds is not None:
+        low, high = time_interval(trial)
+        result = f"{duration(trial.seconds)} (90% interval {duration(low)} to {duration(high)})"
+    speed, seconds = facts.get("samples_per_second"), facts.get("seconds_per_eval")
+    layout = " ".join(
+        f"{n}={trial.parameters[n]}" for n in ("TP", "PP", "CP", "MBS", "MINIBS") if n in trial.parameters
+    )
+    return [
+        ("Result", result),
+        ("Samples to target", _samples(trial)),
+        ("Throughput", f"{speed:.4g} samples/s" if speed else ""),
+        ("One eval", duration(seconds) if seconds else ""),
+        ("Layout", layout),
+        ("Global batch size", str(trial.parameters.get("GBS", ""))),
+        ("Node-hours", f"{facts['node_hours']:.3g}" if "node_hours" in facts else ""),
+        ("Why proposed", trial.why),
+    ]
+
+
+def _samples(trial: Trial) -> str:
+    if trial.samples is None:
+        return ""
+    estimate = trial.facts.get("crossing_samples")
+    return f"{trial.samples:.0f}" + (f", estimated from the curve: {estimate:.0f}" if estimate else "")
+
+
+def _attempt_row(attempt: Attempt, now: float) -> tuple[str, ...]:
+    ended = f"{attempt.state}; {attempt.stop}" if attempt.stop else attempt.state
+    took = (attempt.ended_at or now) - attempt.started_at if attempt.started_at else None
+    why = ". ".join(p for p in (attempt.failure, attempt.line, attempt.remedy) if p)
+    cells = (str(attempt.number), attempt.job_id, " ".join(attempt.nodes), ended, duration(took), why)
+    return tuple(plain(c) for c in cells)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
+    """The sweep in Markdown: the summary, the best configuration, the failures."""
+    parts = [f"## {plain(study.name)}", plain(study.description)] if study.description else [f"## {plain(study.name)}"]
+    ended = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    rows = [("Trials", f"{seen.trials}: {ended or 'none ended'}"), ("Open", str(seen.open))]
+    rows += [
+        ("Node-hours", f"{seen.node_hours:.3g}"),
+        ("Saved by stopping early", f"about {seen.saved:.2g} node-hours"),
+    ]
+    rows += [("Study hash", sweep.digest)]
+    if seen.best is not None:
+        value = seen.best.facts["objective"]
+        said = f"{value:.4g} samples/s" if study.maximise else duration(value)
+        if seen.best_interval:
+            said += f" (90% interval {duration(seen.best_interval[0])} to {duration(seen.best_interval[1])})"
+        rows = [("Best", f"{said}, trial {seen.best.number}"), ("", parameters_text(seen.best)), *rows]
+    parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
+    if seen.failures:
+        found = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]
+        parts.append("### Failures\n\n" + _table(("class", "attempts", "most frequent line", "remedy"), found))
+    return "\n\n".join(parts) + "\n"

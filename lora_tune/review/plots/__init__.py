@@ -1,0 +1,26 @@
+"""The figures of a sweep. A figure is a data function and a drawing function; the drawing is a :class:`Chart`,
+which :mod:`lora_tune.review.plots.svg` and :mod:`lora_tune.review.plots.figures` turn into SVG and plotly.
+"""
+
+from __future__ import annotations
+
+from lora_tune.config.study import Study
+from lora_tune.review.plots import curves, shares, speed, spending
+from lora_tune.review.plots.chart import Chart
+from lora_tune.store.records import Sweep
+
+__all__ = ["Chart", "charts"]
+
+
+def charts(study: Study, sweep: Sweep, now: float) -> dict[str, Chart]:
+    """All figures that this sweep has data for, by short name, in the order in which people read them."""
+    made = {
+        "eval-curves": curves.eval_curves(study, sweep),
+        "samples-to-target": curves.samples_to_target(study, sweep),
+        "importance": shares.importance(study, sweep),
+        "time": speed.time_decomposition(study, sweep),
+        "throughput": speed.throughput(study, sweep),
+        "spending": spending.spending(study, sweep),
+        "timeline": spending.timeline(sweep, now),
+    }
+    return {name: chart for name, chart in made.items() if chart is not None}

@@ -1,0 +1,227 @@
+"""Figures of convergence: eval curves with the pruning envelope, and samples to the target against one knob."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lora_tune import curves
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.summary import STOPPED_EARLY, ranked
+from lora_tune.config.study import Study
+from lora_tune.controller import pruning
+from lora_tune.review.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Points, Rule
+from lora_tune.store.records import Sweep, Trial, Verdict
+
+Line = list[tuple[float, float]]
+
+HIGHLIGHTED = 6
+"""Trials whose curves are drawn one by one; the others share a colour by how they ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveData:
+    """Eval curves as (samples, eval loss) lines. ``envelope``: (samples, median, limit) for runs of batch ``gbs``."""
+
+    best: Sequence[tuple[Trial, Line]]
+    reached: Sequence[Line]
+    stopped: Sequence[Line]
+    others: Sequence[Line]
+    envelope: Sequence[tuple[float, float, float]]
+    gbs: object
+
+
+def curve_data(study: Study, sweep: Sweep) -> CurveData:
+    """Every trial's evals, by how it ended; the pruning envelope is the one that runs of the best trial's batch met."""
+    top = ranked(study, sweep)[:HIGHLIGHTED]
+    best = [(trial, _line(sweep, trial)) for trial in top]
+    shown = {trial.number for trial in top}
+    rest = [t for t in sweep.trials.values() if t.number not in shown and sweep.last_evals(t.number)]
+    return CurveData(
+        best=best,
+        reached=[_line(sweep, t) for t in rest if t.verdict is Verdict.REACHED],
+        stopped=[_line(sweep, t) for t in rest if t.verdict in STOPPED_EARLY],
+        others=[_line(sweep, t) for t in rest if t.verdict is not Verdict.REACHED and t.verdict not in STOPPED_EARLY],
+        envelope=_envelope(study, sweep, top[0]) if top else (),
+        gbs=top[0].parameters.get("GBS") if top else None,
+    )
+
+
+def _line(sweep: Sweep, trial: Trial) -> Line:
+    return [(e.samples, e.loss) for e in sweep.last_evals(trial.number)]
+
+
+def _envelope(study: Study, sweep: Sweep, best: Trial) -> list[tuple[float, float, float]]:
+    """Median and limit of the envelope that runs of this batch size are judged by, where such runs have evals."""
+    references = pruning.references(sweep, best)
+    envelope = pruning.envelope(study, best) or curves.envelope_from(references, study.objective.target)
+    samples = [e.samples for r in references for e in r if e.samples > 0]
+    if envelope is None or not samples:
+        return []
+    grid = np.geomspace(min(samples), max(samples), 40)
+    family = envelope.family
+    middle, unit = family.loss_at(grid), np.hypot(family.noise_at(grid), family.spread)
+    limit = middle + envelope.threshold(study.pruning.false_prune_rate) * unit
+    return [(float(s), float(m), float(x)) for s, m, x in zip(grid, middle, limit, strict=True)]
+
+
+def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
+    """Eval loss over samples, with the target; None before the first eval."""
+    data = curve_data(study, sweep)
+    lines = [line for _, line in data.best] + [*data.reached, *data.stopped, *data.others]
+    if not lines or study.maximise:
+        return None
+    marks: list[Mark] = []
+    if data.envelope:
+        share = f"{100 * study.pruning.false_prune_rate:g}%"
+        name = f"GBS {data.gbs}: from the median to where at most {share} of good runs go"
+        marks.append(Band(name=name, edges=data.envelope, colour="muted"))
+    for name, group, colour in (
+        ("open, censored or failed", data.others, "muted"),
+        ("stopped early", data.stopped, "stopped"),
+        ("reached", data.reached, "good"),
+    ):
+        if group:
+            marks.append(Lines(name=name, lines=group, colour=colour, width=1.2, faint=len(group) > 12))  # type: ignore[arg-type]  # literals
+    if data.best:
+        texts = [f"trial {t.number}: {parameters_text(t)}" for t, _ in data.best]
+        name = f"best {len(data.best)}"
+        marks.append(Lines(name=name, lines=[x for _, x in data.best], colour="best", width=2.2, texts=texts))
+    marks.append(Rule(name=f"target {study.objective.target:g}", value=study.objective.target))
+    low, high = _loss_range(lines, study.objective.target)
+    return Chart(
+        title="Eval curves",
+        x=Axis(label="training samples", log=True),
+        y=Axis(label="eval loss", low=low, high=high),
+        marks=tuple(marks),
+        note="Each line is one trial. Losses far above the others are cut off at the top.",
+    )
+
+
+def _loss_range(lines: Sequence[Line], target: float) -> tuple[float, float]:
+    """The target and the middle 96% of all losses, so that one spike does not flatten the picture."""
+    losses = [y for line in lines for _, y in line if math.isfinite(y)] or [target]
+    low, high = (float(v) for v in np.quantile(losses, [0.0, 0.97]))
+    low, high = min(low, target), max(high, target)
+    margin = 0.06 * max(high - low, 1e-3 * abs(target))
+    return low - margin, high + margin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvergenceData:
+    """Samples to the target against one tuned number, by global batch size (None: the study has none).
+
+    groups: GBS -> (value, samples, low, high, trial) of trials that reached the target; samples is the estimated
+    crossing and low to high its 90% interval. model: GBS -> (value, samples, low, high) of the fitted curve.
+    """
+
+    knob: str
+    log: bool
+    groups: Mapping[object, Sequence[tuple[float, float, float, float, Trial]]]
+    model: Mapping[object, Sequence[tuple[float, float, float, float]]]
+
+
+def convergence_data(study: Study, sweep: Sweep) -> ConvergenceData | None:
+    """Samples to target against the learning rate, else against the first tuned number; None without a reached trial.
+
+    The model of each batch size with at least five trials is a parabola in ln(samples) over the knob (over its
+    logarithm where it is drawn on one), by least squares; its band is the 90% interval of the mean under normal
+    residuals (Draper and Smith 1998, section 8.1). A picture of these trials, not the model that proposes.
+    """
+    knob = _knob(study)
+    if knob is None:
+        return None
+    name, log = knob
+    groups: dict[object, list[tuple[float, float, float, float, Trial]]] = {}
+    for trial in ranked(study, sweep):
+        samples = trial.facts.get("crossing_samples", trial.samples)
+        if samples is None or name not in trial.tuned:
+            continue
+        low, high = trial.facts.get("crossing_low", samples), trial.facts.get("crossing_high", samples)
+        groups.setdefault(trial.parameters.get("GBS"), []).append((float(trial.tuned[name]), samples, low, high, trial))
+    if not groups:
+        return None
+    model = {gbs: fit for gbs, rows in groups.items() if (fit := _parabola([r[:2] for r in rows], log))}
+    return ConvergenceData(knob=name, log=log, groups=groups, model=model)
+
+
+def _knob(study: Study) -> tuple[str, bool] | None:
+    numbers = [(n, p) for n, p in study.space.items() if p.type in ("float", "int")]
+    rates = [(n, p) for n, p in numbers if n in ("LR", "learning_rate")]
+    for name, parameter in rates or numbers:
+        return name, bool(getattr(parameter, "log", False))
+    return None
+
+
+FEWEST_FITTED = 5
+"""Trials of one batch size that a curve is fitted to."""
+
+
+def _parabola(points: Sequence[tuple[float, float]], log: bool) -> list[tuple[float, float, float, float]]:
+    """(value, fit, low, high) on a grid; empty with fewer than five points or three distinct values."""
+    from scipy.special import stdtrit
+
+    if len(points) < FEWEST_FITTED or len({v for v, _ in points}) < 3:
+        return []
+    values, samples = np.array(points).T
+    x, y = np.log(values) if log else values, np.log(samples)
+    middle, scale = x.mean(), x.std() or 1.0
+    basis = np.vander((x - middle) / scale, 3)
+    weights, *_ = np.linalg.lstsq(basis, y, rcond=None)
+    left = len(y) - 3
+    variance = float(((y - basis @ weights) ** 2).sum() / left)
+    covariance = variance * np.linalg.pinv(basis.T @ basis)
+    grid = np.linspace(x.min(), x.max(), 40)
+    rows = np.vander((grid - middle) / scale, 3)
+    fit, sd = rows @ weights, np.sqrt(np.einsum("ij,jk,ik->i", rows, covariance, rows))
+    half = float(stdtrit(left, 0.95)) * sd
+    shown = np.exp(grid) if log else grid
+    table = zip(shown, np.exp(fit), np.exp(fit - half), np.exp(fit + half), strict=True)
+    return [(float(a), float(b), float(c), float(d)) for a, b, c, d in table]
+
+
+def samples_to_target(study: Study, sweep: Sweep) -> Chart | None:
+    """The convergence data as points with whiskers, one colour a batch size, and the fitted curves with bands."""
+    data = None if study.maximise else convergence_data(study, sweep)
+    if data is None:
+        return None
+    marks: list[Mark] = []
+    order = sorted(data.groups, key=lambda g: -len(data.groups[g]))
+    shown = sorted(order[: len(GROUPS)], key=str)
+    for colour, gbs in zip(GROUPS, shown, strict=False):
+        if fit := data.model.get(gbs):
+            marks.append(Band(name="", edges=[(v, low, high) for v, _, low, high in fit], colour=colour))
+            marks.append(Lines(name="", lines=[[(v, s) for v, s, _, _ in fit]], colour=colour, width=2))
+    for colour, gbs in zip(GROUPS, shown, strict=False):
+        marks.append(_group(data, gbs, colour))
+    more = (
+        f" Of {len(order)} batch sizes the {len(shown)} with the most trials are shown."
+        if len(order) > len(shown)
+        else ""
+    )
+    fitted = (
+        "the curve is a parabola fitted to the trials of one batch size, its band the 90% interval of the mean."
+        if any(isinstance(mark, Lines) for mark in marks)
+        else f"a curve is fitted from {FEWEST_FITTED} trials of one batch size on."
+    )
+    return Chart(
+        title=f"Samples to the target against {data.knob}",
+        x=Axis(label=data.knob, log=data.log),
+        y=Axis(label="samples to the target", log=True),
+        marks=tuple(marks),
+        note=f"Estimated crossings with 90% intervals; {fitted}{more}",
+    )
+
+
+def _group(data: ConvergenceData, gbs: object, colour: Colour) -> Points:
+    rows = data.groups[gbs]
+    return Points(
+        name="trials" if gbs is None else f"GBS {gbs}",
+        points=[(value, samples) for value, samples, _, _, _ in rows],
+        spans=[(low, high) if math.isfinite(high) else (low, s) for _, s, low, high, _ in rows],
+        texts=[f"trial {t.number}: {s:.0f} samples ({low:.0f} to {high:.0f})" for _, s, low, high, t in rows],
+        colour=colour,
+    )

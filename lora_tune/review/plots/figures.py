@@ -1,0 +1,168 @@
+"""A chart as a plotly figure, for optuna-dashboard and notebooks: the JSON that plotly reads, made without plotly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
+from lora_tune.review.plots.svg import LIGHT, escape
+from lora_tune.review.plots.ticks import log_ticks, tick_text
+
+_SEE_THROUGH = 0.16
+
+
+def figure(chart: Chart, theme: Mapping[str, str] = LIGHT) -> dict[str, Any]:
+    """The chart as plotly's own structure, ``{"data": [...], "layout": {...}}``.
+
+    ``plotly.graph_objects.Figure(figure(chart))`` is the figure in a notebook. plotly reads a little HTML in texts,
+    so they are escaped.
+    """
+    data: list[dict[str, Any]] = []
+    shapes: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
+    for mark in chart.marks:
+        if isinstance(mark, Rule):
+            shapes.append(_rule(mark, theme))
+            notes.append(_rule_words(mark, theme))
+        else:
+            data += _TRACES[type(mark)](mark, theme)
+    layout = {
+        "title": {"text": escape(chart.title), "x": 0.01},
+        "xaxis": _axis(chart, "x"),
+        "yaxis": _axis(chart, "y"),
+        "shapes": shapes,
+        "annotations": notes,
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "y": -0.2},
+        "margin": {"t": 50, "l": 60, "r": 20, "b": 60},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _axis(chart: Chart, which: str) -> dict[str, Any]:
+    axis: Axis = chart.x if which == "x" else chart.y
+    low, high = extent(chart, "x" if which == "x" else "y")
+    made: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True}
+    if axis.log:
+        places = log_ticks(low, high)
+        made |= {"tickvals": places, "ticktext": [tick_text(v) for v in places]}
+        return made | {"type": "log", "range": [math.log10(low), math.log10(high)]}
+    if axis.categories:
+        places = list(range(len(axis.categories)))
+        made |= {"tickvals": places, "ticktext": [escape(name) for name in axis.categories]}
+    return made | {"range": [low, high]}
+
+
+def _lines(mark: Lines, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One trace for all lines of a mark, with gaps between them: thousands of traces would be slow."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    texts: list[str] = []
+    for i, line in enumerate(mark.lines):
+        xs += [x for x, _ in line] + [None]
+        ys += [y for _, y in line] + [None]
+        texts += [escape(mark.texts[i]) if mark.texts else ""] * (len(line) + 1)
+    shape = {"shape": "hv"} if mark.steps else {}
+    dash = {"dash": "dash"} if mark.dashed else {}
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": escape(mark.name),
+            "showlegend": bool(mark.name),
+            "x": xs,
+            "y": ys,
+            "line": {"color": theme[mark.colour], "width": mark.width, **shape, **dash},
+            "opacity": 0.4 if mark.faint else 1.0,
+            **({"text": texts, "hoverinfo": "text+x+y"} if mark.texts else {"hoverinfo": "x+y"}),
+        }
+    ]
+
+
+def _points(mark: Points, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+    whiskers = {}
+    if mark.spans:
+        up = [high - y for (_, y), (_, high) in zip(mark.points, mark.spans, strict=True)]
+        down = [y - low for (_, y), (low, _) in zip(mark.points, mark.spans, strict=True)]
+        whiskers = {"error_y": {"type": "data", "array": up, "arrayminus": down, "width": 0, "thickness": 1}}
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": escape(mark.name),
+            "x": [x for x, _ in mark.points],
+            "y": [y for _, y in mark.points],
+            "marker": {
+                "color": theme[mark.colour],
+                "size": 2 * mark.size,
+                "symbol": "circle-open" if mark.hollow else "circle",
+            },
+            **({"text": [escape(t) for t in mark.texts], "hoverinfo": "text"} if mark.texts else {}),
+            **whiskers,
+        }
+    ]
+
+
+def _band(mark: Band, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+    xs = [x for x, _, _ in mark.edges]
+    ys = [high for _, _, high in mark.edges] + [low for _, low, _ in reversed(mark.edges)]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": escape(mark.name),
+            "showlegend": bool(mark.name),
+            "x": xs + xs[::-1],
+            "y": ys,
+            "fill": "toself",
+            "fillcolor": _faded(theme[mark.colour]),
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+        }
+    ]
+
+
+def _bars(mark: Bars, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": escape(mark.name),
+            "y": [row for row, _, _ in mark.bars],
+            "base": [start for _, start, _ in mark.bars],
+            "x": [length for _, _, length in mark.bars],
+            "width": mark.height,
+            "marker": {"color": theme[mark.colour], "line": {"width": 0}},
+            **({"hovertext": [escape(t) for t in mark.texts], "hoverinfo": "text"} if mark.texts else {}),
+        }
+    ]
+
+
+def _rule(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
+    across = {"x0": 0, "x1": 1, "xref": "paper", "y0": mark.value, "y1": mark.value, "yref": "y"}
+    up = {"y0": 0, "y1": 1, "yref": "paper", "x0": mark.value, "x1": mark.value, "xref": "x"}
+    line = {"color": theme[mark.colour], "width": 1.5, "dash": "dash"}
+    return {"type": "line", "line": line, **(across if mark.axis == "y" else up)}
+
+
+def _rule_words(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
+    across = {"x": 0, "xref": "paper", "xanchor": "left", "y": mark.value, "yref": "y", "yanchor": "bottom"}
+    up = {"y": 1, "yref": "paper", "yanchor": "top", "x": mark.value, "xref": "x", "xanchor": "left"}
+    words = {"text": escape(mark.name), "showarrow": False, "font": {"color": theme[mark.colour], "size": 12}}
+    return words | (across if mark.axis == "y" else up)
+
+
+def _faded(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{_SEE_THROUGH})"
+
+
+_TRACES: dict[type[Mark], Callable[..., list[dict[str, Any]]]] = {
+    Lines: _lines,
+    Points: _points,
+    Band: _band,
+    Bars: _bars,
+}

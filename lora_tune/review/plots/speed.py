@@ -1,0 +1,133 @@
+"""Figures of speed: where the time goes, and throughput by layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lora_tune.analysis.describe import short_layout
+from lora_tune.analysis.summary import ranked
+from lora_tune.base.format import duration
+from lora_tune.config.study import Study
+from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Points
+from lora_tune.review.plots.units import time_unit
+from lora_tune.store.records import Sweep, Trial
+
+SHOWN = 15
+
+
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """Where one trial's seconds went. ``start_up`` is not scored; the other three add up to the time to target."""
+
+    trial: Trial
+    start_up: float
+    training: float
+    evals: float
+    rest: float
+
+
+def time_parts(study: Study, sweep: Sweep) -> list[TimeParts]:
+    """The decomposition of the best trials, best first: ``time = samples / speed + evals * seconds_per_eval``.
+
+    ``rest`` is what the two do not explain: the cold first block, data loading, checkpoints. Trials whose log gives
+    no throughput are left out.
+    """
+    found = []
+    for trial in ranked(study, sweep)[:SHOWN]:
+        facts = trial.facts
+        speed, seconds, samples = facts.get("samples_per_second"), trial.seconds, trial.samples
+        if not speed or seconds is None or samples is None:
+            continue
+        count = sum(e.samples <= samples for e in sweep.last_evals(trial.number))
+        evals = count * facts.get("seconds_per_eval", 0.0)
+        training = min(samples / speed, seconds)
+        rest = max(0.0, seconds - training - evals)
+        found.append(TimeParts(trial, facts.get("init_seconds", 0.0), training, min(evals, seconds - training), rest))
+    return found
+
+
+def time_decomposition(study: Study, sweep: Sweep) -> Chart | None:
+    """Stacked bars of :func:`time_parts`; None without a trial that has them."""
+    parts = [] if study.maximise else time_parts(study, sweep)
+    if not parts:
+        return None
+    unit = time_unit(p.start_up + p.training + p.evals + p.rest for p in parts)
+    columns: tuple[tuple[str, Colour, Sequence[float]], ...] = (
+        ("start-up (not scored)", "muted", [p.start_up for p in parts]),
+        ("training", "one", [p.training for p in parts]),
+        ("evals", "two", [p.evals for p in parts]),
+        ("rest: cold first block, loading", "four", [p.rest for p in parts]),
+    )
+    starts = [0.0] * len(parts)
+    marks: list[Mark] = []
+    for name, colour, lengths in columns:
+        rows = [len(parts) - 1 - i for i in range(len(parts))]
+        bars = [(float(r), s / unit.seconds, x / unit.seconds) for r, s, x in zip(rows, starts, lengths, strict=True)]
+        texts = [f"trial {p.trial.number}: {name} {duration(x)}" for p, x in zip(parts, lengths, strict=True)]
+        if any(lengths):
+            marks.append(Bars(name=name, bars=bars, colour=colour, texts=texts))
+        starts = [s + x for s, x in zip(starts, lengths, strict=True)]
+    labels = tuple(f"trial {p.trial.number}" for p in reversed(parts))
+    return Chart(
+        title="Where the time goes",
+        x=Axis(label=f"time from the start of the job ({unit.name})", low=0.0),
+        y=Axis(label="best first", categories=labels),
+        marks=tuple(marks),
+        note="Time to the target is samples / throughput + evals x seconds per eval; what is left is the rest.",
+        height=90 + 22 * len(parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpeed:
+    """Throughput of one layout: samples/s of each trial that measured it."""
+
+    layout: str
+    speeds: Sequence[float]
+    trials: Sequence[int]
+
+
+def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
+    """Warm throughput by layout, fastest median first. Without a layout in the space: by global batch size."""
+    name = next((n for n, p in study.space.items() if p.type == "layout"), None)
+    speeds: dict[str, list[float]] = {}
+    trials: dict[str, list[int]] = {}
+    for trial in sweep.trials.values():
+        speed = trial.facts.get("samples_per_second")
+        if not speed:
+            continue
+        layout = short_layout(str(trial.tuned[name])) if name else f"GBS {trial.parameters.get('GBS', '?')}"
+        speeds.setdefault(layout, []).append(speed)
+        trials.setdefault(layout, []).append(trial.number)
+    found = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]
+    return sorted(found, key=lambda x: -median(x.speeds))
+
+
+def throughput(study: Study, sweep: Sweep) -> Chart | None:
+    """Throughput by layout: a bar to the median, a point a trial; None before anything was measured."""
+    found = layout_speeds(study, sweep)[:SHOWN]
+    if not found:
+        return None
+    rows = {x.layout: float(len(found) - 1 - i) for i, x in enumerate(found)}
+    points = [(speed, rows[x.layout]) for x in found for speed in x.speeds]
+    texts = [f"trial {t}: {s:.4g} samples/s" for x in found for t, s in zip(x.trials, x.speeds, strict=True)]
+    return Chart(
+        title="Throughput by layout",
+        x=Axis(label="samples/s, warm blocks", low=0.0),
+        y=Axis(label="layout", categories=tuple(x.layout for x in reversed(found))),
+        marks=(
+            Bars(
+                name="median",
+                bars=[(rows[x.layout], 0.0, median(x.speeds)) for x in found],
+                colour="one",
+                texts=[
+                    f"{x.layout}: median {median(x.speeds):.4g} samples/s over {len(x.speeds)} trials" for x in found
+                ],
+            ),
+            Points(name="one trial", points=points, colour="two", size=3, texts=texts),
+        ),
+        note="Trials that differ in nothing that costs time agree within a percent; else the machine is noisy.",
+        height=90 + 24 * len(found),
+    )

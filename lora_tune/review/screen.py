@@ -1,0 +1,207 @@
+"""Who watches a sweep: one live screen, plain lines, JSON lines, or nobody."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lora_tune import curves
+from lora_tune.analysis import replicates
+from lora_tune.analysis.describe import parameters_text, price, race_words
+from lora_tune.base.format import duration, sparkline, visible
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import Eval
+from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+
+_COLOURS = {
+    Verdict.REACHED: "green",
+    Verdict.CENSORED: "yellow",
+    Verdict.PRUNED: "dark_orange",
+    Verdict.CAPPED: "dark_orange",
+    Verdict.INFEASIBLE: "magenta",
+    Verdict.FAILED: "red",
+    Verdict.CANCELLED: "red",
+}
+
+
+def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
+    """Seconds until the fitted curve crosses the target, at the speed so far; None when it does not, or is unknown."""
+    if len(evals) < 3 or not evals[-1].samples > 0:
+        return None
+    crossing = curves.estimate(evals, target)
+    left = (crossing.samples - evals[-1].samples) * evals[-1].seconds / evals[-1].samples
+    return left if 0 <= left < 1e7 else None
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Plain(Quiet):
+    """One line an event: logs and pipes."""
+
+    def __init__(self, out: IO[str] | None = None) -> None:
+        self._out = out or sys.stdout
+
+    def line(self, text: str) -> None:
+        print(visible(text), file=self._out, flush=True)
+
+
+class JsonLines(Quiet):
+    """One JSON object an event on standard output, for programs."""
+
+    def __init__(self, out: IO[str] | None = None) -> None:
+        self._out = out or sys.stdout
+        self._known: dict[int, str] = {}
+
+    def line(self, text: str) -> None:
+        self._write({"event": "line", "text": text})
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        for trial in sweep.trials.values():
+            state = trial.verdict or trial.state
+            if self._known.get(trial.number) != state:
+                self._known[trial.number] = state
+                facts = {"trial": trial.number, "state": str(state), "tuned": dict(trial.tuned)}
+                self._write({"event": "trial", **facts, "seconds": trial.seconds, "samples": trial.samples})
+
+    def _write(self, content: dict[str, Any]) -> None:
+        print(json.dumps(content), file=self._out, flush=True)
+
+
+class Screen:
+    """One rich screen that refreshes in place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._lines: deque[str] = deque(maxlen=5)
+        self._console = console or Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False)
+        self._live.start()
+
+    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+        self._live.update(screen(study, sweep, now, list(self._lines)))
+
+    def line(self, text: str) -> None:
+        self._lines.append(text)
+
+    def close(self) -> None:
+        """Leave the last picture and give the terminal back."""
+        self._live.stop()
+
+
+def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> RenderableType:
+    """The whole picture, a pure function of the records."""
+    return Panel(
+        Group(_headline(study, sweep), _budget(study, sweep, now), "", _trials(study, sweep, now), "", _log(lines)),
+        title=f"[bold]lora_tune[/] · {study.name}",
+        subtitle=Text(visible(study.description)) if study.description else None,
+        border_style="cyan",
+    )
+
+
+def _headline(study: Study, sweep: Sweep) -> Text:
+    if any(t.replicate_of is not None for t in sweep.trials.values()):
+        return _race(study, sweep)
+    best = sweep.best(maximise=study.maximise)
+    if best is None:
+        missing = f"target: eval loss {study.objective.target:g}    no trial has reached it yet"
+        return Text("nothing measured yet" if study.maximise else missing, style="dim")
+    unit = "samples/s" if study.maximise else "s to the target"
+    text = Text("best: ", style="bold")
+    text.append(f"{best.facts['objective']:.4g} {unit}", style="bold green")
+    text.append(f"    trial {best.number}    {parameters_text(best)}")
+    return text
+
+
+def _race(study: Study, sweep: Sweep) -> Text:
+    """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
+    shown = race_words(replicates.replicates(sweep), replicates.seed_spread(study))
+    text = Text("mean of runs: ", style="bold")
+    return text.append("; ".join(shown) or "none is over yet", style="bold green")
+
+
+def _budget(study: Study, sweep: Sweep, now: float) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    budget = study.budget
+    done = sum(t.state is TrialState.FINISHED for t in sweep.trials.values())
+    if budget.trials:
+        grid.add_row("trials", _bar(budget.trials, done), f"{done} of {budget.trials}")
+    spent = sweep.node_hours(now)
+    if budget.node_hours:
+        words = f"{spent:.3g} of {budget.node_hours:g}{price(study, spent)}"
+        grid.add_row("node-hours", _bar(budget.node_hours, spent), words)
+    else:
+        grid.add_row("node-hours", f"{spent:.3g}{price(study, spent)}")
+    return grid
+
+
+def _bar(total: float, done: float) -> ProgressBar:
+    return ProgressBar(total, done, width=30, complete_style="cyan", finished_style="green")
+
+
+def _trials(study: Study, sweep: Sweep, now: float) -> FittedTable:
+    open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+    ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
+    return trials_table(study, sweep, [*ended[-6:], *open_trials[:12]], now)
+
+
+def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float, title: str = "") -> FittedTable:
+    """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters.
+
+    A throughput study has no target, and its losses say nothing: samples/s stand in the place of all that.
+    """
+    return FittedTable([_row(study, sweep, trial, now) for trial in trials], title)
+
+
+def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
+    attempts = sweep.attempts_of(trial.number)
+    evals = sweep.last_evals(trial.number)
+    started = attempts[-1].started_at if attempts else None
+    state: Text
+    if trial.verdict is not None:
+        state = Text(str(trial.verdict), style=_COLOURS[trial.verdict])
+        elapsed = trial.facts.get("objective") if not study.maximise else None
+    else:
+        stopping = bool(attempts and attempts[-1].stop)
+        state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
+        elapsed = now - started if started else None
+    target, speed = study.objective.target, trial.facts.get("objective")
+    progress: Cells = {
+        "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
+        "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),
+        "to target": f"{evals[-1].loss - target:+.4f}" if evals else "-",
+        "ETA": duration(None if trial.verdict else seconds_left(evals, target)),
+    }
+    if study.maximise:
+        progress = {"samples/s": f"{speed:.4g}" if speed is not None else "-"}
+    return {
+        "trial": str(trial.number),
+        "state": state,
+        "time": duration(elapsed),
+        **progress,
+        "parameters": parameters_text(trial),
+    }
+
+
+def _log(lines: list[str]) -> Text:
+    return Text("\n".join(visible(line) for line in lines), style="dim", overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,1 @@
+"""The grey-box sampler: samples to the target, speed and memory learned apart."""

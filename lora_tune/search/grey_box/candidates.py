@@ -1,0 +1,240 @@
+"""What a proposal chooses from: hyperparameter settings and layouts, and what is believed of each, jointly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from optuna.distributions import CategoricalDistribution
+
+from lora_tune.curves import Schedule
+from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
+from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.model import SearchModel
+from lora_tune.search.grey_box.objective import Goal, Slopes
+
+CONFIGURATIONS = 240
+"""Random hyperparameter settings that a proposal chooses from, over all batch sizes."""
+LAYOUTS = 160
+"""Speed settings that a proposal chooses from."""
+GROUPS = 6
+"""Batch sizes (and other values that both models share) considered at once."""
+TRIED = 200
+"""Newest tried settings that are considered again."""
+
+Values = Mapping[str, Any]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Candidates that share a batch size: configurations (convergence only) and layouts (speed only)."""
+
+    batch: float
+    schedule: Schedule
+    configurations: list[Values]
+    layouts: list[Values]
+
+
+def candidates(model: SearchModel, rng: np.random.Generator) -> list[Group]:
+    """Configurations and layouts worth considering: random ones, those tried, and neighbours of the best tried."""
+    c = model.coordinates
+    layouts = _layouts(model, rng)
+    by_key: dict[tuple[float, ...], list[Values]] = {}
+    for values in layouts:
+        by_key.setdefault(_key(c, values), []).append(values)
+    tried = _best_tried(model)
+    if len(by_key) > GROUPS:
+        favoured = [k for k in dict.fromkeys(_key(c, v) for v in tried) if k in by_key][: GROUPS // 2]
+        others = [k for k in by_key if k not in favoured]
+        picked = rng.choice(len(others), GROUPS - len(favoured), replace=False)
+        by_key = {k: by_key[k] for k in [*favoured, *(others[i] for i in picked)]}
+    share = max(60, CONFIGURATIONS // len(by_key))
+    groups = []
+    for members in by_key.values():
+        rows: list[Values] = []
+        shared = {n: members[0][n] for n in c.convergence_names if n in c.speed_names}
+        for _ in range(share):
+            rows.append(shared | _random(c, rng))
+        for values in tried:
+            own = {n: values[n] for n in c.convergence_names if n not in shared}
+            rows.append({**shared, **own})
+            rows += [{**shared, **_near(c, own, rng, width)} for width in (0.05, 0.15)]
+        unique = list({tuple(r.items()): r for r in rows}.values())
+        batch = c.batch({**unique[0], **members[0]})
+        groups.append(Group(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))
+    return groups
+
+
+def _key(c: Coordinates, values: Values) -> tuple[float, ...]:
+    both = [n for n in c.speed_names if n in c.convergence_names]
+    return (c.batch(values) if math.isfinite(c.batch(values)) else 0.0, *(hash(values[n]) for n in both))
+
+
+def _random(c: Coordinates, rng: np.random.Generator) -> dict[str, Any]:
+    own = [n for n in c.convergence_names if n not in c.speed_names]
+    return at_random(c.distributions, own, rng)
+
+
+def _near(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        distribution = c.distributions[name]
+        if isinstance(distribution, CategoricalDistribution):
+            found[name] = value if rng.random() > width else from_unit(distribution, float(rng.uniform(-1, 1)))
+        else:
+            found[name] = from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
+    return found
+
+
+def _best_tried(model: SearchModel) -> list[Values]:
+    """Hyperparameters tried in this study, the most promising twenty by what the model makes of them."""
+    tried = [o.values for o in model.observations if not o.source and not o.infeasible]
+    if not tried:
+        return []
+    names = model.coordinates.convergence_names
+    unique = list({tuple(v[n] for n in names): v for v in tried}.values())[-TRIED:]
+    mean, _ = model.predict_ln_samples(unique)
+    return [unique[i] for i in np.argsort(mean)[:20]]
+
+
+def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
+    c = model.coordinates
+    if not c.speed_names:
+        return [{}]
+    if c.layout is not None and c.speed_names == (c.layout,):
+        everything: list[Values] = [{c.layout: choice} for choice in c.batches_by_layout]
+        if len(everything) <= LAYOUTS:
+            return everything
+        picked = rng.choice(len(everything), LAYOUTS, replace=False)
+        rows = [everything[i] for i in picked]
+    else:
+        rows = [at_random(c.distributions, c.speed_names, rng) for _ in range(LAYOUTS)]
+    tried = [{n: o.values[n] for n in c.speed_names} for o in model.observations if not o.source]
+    rows += tried[-60:]
+    rows += [_near(c, row, rng, 0.3) for row in tried[-20:]]
+    return list({tuple(r.items()): r for r in rows}.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """Beliefs over all candidates of all groups, laid end to end; ``rows[g]`` and ``columns[g]`` are group g's.
+
+    configurations (n): ln samples, ``mean`` and ``covariance``; ``total``: samples at which training ends.
+    layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds,
+    ``together`` (m, m): its covariance; ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it
+    ran in this study; ``due``: it runs now. slopes: per group, how its score follows its samples.
+    """
+
+    groups: list[Group]
+    rows: list[slice]
+    columns: list[slice]
+    mean: Array
+    covariance: Array
+    total: Array
+    speed: Array
+    evals: Array
+    spread: Array
+    together: Array
+    death: Array
+    death_after: Array
+    tested: Flags
+    due: Flags
+    slopes: list[Slopes]
+
+    @property
+    def death_doubt(self) -> Array:
+        """Sd of the death rates (m): a Beta belief of mean ``death`` that becomes ``death_after`` with one survival."""
+        weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
+        return np.asarray(np.sqrt(self.death * (1 - self.death) / (weight + 1)))
+
+    def survivals(self, runs: int) -> tuple[Array, Array, Array]:
+        """Of ``runs`` runs in a row of each layout, ended by its first death: chance that all live, runs expected, and
+        the chance of death after that (m each), for the Beta beliefs of :attr:`death_doubt`."""
+        weight = np.maximum(self.death_after / np.maximum(self.death - self.death_after, 1e-9), 1e-9)
+        alive, expected = np.ones(len(weight)), np.zeros(len(weight))
+        for done in range(runs):
+            expected = expected + alive
+            alive = alive * ((1 - self.death) * weight + done) / (weight + done)
+        return alive, expected, self.death * weight / (weight + runs)
+
+    @property
+    def sd(self) -> Array:
+        """Sd of ln samples (n)."""
+        return np.sqrt(np.diag(self.covariance))
+
+    def configuration_logs(self, goal: Goal, mean: Array, sd: Array) -> Array:
+        """Expected ln of the samples that count, rules, evals and risk included: (n), or (n, k) as ``mean`` is.
+
+        Differences within a group are those of ln(score).
+        """
+        found = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
+        for group, rows, slopes in zip(self.groups, self.rows, self.slopes, strict=True):
+            total = self.total[rows] if mean.ndim == 1 else self.total[rows][:, None]
+            scored = goal.scored_ln_samples(mean[rows], sd[rows], group.batch, group.schedule)
+            found[rows] = slopes.log_score(mean[rows], scored) + goal.log_risk(
+                mean[rows], sd[rows], total, group.schedule
+            )
+        return found
+
+    def layout_logs(self, goal: Goal, ln_samples: Sequence[float]) -> Array:
+        """ln of the seconds per layout (m) of runs that count as ``ln_samples[g]`` in group g, if they live."""
+        found = np.empty(len(self.speed))
+        for group, columns, needed, slopes in zip(self.groups, self.columns, ln_samples, self.slopes, strict=True):
+            speed, evals = np.exp(self.speed[columns]), np.exp(self.evals[columns])
+            found[columns] = goal.log_seconds(np.array([slopes.at]), speed, evals, group.schedule) + needed - slopes.at
+        return found
+
+
+def believe(model: SearchModel, groups: list[Group]) -> Beliefs:
+    """Predictions for every candidate, jointly, so that what one run says of the others is known."""
+    c = model.coordinates
+    configurations: list[Values] = []
+    layouts: list[Values] = []
+    rows, columns = [], []
+    for group in groups:
+        rows.append(slice(len(configurations), len(configurations) + len(group.configurations)))
+        columns.append(slice(len(layouts), len(layouts) + len(group.layouts)))
+        configurations += [{**group.layouts[0], **v} for v in group.configurations]
+        layouts += group.layouts
+    mean, covariance = model.predict_ln_samples(configurations)
+    speed, speed_covariance, evals, eval_covariance = model.predict_speed(layouts)
+    death, death_after = model.oom_probability(layouts)
+    here = [o for o in model.observations if not o.source]
+    tested = {tuple(c.speed_features(o.values)) for o in here if o.ran}
+    due = {tuple(c.speed_features(o.values)) for o in here if o.open}
+    keys = [tuple(c.speed_features(v)) for v in layouts]
+    beliefs = Beliefs(
+        groups=groups, rows=rows, columns=columns, mean=mean, covariance=covariance,
+        total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
+        spread=np.zeros(len(layouts)), together=np.zeros((len(layouts), len(layouts))),
+        death=death, death_after=death_after,
+        tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]), slopes=[],
+    )  # fmt: skip
+    beliefs.slopes[:] = [_slopes(model.goal, beliefs, g) for g in range(len(groups))]
+    share = _eval_share(model.goal, beliefs)
+    beliefs.together[:] = (1 - share) ** 2 * speed_covariance + share**2 * eval_covariance
+    beliefs.spread[:] = np.sqrt(np.diag(beliefs.together))
+    return beliefs
+
+
+def _slopes(goal: Goal, beliefs: Beliefs, g: int) -> Slopes:
+    """Around the best that group g may hope for, by reference or belief, on its fastest layout that may well live."""
+    group, columns = beliefs.groups[g], beliefs.columns[g]
+    at = max(float(beliefs.mean[beliefs.rows[g]].min()), goal.ln_reference(group.batch, group.schedule))
+    speed, evals = np.exp(beliefs.speed[columns]), np.exp(beliefs.evals[columns])
+    seconds = goal.log_seconds(np.array([at]), speed, evals, group.schedule)
+    m = int(np.argmin(seconds + beliefs.death[columns]))
+    return goal.slopes(at, float(speed[m]), float(evals[m]), group.schedule)
+
+
+def _eval_share(goal: Goal, beliefs: Beliefs) -> float:
+    """Share of evals in the seconds of a typical good run."""
+    schedule, at = beliefs.groups[0].schedule, np.array([float(beliefs.mean[beliefs.rows[0]].min())])
+    speed, evals = np.exp(beliefs.speed[:1]), np.exp(beliefs.evals[:1])
+    both = goal.log_seconds(at, speed, evals, schedule)
+    return float(1 - np.exp(goal.log_seconds(at, speed, np.zeros(1), schedule) - both)[0])

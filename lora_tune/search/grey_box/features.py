@@ -1,0 +1,291 @@
+"""Parameters as numbers: which of them decide convergence, which decide speed, and the features of both models.
+
+Convergence (samples to the target) depends on the learning rate, batch, schedule and the like; speed (samples/s,
+seconds per eval, memory) on the layout and the system's switches. The two share the global batch size only, so a
+layout measured once serves every learning rate. Where that is wrong for a study, name the parameter in ``both``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from lora_tune.config.layout import parse_layout
+from lora_tune.search.grey_box.gaussian import Array
+
+RATE = ("LR", "LEARNING_RATE")
+STEPS = ("MAX_STEPS", "STEPS", "TRAIN_STEPS")
+WARMUP = ("WARMUP_STEPS",)
+BATCH = ("GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE")
+INTERVAL = ("VAL_CHECK_INTERVAL",)
+SPEED = re.compile(
+    r"TP$|PP$|CP$|VP$|SP$|MBS$|^TP_|^MC_TP|^NCCL|^NVTE|^CUDA|CUDA_GRAPH|^FP8_(?!$)|VBOOST|COMM_|WORKERS|OFFLOAD|"
+    r"RECOMPUTE|^AC[GML]$|SHARP|_CTAS|^VAL_MBS|^CP_EVAL|GRAD_ACCUM|COMPILE|FUSED|ATTENTION_BACKEND|NUMA|BIND"
+)
+"""Names of switches that change seconds and memory but not the arithmetic of training (see the public knob list)."""
+
+PACE = re.compile(r"^bubble$|^micro$|OVERLAP|COMM_|DPA|WORKERS|NCCL|NUMA|BIND|VBOOST|SHARP|_CTAS")
+"""Speed features that leave memory as it is, or nearly."""
+
+LONGEST_WARMUP = 0.4
+"""Share of a middle schedule beyond which a longer warm-up counts as no different: no run is better for it."""
+
+Values = Mapping[str, Any]
+MAX_CATEGORIES = 12
+"""Categories of one parameter that get a feature each; later ones share the last."""
+
+
+def unit(distribution: BaseDistribution, value: Any) -> float:
+    """A numeric value on [-1, 1] over its range, logarithmically where the distribution is."""
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    low, high, at = float(distribution.low), float(distribution.high), float(value)
+    if distribution.log:
+        low, high, at = math.log(low), math.log(high), math.log(max(at, 1e-300))
+    return 2 * (at - low) / (high - low) - 1 if high > low else 0.0
+
+
+def from_unit(distribution: BaseDistribution, u: float) -> Any:
+    """The value at ``u`` in [-1, 1]; steps and whole numbers respected."""
+    if isinstance(distribution, CategoricalDistribution):
+        count = len(distribution.choices)
+        return distribution.choices[min(count - 1, max(0, int((u + 1) / 2 * count)))]
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    low, high = float(distribution.low), float(distribution.high)
+    share = min(1.0, max(0.0, (u + 1) / 2))
+    value = math.exp(math.log(low) + share * math.log(high / low)) if distribution.log else low + share * (high - low)
+    if distribution.step:
+        value = low + round((value - low) / distribution.step) * distribution.step
+    value = min(high, max(low, value))
+    return round(value) if isinstance(distribution, IntDistribution) else value
+
+
+def at_random(
+    distributions: Mapping[str, BaseDistribution], names: Iterable[str], rng: np.random.Generator
+) -> dict[str, Any]:
+    """A point of the parameters ``names``, each uniform on [-1, 1] over its range."""
+    return {name: from_unit(distributions[name], float(rng.uniform(-1, 1))) for name in names}
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """How this study's parameters map to features.
+
+    distributions: the tuned parameters. gpus: GPUs of one trial, from which a layout's batch follows. fixed: values
+    that do not vary but count (GBS, MAX_STEPS, LR, ...). speed, both: names whose role the rules above get wrong.
+    """
+
+    distributions: Mapping[str, BaseDistribution]
+    gpus: int = 1
+    fixed: Values = field(default_factory=dict)
+    speed: frozenset[str] = frozenset()
+    both: frozenset[str] = frozenset()
+
+    @cached_property
+    def layout(self) -> str | None:
+        """The parameter whose choices are layouts, if any."""
+        for name, found in self.distributions.items():
+            if isinstance(found, CategoricalDistribution):
+                try:
+                    parse_layout(str(found.choices[0]))
+                except (ValueError, TypeError):
+                    continue
+                return name
+        return None
+
+    @cached_property
+    def speed_names(self) -> tuple[str, ...]:
+        """Parameters that decide speed, sorted."""
+        named = {n for n in self.distributions if n in self.speed or n == self.layout or SPEED.search(n.upper())}
+        return tuple(sorted(named | {n for n in self.distributions if self._is_both(n)}))
+
+    @cached_property
+    def convergence_names(self) -> tuple[str, ...]:
+        """Parameters that decide convergence, sorted."""
+        return tuple(sorted(n for n in self.distributions if n not in self.speed_names or self._is_both(n)))
+
+    def _is_both(self, name: str) -> bool:
+        return name in self.both or name.upper() in BATCH
+
+    @cached_property
+    def batches_by_layout(self) -> dict[Any, float]:
+        """Global batch size of each layout choice."""
+        if self.layout is None:
+            return {}
+        found = self.distributions[self.layout]
+        assert isinstance(found, CategoricalDistribution)
+        return {c: float(parse_layout(str(c)).gbs(self.gpus)) for c in found.choices}
+
+    def batch(self, values: Values) -> float:
+        """The global batch size of ``values``; NaN when nothing says it."""
+        if self.layout is not None and self.layout in values:
+            return self.batches_by_layout[values[self.layout]]
+        return self._named(values, BATCH)
+
+    def steps(self, values: Values) -> float:
+        """Steps after which training ends; NaN when nothing says it."""
+        return self._named(values, STEPS)
+
+    def total_samples(self, values: Values) -> float:
+        """Samples after which training ends; infinite when unknown."""
+        total = self.steps(values) * self.batch(values)
+        return total if math.isfinite(total) else math.inf
+
+    @property
+    def eval_interval(self) -> float:
+        """Samples between evals where the study fixes them; NaN when nothing says it."""
+        return self._named({}, INTERVAL)
+
+    def _named(self, values: Values, names: Sequence[str]) -> float:
+        for name in names:
+            for known in (name, name.lower()):
+                value = values.get(known, self.fixed.get(known))
+                if isinstance(value, int | float):
+                    return float(value)
+        return math.nan
+
+    # -- convergence -------------------------------------------------------------------------------------------
+
+    def convergence_features(self, values: Values) -> list[float]:
+        """Features of the convergence model: scaled parameters, warm-up in samples, batch and schedule in octaves."""
+        row: list[float] = []
+        for name in self.convergence_names:
+            if name.upper() in WARMUP:
+                row.append(self._warmup(name, values))
+            elif name.upper() in STEPS and math.isfinite(self.batch(values)):
+                row.append(math.log(self.total_samples(values) / self.reference_samples) / math.log(4))
+            else:
+                row += self._coded(name, values[name])
+        batch = self.batch(values)
+        row.append(math.log2(batch / self.reference_batch) / 2 if math.isfinite(batch) else 0.0)
+        return row
+
+    def _warmup(self, name: str, values: Values) -> float:
+        """Warm-up samples over those of a middle schedule, from -1 without any to 1 at ``LONGEST_WARMUP``.
+
+        Not as a share of its own schedule: in two tables of real trials a warm-up of so many steps delays the crossing
+        as much in schedules of 80 steps as in those of 200 and 320 (``python -m benchmarks.tables``).
+        """
+        steps, batch = self.steps(values), self.batch(values)
+        if not steps > 0:
+            return unit(self.distributions[name], values[name])
+        samples = min(float(values[name]), steps) * (batch if math.isfinite(batch) else self.reference_batch)
+        return 2 * min(samples / self.reference_samples / LONGEST_WARMUP, 1.0) - 1
+
+    @cached_property
+    def reference_batch(self) -> float:
+        """The smallest batch on offer: the origin of the batch feature."""
+        found = sorted(self.batches_by_layout.values())
+        return found[0] if found else max(1.0, self._smallest_batch())
+
+    def _smallest_batch(self) -> float:
+        for name, found in self.distributions.items():
+            if name.upper() in BATCH:
+                low = getattr(found, "low", None)
+                return float(low if low is not None else min(found.choices))  # type: ignore[attr-defined]
+        fixed = self._named({}, BATCH)
+        return fixed if math.isfinite(fixed) else 1.0
+
+    @cached_property
+    def reference_samples(self) -> float:
+        """The geometric middle of the schedules on offer at the smallest batch: the origin of the schedule feature."""
+        for name, found in self.distributions.items():
+            if name.upper() in STEPS and isinstance(found, IntDistribution | FloatDistribution):
+                return math.sqrt(float(found.low) * float(found.high)) * self.reference_batch
+        steps = self._named({}, STEPS)
+        return steps * self.reference_batch if math.isfinite(steps) else 1.0
+
+    @cached_property
+    def convergence_width(self) -> int:
+        """How many convergence features there are."""
+        middle = {name: from_unit(found, 0.0) for name, found in self.distributions.items()}
+        return len(self.convergence_features(middle))
+
+    @cached_property
+    def rate_feature(self) -> int | None:
+        """Column of the learning rate among the convergence features."""
+        return self._column(RATE)
+
+    @cached_property
+    def warmup_feature(self) -> int | None:
+        """Column of the warm-up among the convergence features; None where nothing says how long schedules are."""
+        return self._column(WARMUP) if self.reference_samples > 1 else None
+
+    def _column(self, names: Sequence[str]) -> int | None:
+        """Where the first parameter with one of these names begins among the convergence features."""
+        column = 0
+        for name in self.convergence_names:
+            if name.upper() in names:
+                return column
+            column += len(self._coded(name, None))
+        return None
+
+    # -- speed -------------------------------------------------------------------------------------------------
+
+    def speed_features(self, values: Values) -> list[float]:
+        """Features of the speed and memory models: degrees in doublings, micro-batches, switches."""
+        row: list[float] = []
+        for name in self.speed_names:
+            if name == self.layout:
+                layout = parse_layout(str(values[name]))
+                micro = max(1.0, layout.minibs / layout.mbs)
+                row += [math.log2(v) for v in (layout.tp, layout.cp, layout.pp, layout.mbs, layout.vp)]
+                # The share of time that a pipeline of this depth idles, (PP - 1) / (VP * micro-batches).
+                row += [math.log1p((layout.pp - 1) / (layout.vp * micro)), math.log2(micro) / 4, float(layout.sp)]
+            else:
+                row += self._coded(name, values[name])
+        return row or [0.0]
+
+    @cached_property
+    def speed_labels(self) -> tuple[str, ...]:
+        """What each speed feature means: a switch's name in capitals, with "=choice" where each choice is a feature."""
+        labels: list[str] = []
+        for name in self.speed_names:
+            if name == self.layout:
+                labels += ["tp", "cp", "pp", "mbs", "vp", "bubble", "micro", "sp"]
+            else:
+                labels += self._coded_labels(name)
+        return tuple(labels) or ("",)
+
+    def memory_features(self, values: Values) -> list[float]:
+        """The speed features that memory depends on: how many micro-batches follow one another is not among them."""
+        kept = [
+            v for v, label in zip(self.speed_features(values), self.speed_labels, strict=True) if not PACE.search(label)
+        ]
+        return kept or [0.0]
+
+    @cached_property
+    def memory_labels(self) -> tuple[str, ...]:
+        """What each memory feature means."""
+        return tuple(label for label in self.speed_labels if not PACE.search(label)) or ("",)
+
+    def _coded_labels(self, name: str) -> list[str]:
+        count, found = len(self._coded(name, None)), self.distributions[name]
+        if count == 1 or not isinstance(found, CategoricalDistribution):
+            return [name.upper()] * count
+        return [f"{name.upper()}={choice}" for choice in found.choices[:count]]
+
+    def _coded(self, name: str, value: Any) -> list[float]:
+        """A number as one feature, a category as one of several (``value`` None: only the count matters)."""
+        found = self.distributions[name]
+        if not isinstance(found, CategoricalDistribution):
+            return [unit(found, value) if value is not None else 0.0]
+        choices = found.choices
+        if all(isinstance(c, int | float) and not isinstance(c, bool) for c in choices) and len(choices) > 1:
+            low, high = min(choices), max(choices)  # type: ignore[type-var]
+            return [2 * (float(value) - float(low)) / (float(high) - float(low)) - 1 if value is not None else 0.0]  # type: ignore[arg-type]
+        width = min(len(choices), MAX_CATEGORIES)
+        at = min(choices.index(value), width - 1) if value is not None else 0
+        return [0.7 if i == at else 0.0 for i in range(width)] if width > 1 else []
+
+
+def trend(x: Array, curved: Sequence[int]) -> Array:
+    """The trend basis of feature rows ``x`` (n, d): 1, every feature, and the squares of the ``curved`` columns."""
+    columns = [np.ones((len(x), 1)), x, *(x[:, [c]] ** 2 for c in curved)]
+    return np.hstack(columns)

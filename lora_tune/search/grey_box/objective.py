@@ -1,0 +1,150 @@
+"""What a study wants, as arithmetic on the pieces: seconds to the target from samples, speed, evals and the rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lora_tune.curves import Family, Schedule
+from lora_tune.mlperf.division import eval_schedule
+from lora_tune.mlperf.published_curves import published
+from lora_tune.mlperf.score import reference
+from lora_tune.search.grey_box.gaussian import Array
+
+
+def closed_schedule(batch: float) -> Schedule:
+    """The closed division's eval schedule at a global batch size."""
+    return eval_schedule(round(batch))
+
+
+def rcp_mean(batch: float) -> float:
+    """Mean samples of the reference convergence point at a global batch size; 0 where there is none."""
+    found = reference(round(batch))
+    return found.mean if found else 0.0
+
+
+def no_reference(_batch: float) -> float:
+    """No reference convergence point: nothing is taken back for converging early."""
+    return 0.0
+
+
+def no_family(_batch: float) -> Family | None:
+    """No published curves."""
+    return None
+
+
+def public_family(batch: float) -> Family | None:
+    """The shape of MLPerf Llama-2-70B LoRA curves at a global batch size; None where none was published."""
+    found = published(batch)
+    return found.family if found else None
+
+
+HALF = 0.5
+"""Eval intervals by which an eval overshoots the crossing on average, were curves and their readings exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slopes:
+    """How ln(score) follows ln(samples) around ``at``: a line on either side of the reference.
+
+    seconds, stop: growth of ln(seconds) and of ln(samples at the stop) per ln(samples at the crossing). first: ln of
+    the samples before which no crossing is seen.
+    """
+
+    at: float
+    seconds: float
+    stop: float
+    first: float
+
+    def log_score(self, mean: Array, scored: Array) -> Array:
+        """Expected ln(score) on a layout, plus ``at`` less its ln(seconds) there; shapes as ``scored``.
+
+        score = seconds(s) max(1, R / s), so ln(score) = ln seconds(s) - ln(s) + max(ln s, ln R): what converging below
+        R saves in samples is taken back, but it saves evals out of proportion, as the first are skipped, and those
+        stay saved. mean: of ln(samples). scored: from :meth:`Goal.scored_ln_samples`.
+        """
+        kept = (self.seconds - self.stop) * (np.maximum(mean, self.first) - self.at)
+        return np.asarray(self.at + kept + self.stop * (scored - self.at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What is wanted of a run, and what a run may cost.
+
+    target: eval loss. schedule: evals by global batch size; None: learned from the trials. reference_samples: RCP mean
+    by batch, 0 for none (then the score is plain time to target). family: the published shape of curves by batch.
+    nodes: of one trial. limit_seconds: after which a trial is stopped. run_sd: spread of ln(samples) between seeds, for
+    the risk of not finishing, as usual; noise: how many times as far they scatter in this study. overshoot: eval
+    intervals from the crossing that readings name to the eval that stops.
+    """
+
+    target: float = 0.925
+    schedule: Callable[[float], Schedule] | None = None
+    reference_samples: Callable[[float], float] = no_reference
+    family: Callable[[float], Family | None] = no_family
+    nodes: int = 1
+    limit_seconds: float = math.inf
+    run_sd: float = 0.075
+    noise: float = 1.0
+    overshoot: float = HALF
+
+    def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:
+        """ln of the seconds from run_start to the stop of a run whose reading is ``ln_samples``; shapes broadcast."""
+        interval = max(schedule.interval_samples, 1e-9)
+        stop = np.maximum(schedule.first_samples, np.exp(np.minimum(ln_samples, 60.0)) + self.overshoot * interval)
+        evals = 1.0 + (stop - schedule.first_samples) / interval
+        return np.asarray(np.log(stop / speed + evals * eval_seconds))
+
+    def slopes(self, ln_samples: float, speed: float, eval_seconds: float, schedule: Schedule) -> Slopes:
+        """The slopes of :meth:`log_seconds` at a reading of ``ln_samples`` and at these speeds."""
+        interval = max(schedule.interval_samples, 1e-9)
+        late = self.overshoot * interval
+        stop = max(schedule.first_samples, math.exp(min(ln_samples, 60.0)) + late)
+        evals = 1.0 + (stop - schedule.first_samples) / interval
+        growth = (stop - late) * (1 / speed + eval_seconds / interval)
+        return Slopes(
+            at=ln_samples,
+            seconds=growth / (stop / speed + evals * eval_seconds),
+            stop=(stop - late) / stop,
+            first=math.log(max(schedule.first_samples - late, 1.0)),
+        )
+
+    def ln_reference(self, batch: float, schedule: Schedule) -> float:
+        """ln of the reference mean as a crossing, ``overshoot`` eval intervals before; -inf where there is none."""
+        reference = self.reference_samples(batch) if math.isfinite(batch) else 0.0
+        reference -= self.overshoot * schedule.interval_samples
+        return math.log(reference) if reference > 0 else -math.inf
+
+    def scored_ln_samples(self, mean: Array, sd: Array, batch: float, schedule: Schedule) -> Array:
+        """Expected ln of the samples that the score counts, for a belief N(mean, sd) of ln(mean samples).
+
+        With a reference, converging below its mean R is taken back, so samples below R count as R:
+        E max(x, ln R) = ln R + (mean - ln R) Phi(d) + sd phi(d), d = (mean - ln R) / sd. The reference is a mean of
+        stops, ``overshoot`` eval intervals after the crossings that the belief is about.
+        """
+        reference = self.ln_reference(batch, schedule)
+        if not math.isfinite(reference):
+            return mean
+        from scipy.special import ndtr
+
+        sd = np.maximum(sd, 1e-9)
+        gap = mean - reference
+        d = gap / sd
+        return np.asarray(reference + gap * ndtr(d) + sd * np.exp(-0.5 * d * d) / math.sqrt(2 * math.pi))
+
+    def log_risk(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
+        """ln of the factor that unfinished runs cost: 1 / p, p from :meth:`finish_probability`; at most ln(50)."""
+        return np.asarray(-np.log(np.maximum(self.finish_probability(mean, sd, total, schedule), 0.02)))
+
+    def finish_probability(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
+        """Chance that a run crosses before its training ends after ``total`` samples (infinite: unknown)."""
+        from scipy.special import ndtr
+
+        # Quieter seeds than usual are no reason to cut schedules finer: what a late end costs is a whole run.
+        spread = np.hypot(sd, self.run_sd * max(1.0, self.noise))
+        usable = np.maximum(total - schedule.interval_samples / 2, 1e-9)
+        p = ndtr((np.log(usable) - mean) / spread)
+        return np.where(total < schedule.first_samples, 0.0, p)

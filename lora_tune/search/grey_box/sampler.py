@@ -1,0 +1,204 @@
+"""An Optuna sampler that knows that time = samples / speed + evals, and spends node-hours where they teach most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune.search.grey_box.acquisition import Action, Recommendation, recommend_from, value_actions
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.model import Scales, SearchModel, as_known, learn
+from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.observations import Observation, annotate, of_trial
+
+PATIENCE = 4
+"""Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
+
+
+class GreyBoxSampler(BaseSampler):
+    """Proposes what improves the recommendation most per node-hour.
+
+    Works in any single-objective Optuna study whose trials record the pieces as user attributes; their names are in
+    :mod:`lora_tune.search.observations`. A study that records none of them is sampled by TPE.
+
+    distributions: the search space; without it the first trial is random and the space is what trials share.
+    goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
+    not vary but count. prior: observations of other sources, or a function that says which there are
+    now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are
+    stopped early. Each trial gets ``why``, a sentence.
+    """
+
+    def __init__(
+        self,
+        distributions: Mapping[str, BaseDistribution] | None = None,
+        *,
+        goal: Goal | None = None,
+        gpus: int = 1,
+        fixed: Mapping[str, Any] | None = None,
+        prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
+        probes: bool = False,
+        capped: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        self._distributions = dict(distributions) if distributions else None
+        self._goal = goal or Goal()
+        self._gpus, self._fixed = gpus, dict(fixed or {})
+        self._prior, self._probes, self._capped = prior, probes, capped
+        self._rng = np.random.default_rng(seed)
+        self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        self._random = RandomSampler(seed=seed)
+        self._intersection = IntersectionSearchSpace()
+        self._scales: Scales | None = None
+        self._seen: dict[int, tuple[object, Observation | None]] = {}
+        self._gain: tuple[object, float | None] = (None, None)
+
+    def reseed_rng(self) -> None:
+        """Fresh randomness for a worker process."""
+        self._rng = np.random.default_rng()
+        self._fallback.reseed_rng()
+        self._random.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All parameters, where known."""
+        if self._distributions is not None:
+            return dict(self._distributions)
+        return {n: d for n, d in self._intersection.calculate(study).items() if not d.single()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The values of the best action; ``why`` and ``kind`` become user attributes of the trial."""
+        if not search_space:
+            return {}
+        observations = self.observations(study, frozenset(search_space), skip=trial.number)
+        if self._pieces_missing(study, observations):
+            annotate(study, trial, why="no trial recorded samples to target: proposed by Optuna's TPE", kind="full")
+            return self._fallback.sample_relative(study, trial, search_space)
+        model = self.model(search_space, observations)
+        action = self.choose(model, value_actions(model, self._rng, probes=self._probes, capped=self._capped))
+        annotate(study, trial, why=explain(model, action), kind=action.kind)
+        return dict(action.values)
+
+    def choose(self, model: SearchModel, actions: Sequence[Action]) -> Action:
+        """The action to take out of all that were valued, best first."""
+        return actions[0]
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve the recommendation.
+
+        None while nothing has reached the target, so that nobody knows. Asked again before a trial was added or
+        ended, it answers at once.
+        """
+        trials = study.get_trials(deepcopy=False)
+        known = len(self._prior() if callable(self._prior) else self._prior)
+        key = (len(trials), sum(t.state.is_finished() for t in trials), known)
+        if key != self._gain[0]:
+            self._gain = (key, self._gain_now(study, trials))
+        return self._gain[1]
+
+    def _gain_now(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> float | None:
+        space = self.infer_relative_search_space(study, trials[-1] if trials else _NO_TRIAL)
+        observations = self.observations(study, frozenset(space))
+        if not space or not any(math.isfinite(o.reached) for o in observations if not o.source):
+            return None
+        actions = value_actions(self.model(space, observations), self._rng, probes=self._probes, capped=self._capped)
+        return -math.expm1(-max(0.0, actions[0].rate))
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """At random: only parameters outside the known space come here."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+    def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
+        """What the study's trials and the prior teach; a trial is read again only when it has more to say."""
+        found: list[Observation] = list(self._prior() if callable(self._prior) else self._prior)
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number == skip:
+                continue
+            stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs))
+            if self._seen.get(trial.number, _UNSEEN)[0] != stage:
+                self._seen[trial.number] = (stage, of_trial(trial, names, self._goal.target))
+            observation = self._seen[trial.number][1]
+            if observation is not None:
+                found.append(observation)
+        return found
+
+    def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
+        """How the space's parameters become features."""
+        return Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed)
+
+    def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
+        """The model after ``observations``; its scales are kept for the next call."""
+        coordinates = self.coordinates(search_space)
+        model = learn(coordinates, self._goal, observations, self._scales)
+        self._scales = model.scales
+        return model
+
+    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
+        """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret."""
+        space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
+        found = recommend(self.observations(study, frozenset(space)), space, self)
+        return dict(found.values), found.score, sentence(found)
+
+    def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
+        own = [o for o in observations if not o.source and not o.open]
+        says = any(math.isfinite(o.reached) or o.evals or math.isfinite(o.bound) or o.infeasible for o in own)
+        if says:
+            return False
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        return len(done) >= PATIENCE
+
+
+_UNSEEN = (None, None)
+_NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)
+
+
+def recommend(
+    observations: Sequence[Observation], space: Mapping[str, BaseDistribution], sampler: GreyBoxSampler
+) -> Recommendation:
+    """The recommendation that ``observations`` support, with the sampler's goal. Pure apart from the fitted scales."""
+    model = as_known(sampler.model(space, observations))
+    return recommend_from(model, np.random.default_rng(0))
+
+
+def sentence(found: Recommendation) -> str:
+    """The recommendation in words."""
+    above = f"expected to be {100 * found.regret:.1f}% above the best there is"
+    if not math.isfinite(found.regret):
+        above = "nothing has reached the target yet, so nobody knows how good it is"
+    return f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of these hyperparameters; {above}"
+
+
+def explain(model: SearchModel, action: Action) -> str:
+    """Why an action was chosen, in one sentence."""
+    names = model.coordinates.convergence_names
+    again = any(
+        not o.source and all(o.values.get(n) == action.values.get(n) for n in names) for o in model.observations
+    )
+    parts = []
+    if action.kind == "probe":
+        features = model.coordinates.memory_features
+        own = [o for o in model.observations if o.infeasible and not o.source]
+        died = features(action.values) in [features(o.values) for o in own]
+        parts.append(
+            "short run " + ("of a layout that died, in case of bad luck" if died else "to measure an untried layout")
+        )
+    elif again:
+        parts.append("another seed of known hyperparameters" + (" on an untried layout" if action.new_layout else ""))
+    else:
+        parts.append("new hyperparameters" + (" on an untried layout" if action.new_layout else " on a known layout"))
+    if action.risk > 0.02:
+        parts.append(f"{100 * action.risk:.0f}% risk of running out of memory")
+    parts.append(
+        f"expected to improve the recommendation by {100 * action.gain:.2f}% for {action.node_hours:.2f} node-hours"
+    )
+    return "; ".join(parts)

@@ -1,0 +1,302 @@
+"""A cluster on a virtual clock: jobs are surfaces, time passes when the driver sleeps, logs are real files.
+
+A job's course is fixed by its parameters, its seed and its name: a launcher made again from the records in the jobs'
+folders goes on where the old one was. Nodes are handed out first come, first served.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.simulation import SurfaceFunction, load
+from lora_tune.workloads.base import Job
+
+RECORD = "simulated.json"
+"""What is remembered of a job, in its folder."""
+LONGEST_SLEEP = 300.0
+"""Virtual seconds that may pass unlooked at: shorter than any limit on silence."""
+PARAMETERS = "parameters.json"
+"""The file of a job that says what to simulate (``workloads.surface``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """nodes: how many there are. queue_minutes: mean wait beside waiting for nodes (exponential).
+
+    node_failures: of one node, preemptions: of a job, in 1,000 hours of running.
+    """
+
+    nodes: int
+    queue_minutes: float = 0.0
+    node_failures: float = 0.0
+    preemptions: float = 0.0
+
+
+def of_study(study: Study) -> SimulatedLauncher:
+    """The simulated cluster of a study whose workload is a surface. Raises InputError, naming the key."""
+    table = study.workload.model_extra or {}
+    if study.workload.kind != "surface" or "surface" not in table:
+        raise InputError("site.launcher = simulated needs workload.kind = surface and a workload.surface; set both")
+    cluster = Cluster(
+        nodes=table.get("cluster_nodes") or study.budget.parallel * study.site.nodes,
+        queue_minutes=table.get("queue_minutes", 0.0),
+        node_failures=table.get("node_failures_per_1000_hours", 0.0),
+        preemptions=table.get("preemptions_per_1000_hours", 0.0),
+    )
+    return SimulatedLauncher(load(table["surface"]), cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """One job on disk. Times are virtual epoch seconds, None while unknown."""
+
+    name: str
+    folder: str
+    log: str
+    minutes: float
+    wanted: int
+    submitted_at: float
+    eligible_at: float
+    started_at: float | None = None
+    nodes: tuple[str, ...] = ()
+    cancelled_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Course:
+    """What a started job will do: its lines still to be written, when and how it ends."""
+
+    lines: list[tuple[float, str]]
+    wakes: deque[float]
+    ends_at: float
+    state: JobState
+    written: int = 0
+
+
+class SimulatedLauncher:
+    """Implements the launcher port, and the driver's clock with :meth:`now` and :meth:`sleep`."""
+
+    def __init__(self, surface: SurfaceFunction, cluster: Cluster, start: float | None = None) -> None:
+        """``start``: virtual epoch seconds at which time begins; now by default."""
+        self._surface, self._cluster = surface, cluster
+        self._now = time.time() if start is None else start
+        self._jobs: dict[str, _Record] = {}
+        self._courses: dict[str, _Course] = {}
+        self._queue: set[str] = set()
+        self._live: set[str] = set()
+        self._free = [f"sim{n:04d}" for n in range(cluster.nodes)]
+        heapq.heapify(self._free)
+
+    # -- clock -------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Virtual epoch seconds."""
+        return self._now
+
+    def monotonic_now(self) -> float:
+        """The same: nobody sets a virtual clock."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass: to the next event of any job, at least ``seconds`` and at most five minutes."""
+        ahead = [self._next_event(self._courses[name]) for name in self._live]
+        ahead += [j.eligible_at for j in self._waiting() if j.eligible_at > self._now]
+        event = min(ahead, default=math.inf)
+        self._pass_until(max(self._now + seconds, min(event, self._now + LONGEST_SLEEP)))
+
+    def _next_event(self, course: _Course) -> float:
+        while course.wakes and course.wakes[0] <= self._now:
+            course.wakes.popleft()
+        return min(course.wakes[0] if course.wakes else math.inf, course.ends_at)
+
+    def _waiting(self) -> list[_Record]:
+        jobs = (self._jobs[name] for name in self._queue)
+        return sorted((j for j in jobs if j.cancelled_at is None), key=lambda j: (j.eligible_at, j.name))
+
+    def _pass_until(self, then: float) -> None:
+        """Time goes on to ``then``, jobs ending and starting in order on the way."""
+        while True:
+            ends = [self._courses[name].ends_at for name in self._live]
+            waits = [j.eligible_at for j in self._waiting() if j.eligible_at > self._now]
+            moment = min([*ends, *waits], default=math.inf)
+            if moment > then:
+                break
+            self._now = max(self._now, moment)
+            self._release_ended()
+            self._start_waiting()
+        self._now = max(self._now, then)
+        for name in self._live:
+            self._write_lines(name)
+
+    def _release_ended(self) -> None:
+        for name in [n for n in self._live if self._courses[n].ends_at <= self._now]:
+            self._live.discard(name)
+            for node in self._jobs[name].nodes:
+                heapq.heappush(self._free, node)
+            self._write_lines(name)
+
+    def _start_waiting(self) -> None:
+        for job in self._waiting():
+            if job.eligible_at > self._now or len(self._free) < job.wanted:
+                return
+            nodes = tuple(heapq.heappop(self._free) for _ in range(job.wanted))
+            self._queue.discard(job.name)
+            self._live.add(job.name)
+            self._keep(replace(job, started_at=self._now, nodes=nodes))
+            self._courses[job.name] = self._course(self._jobs[job.name])
+
+    # -- jobs --------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> str:
+        """Queue the job; its id is its name. A name that is known already is not queued again."""
+        folder = Path(job.folder)
+        if job.name in self._jobs or self._restored(job.name, folder):
+            return job.name
+        if PARAMETERS not in job.files:
+            raise LauncherError(f"{job.name} names no surface; launcher = simulated needs workload.kind = surface")
+        if job.resources.nodes > self._cluster.nodes:
+            raise LauncherError(
+                f"{job.name} wants {job.resources.nodes} nodes, the simulated cluster has {self._cluster.nodes}; "
+                "raise workload.cluster_nodes"
+            )
+        rng = self._luck(job.name)
+        wait = rng.exponential(60 * self._cluster.queue_minutes) if self._cluster.queue_minutes else 0.0
+        self._keep(
+            _Record(
+                name=job.name,
+                folder=str(folder),
+                log=str(job.log),
+                minutes=job.resources.minutes,
+                wanted=job.resources.nodes,
+                submitted_at=self._now,
+                eligible_at=self._now + wait,
+            )
+        )
+        self._queue.add(job.name)
+        self._start_waiting()
+        return job.name
+
+    def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """The status of each job at this virtual moment; logs are written up to it."""
+        found = {}
+        for ticket in tickets:
+            if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
+                found[ticket.name] = JobStatus(state=JobState.LOST)
+                continue
+            self._write_lines(ticket.name)
+            found[ticket.name] = self._status(ticket.name)
+        return found
+
+    def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
+        """End the job now, however it is asked; one that is over stays as it is."""
+        if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
+            return
+        job, course = self._jobs[ticket.name], self._courses.get(ticket.name)
+        if course is None:
+            self._queue.discard(ticket.name)
+            self._keep(replace(job, cancelled_at=self._now))
+        elif course.ends_at > self._now:
+            self._write_lines(ticket.name)
+            self._keep(replace(job, cancelled_at=self._now))
+            course.ends_at, course.state = self._now, JobState.CANCELLED
+            self._release_ended()
+            self._start_waiting()
+
+    def _status(self, name: str) -> JobStatus:
+        job, course = self._jobs[name], self._courses.get(name)
+        if course is None:
+            if job.cancelled_at is not None:
+                return JobStatus(state=JobState.CANCELLED, job_id=name, ended_at=job.cancelled_at)
+            return JobStatus(state=JobState.QUEUED, job_id=name, reason="Resources")
+        if course.ends_at > self._now:
+            return JobStatus(state=JobState.RUNNING, job_id=name, started_at=job.started_at, nodes=job.nodes)
+        failed = course.state in (JobState.ENDED,) and "OutOfMemoryError" in (
+            course.lines[-1][1] if course.lines else ""
+        )
+        return JobStatus(
+            state=course.state, job_id=name, started_at=job.started_at, ended_at=course.ends_at, nodes=job.nodes,
+            exit_code=(1 if failed else 0) if course.state is JobState.ENDED else None,
+        )  # fmt: skip
+
+    def _course(self, job: _Record) -> _Course:
+        """The job's lines in virtual epoch seconds, cut at its time limit, a node's failure or a preemption."""
+        data = json.loads((Path(job.folder) / PARAMETERS).read_text(encoding="utf-8"))
+        assert job.started_at is not None
+        lines = [(job.started_at + t, text) for t, text in self._surface(data["parameters"], int(data["seed"]))]
+        ends: list[tuple[float, JobState]] = [(lines[-1][0] if lines else job.started_at, JobState.ENDED)]
+        if job.minutes:
+            ends.append((job.started_at + 60 * job.minutes, JobState.TIME_LIMIT))
+        rng = self._luck(job.name)
+        rng.exponential()  # the draw of the queue
+        for rate, state in (
+            (self._cluster.node_failures * job.wanted, JobState.NODE_FAILED),
+            (self._cluster.preemptions, JobState.PREEMPTED),
+        ):
+            after = rng.exponential()
+            if rate:
+                ends.append((job.started_at + after * 3600_000 / rate, state))
+        if job.cancelled_at is not None:
+            ends.append((job.cancelled_at, JobState.CANCELLED))
+        ends_at, state = min(ends, key=lambda e: e[0])
+        kept = [line for line in lines if line[0] <= ends_at]
+        wakes = deque(t for t, text in kept if '"train_loss"' not in text or "NaN" in text)
+        return _Course(lines=kept, wakes=wakes, ends_at=ends_at, state=state)
+
+    @staticmethod
+    def _luck(name: str) -> np.random.Generator:
+        return np.random.default_rng(crc32(name.encode()))
+
+    def _write_lines(self, name: str) -> None:
+        """Append the lines that are due to the job's log."""
+        course, job = self._courses.get(name), self._jobs[name]
+        if course is None:
+            return
+        due = course.written
+        limit = min(self._now, course.ends_at)
+        while due < len(course.lines) and course.lines[due][0] <= limit:
+            due += 1
+        if due > course.written:
+            with Path(job.log).open("a", encoding="utf-8") as file:
+                file.writelines(text + "\n" for _, text in course.lines[course.written : due])
+            course.written = due
+
+    # -- records -----------------------------------------------------------------------------------------------
+
+    def _keep(self, job: _Record) -> None:
+        self._jobs[job.name] = job
+        (Path(job.folder) / RECORD).write_text(json.dumps(asdict(job)), encoding="utf-8")
+
+    def _restored(self, name: str, folder: Path) -> bool:
+        """Take up a job that an earlier launcher started; time goes on from its latest moment."""
+        path = folder / RECORD
+        if not path.exists():
+            return False
+        data = json.loads(path.read_text(encoding="utf-8"))
+        job = _Record(**{**data, "nodes": tuple(data["nodes"])})
+        self._jobs[name] = job
+        moments = [t for t in (job.submitted_at, job.started_at, job.cancelled_at) if t is not None]
+        self._now = max(self._now, *moments)
+        if job.started_at is not None:
+            self._free = sorted(set(self._free) - set(job.nodes))
+            course = self._courses[name] = self._course(job)
+            log = Path(job.log)
+            course.written = len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
+            self._live.add(name)
+            self._release_ended()
+        elif job.cancelled_at is None:
+            self._queue.add(name)
+            self._start_waiting()
+        return True

@@ -1,0 +1,121 @@
+"""Who may drive: taking the lease of a sweep, waiting for it as a standby, and keeping it while at work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from lora_tune.base.errors import StoreError, SweepBusyError
+from lora_tune.base.process import start_ticks
+from lora_tune.store import LEASE_SECONDS, BufferedStore, Held, Lease, Store
+
+RENEW_SECONDS = LEASE_SECONDS / 5
+STUCK_SECONDS = 300.0
+"""A driver whose loop did not turn for this long lets its lease go, although its process lives."""
+
+
+def take_lease(store: Store, name: str, now: float, unchanged: Held | None = None, gone: str = "") -> Lease:
+    """The lease of this sweep, also from an owner on this host whose process is gone.
+
+    unchanged: as in :meth:`Store.take_lease`. gone: an owner that is known to have ended. Raises SweepBusyError while
+    somebody else drives it.
+    """
+    host, pid = socket.gethostname(), os.getpid()
+    owner = store.held(name).owner
+    held, dead = owner.split(), bool(gone) and owner == gone
+    if len(held) == 5 and held[0] == host:
+        dead = dead or start_ticks(int(held[2])) != int(held[4])
+    return store.take_lease(name, f"{host} pid {pid} start {start_ticks(pid)}", now, dead=dead, unchanged=unchanged)
+
+
+class Patience:
+    """Says which leases are not renewed any more, by one's own steady clock: hosts' clocks need not agree.
+
+    A lease that has shown the same token and the same renewal for LEASE_SECONDS has no living owner.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Held, float]] = {}
+
+    def dead(self, name: str, held: Held, steady: float) -> bool:
+        """Note what the lease of ``name`` shows at the ``steady`` second; True when it has not changed for too long."""
+        before, since = self._seen.get(name, (None, steady))
+        if before != held:
+            since = steady
+        self._seen[name] = (held, since)
+        return steady - since >= LEASE_SECONDS
+
+
+def try_lease(store: Store, name: str, patience: Patience, now: float, gone: str = "") -> Lease | None:
+    """The lease, or None while somebody else keeps it; ``gone`` as in :func:`take_lease`. Raises StoreError."""
+    held = store.held(name)
+    dead = patience.dead(name, held, time.monotonic())
+    try:
+        return take_lease(store, name, now, held if dead else None, gone)
+    except SweepBusyError:
+        return None
+
+
+def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Callable[[str], None]) -> tuple[Lease, str]:
+    """Wait until ``name`` has no owner, and take its lease; returns it and the owner before, "" when there was none.
+
+    A database that is away is waited for as well.
+    """
+    patience, said, before = Patience(), "", ""
+    while True:
+        try:
+            before = store.held(name).owner
+            lease = try_lease(store, name, patience, now())
+            words = f"standby: {name} is driven by {before}" if lease is None else ""
+        except StoreError as error:
+            # What was not seen meanwhile may well have been renewed.
+            lease, words, patience = None, f"standby: {error}", Patience()
+        if lease is not None:
+            return lease, before
+        if words != said:
+            say(words)
+        said = words
+        time.sleep(1.0)
+
+
+@contextlib.contextmanager
+def keeping(
+    store: BufferedStore,
+    lease: Lease,
+    now: Callable[[], float],
+    renewed: Callable[[], None] = lambda: None,
+    touch: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Renew the lease in a thread, so that a cluster that answers slowly does not cost it.
+
+    renewed: called after each renewal; it may raise StoreError. touch: shows in the sweep's folder that its driver
+    lives; it may raise SweepBusyError and OSError. The thread ends with the block, or when the lease is lost; whoever
+    writes next hears of that.
+    """
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEW_SECONDS):
+            if store.idle_seconds() > STUCK_SECONDS:
+                continue
+            try:
+                with contextlib.suppress(OSError):  # a disk that is away now may be back before the lease has run out
+                    touch()
+                store.renew(lease, now())
+                renewed()
+            except SweepBusyError:
+                return
+            except StoreError:
+                continue  # the driver's own next write fails alike, and says so
+
+    thread = threading.Thread(target=renew, name=f"lease of {lease.sweep}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

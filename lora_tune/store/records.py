@@ -1,0 +1,224 @@
+"""What is remembered of a sweep: trials, their attempts, their evals. Frozen; a change is a new record."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from lora_tune.logs.mllog import Eval
+
+Value = str | int | float | bool
+T = TypeVar("T")
+
+CHOSEN, PASSED_OVER = "chosen", "passed over"
+"""``facts['confirmed']`` of trials whose configurations were run again (``lora_tune.confirm``)."""
+
+
+class TrialState(enum.StrEnum):
+    """Where a trial is on its way."""
+
+    WAITING = "waiting"
+    """Proposed; its next attempt is to be submitted."""
+    RUNNING = "running"
+    """An attempt is queued, running or being stopped."""
+    FINISHED = "finished"
+
+
+class Verdict(enum.StrEnum):
+    """How a finished trial ended."""
+
+    REACHED = "reached"
+    CENSORED = "censored"
+    """Ran to its end without reaching the target: its time-to-target is longer than what was seen."""
+    PRUNED = "pruned"
+    CAPPED = "capped"
+    """Could no longer beat the best one: censored, not bad."""
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+    """Its attempts failed for reasons that say nothing about its parameters."""
+    CANCELLED = "cancelled"
+
+
+class StopKind(enum.StrEnum):
+    """Why the driver asked a job to end."""
+
+    NONE = ""
+    PRUNED = "pruned"
+    CAPPED = "capped"
+    REACHED = "reached"
+    """The target is in the log and the job did not end by itself."""
+    TIME_LIMIT = "time limit"
+    SILENT = "silent"
+    """Its log stopped growing."""
+    QUEUE = "queue"
+    """It waited in the queue for too long."""
+    USER = "user"
+    PROBED = "probed"
+    """A throughput probe has seen what it was for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One job of one trial. Times are epoch seconds; None while unknown.
+
+    token: names this attempt among all of all sweeps; its job's files carry it. "" in records of an earlier release.
+    state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
+    failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
+    """
+
+    trial: int
+    number: int
+    job_name: str
+    folder: str
+    token: str = ""
+    job_id: str = ""
+    state: str = "intended"
+    intended_at: float = 0.0
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    node_count: int = 1
+    nodes: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    exit_code: int | None = None
+    stop: StopKind = StopKind.NONE
+    stop_sentence: str = ""
+    stop_at: float | None = None
+    killed_at: float | None = None
+    failure: str = ""
+    line: str = ""
+    remedy: str = ""
+
+    def node_hours(self, now: float) -> float:
+        """Node-hours of this attempt up to ``now``, start-up included; 0 before it starts."""
+        if self.started_at is None:
+            return 0.0
+        end = self.ended_at if self.ended_at is not None else now
+        return max(0.0, end - self.started_at) * self.node_count / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One proposal and what came of it.
+
+    tuned: values as the search proposed them. parameters: all resolved values.
+    seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
+    reached. facts: further numbers and words by name (see ``outcome.facts``).
+    told: the search has been told the end.
+    replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
+    runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``facts['runs']``.
+    probe: a short run that only measures its layout's speed.
+    """
+
+    number: int
+    seed: int
+    tuned: Mapping[str, Value]
+    parameters: Mapping[str, Value]
+    why: str = ""
+    state: TrialState = TrialState.WAITING
+    verdict: Verdict | None = None
+    sentence: str = ""
+    seconds: float | None = None
+    samples: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    proposed_at: float = 0.0
+    finished_at: float | None = None
+    told: bool = False
+    replicate_of: int | None = None
+    replicates: int = 1
+    probe: bool = False
+
+    def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
+        """This trial with its end written down."""
+        return replace(self, state=TrialState.FINISHED, verdict=verdict, sentence=sentence, finished_at=now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorRun:
+    """A run of an old log that the search starts from.
+
+    source: who ran it where; runs of one source are alike. log, digest: the file and the SHA-256 of its bytes.
+    values: by this study's parameter names. taken_at: epoch seconds of the ingestion.
+    """
+
+    source: str
+    log: str
+    digest: str
+    taken_at: float
+    values: Mapping[str, Value]
+    evals: tuple[Eval, ...]
+    last_samples: float
+    samples_per_second: float | None = None
+    diverged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from.
+
+    id: names this sweep among all; its folder carries it. folder: the one that it was last driven in. Both are "" for
+    one that was never in a database.
+    """
+
+    name: str
+    digest: str
+    study_toml: str
+    began_at: float
+    id: str = ""
+    folder: str = ""
+    trials: Mapping[int, Trial] = field(default_factory=dict)
+    attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
+    evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
+    priors: tuple[PriorRun, ...] = ()
+    _made: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def attempts_of(self, trial: int) -> list[Attempt]:
+        """The attempts of a trial, oldest first."""
+        found: list[Attempt] = []
+        while (attempt := self.attempts.get((trial, len(found)))) is not None:
+            found.append(attempt)
+        return found
+
+    def last_evals(self, trial: int) -> tuple[Eval, ...]:
+        """The evals of the trial's newest attempt that has any."""
+        for attempt in reversed(self.attempts_of(trial)):
+            if evals := self.evals.get((trial, attempt.number)):
+                return evals
+        return ()
+
+    def best(self, *, maximise: bool = False) -> Trial | None:
+        """The finished trial with the best objective (``facts['objective']``) among those that reached the target.
+
+        Those that more seeds have shown to be no better than the one that was chosen are passed over.
+        """
+        return self.once(("best", maximise), lambda: self._best(maximise))
+
+    def _best(self, maximise: bool) -> Trial | None:
+        done = [t for t in self.reached() if "objective" in t.facts and t.facts.get("confirmed") != PASSED_OVER]
+        if not done:
+            return None
+        return (max if maximise else min)(done, key=lambda t: t.facts["objective"])
+
+    def reached(self) -> list[Trial]:
+        """The trials that reached the target."""
+        return self.once("reached", lambda: [t for t in self.trials.values() if t.verdict is Verdict.REACHED])
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, which may depend on finished trials only; computed once until another one finishes.
+
+        With thousands of trials the same is asked for at each eval of each that runs.
+        """
+        if what not in self._made:
+            self._made[what] = make()
+        found: T = self._made[what]
+        return found
+
+    def forget(self) -> None:
+        """What :meth:`once` has kept is out of date."""
+        self._made.clear()
+
+    def node_hours(self, now: float) -> float:
+        """Node-hours of all attempts up to ``now``."""
+        return sum(attempt.node_hours(now) for attempt in self.attempts.values())
