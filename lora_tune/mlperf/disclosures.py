@@ -41,25 +41,27 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 """MLLOG key -> the variables from which implementations print it: NVIDIA's (MLPERF_...) and AMD's (MLLOG_...)."""
 
 WIDE = "bfloat16"
-"""Precision where nothing lower is switched on: what the implementations train in."""
+"""Precision where nothing lower is switched on: what the public implementations train in."""
 
 
-def disclosures(benchmark: str, values: Mapping[str, object], config_filename: str) -> dict[str, object]:
+def disclosures(
+    benchmark: str, values: Mapping[str, object], config_filename: str, wide: str = WIDE
+) -> dict[str, object]:
     """What a trial's log must disclose, by MLLOG key.
 
     values: every variable that the trial runs with, tuned ones and those of its base config. config_filename: of the
-    config that a submission would hold.
+    config that a submission would hold. wide: the precision of what no variable lowers.
     """
     said = announced(benchmark, values)
     return {
-        **precisions(values),
+        **precisions(values, wide),
         **{key: _degree(said.get(key)) for key in PARALLELISM},
         "micro_batch_size": _degree(said.get("micro_batch_size")),
         "config_filename": config_filename,
     }
 
 
-def precisions(values: Mapping[str, object]) -> dict[str, str]:
+def precisions(values: Mapping[str, object], wide: str = WIDE) -> dict[str, str]:
     """The lowest precision in linear layers, attention and communication, as NVIDIA's and AMD's variables switch them.
 
     A healing step that raises the precision late changes nothing: the lowest one is asked for. Attention runs in FP8
@@ -72,9 +74,9 @@ def precisions(values: Mapping[str, object]) -> dict[str, str]:
     gathered = gathered or ("fp8" if _on(values, "FP8_PARAM_GATHER") and (four or eight) else None)
     sparse = {str(values[name]) for name in ("SPARSE_A2A_FWD", "SPARSE_A2A_BWD") if name in values}
     return {
-        LINEAR: four or eight or WIDE,
-        ATTENTION: "fp8" if _on(values, "FP8_DPA") and (four or eight) else WIDE,
-        COMMUNICATION: gathered or ("fp16" if "fp16" in sparse else "fp32" if sparse == {"fp32"} else WIDE),
+        LINEAR: four or eight or wide,
+        ATTENTION: "fp8" if _on(values, "FP8_DPA") and (four or eight) else wide,
+        COMMUNICATION: gathered or ("fp16" if "fp16" in sparse else "fp32" if sparse == {"fp32"} else wide),
     }
 
 
@@ -83,7 +85,7 @@ def disclosure_exports(
 ) -> dict[str, object]:
     """The disclosures under the variables that an implementation reads; nothing for one that reads none of them.
 
-    reads: names of the variables that its files read. A value that a scripts sets by itself is replaced: it was
+    reads: names of the variables that its files read. A value that a script sets by itself is replaced: it was
     written for another configuration.
     """
     said = disclosures(benchmark, values, config_filename)

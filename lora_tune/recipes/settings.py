@@ -75,6 +75,14 @@ class Settings:
     """Stop after the second block: one evaluation and one warm block, all that a layout's speed needs."""
     threads: int
     """CPU threads of this process; one makes CPU runs repeat exactly."""
+    benchmark: str
+    """What the log says it is a run of; MLPerf's checkers take llama2_70b_lora at its word."""
+    submission_org: str
+    """Who submits, in the log."""
+    submission_platform: str
+    """The machine in the log; empty: as it calls itself."""
+    config_filename: str
+    """The config file that set these variables, in the log."""
 
     @property
     def accumulation(self) -> int:
@@ -140,6 +148,10 @@ def read(environment: Mapping[str, str]) -> Settings:
         warmup=knobs.switch("WARMUP", default=True),
         probe=knobs.switch("PROBE", default=False),
         threads=knobs.integer("THREADS", 1, low=1),
+        benchmark=knobs.text("BENCHMARK", "peft_lora"),
+        submission_org=knobs.text("SUBMISSION_ORG", "lora_tune"),
+        submission_platform=knobs.text("SUBMISSION_PLATFORM"),
+        config_filename=knobs.text("CONFIG_FILENAME", "none"),
     )
 
 

@@ -9,9 +9,10 @@ import platform
 import torch
 from mlperf_logging.mllog import constants
 
+from lora_tune.mlperf.disclosures import disclosures
 from lora_tune.recipes import text
 from lora_tune.recipes.lora_model import tokenizer
-from lora_tune.recipes.ranks import Ranks, connect
+from lora_tune.recipes.ranks import Ranks, connect, precision
 from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.settings import Settings
 from lora_tune.recipes.text import Sequences
@@ -33,6 +34,7 @@ def run(settings: Settings) -> None:
 
 def _run(settings: Settings, ranks: Ranks) -> None:
     log = TrialLog(enabled=ranks.rank == 0)
+    log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)
     tokenize = tokenizer(settings.model)
     train = text.load(settings.datadir, "train", settings.seq, tokenize)
@@ -54,11 +56,12 @@ def _run(settings: Settings, ranks: Ranks) -> None:
 def _description(settings: Settings, ranks: Ranks, train: int, validation: int) -> dict[str, object]:
     """What the log says of the run before it starts, by MLLOG key."""
     return {
-        constants.SUBMISSION_BENCHMARK: "peft_lora",
-        constants.SUBMISSION_ORG: "lora_tune",
+        constants.SUBMISSION_BENCHMARK: settings.benchmark,
+        constants.SUBMISSION_ORG: settings.submission_org,
         constants.SUBMISSION_DIVISION: constants.OPEN,
         constants.SUBMISSION_STATUS: constants.RESEARCH,
-        constants.SUBMISSION_PLATFORM: f"{ranks.world}x{ranks.device_name or platform.machine()}",
+        constants.SUBMISSION_PLATFORM: settings.submission_platform
+        or f"{ranks.world}x{ranks.device_name or platform.machine()}",
         constants.SEED: settings.seed,
         constants.GLOBAL_BATCH_SIZE: ranks.batch,
         constants.TRAIN_SAMPLES: train,
@@ -75,9 +78,13 @@ def _description(settings: Settings, ranks: Ranks, train: int, validation: int) 
         "lora_rank": settings.lora_rank,
         constants.LORA_ALPHA: settings.lora_alpha,
         "lora_dropout": settings.lora_dropout,
-        "tensor_parallel": settings.tp,
-        "context_parallel": settings.cp,
         "target_eval_loss": settings.target,
+        **disclosures(
+            settings.benchmark,
+            {"TP": settings.tp, "CP": settings.cp, "MBS": settings.mbs},
+            settings.config_filename,
+            wide="bfloat16" if precision(settings) == "bf16" else "fp32",
+        ),
     }
 
 

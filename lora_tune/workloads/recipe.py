@@ -111,6 +111,7 @@ class RecipeWorkload:
             "SEED": proposal.seed,
             "TARGET": self._study.objective.target,
             "THREADS": self._settings.threads,
+            "CONFIG_FILENAME": self._file_name(proposal),
             "DGXSYSTEM": site.system,
             "DGXNNODES": site.nodes,
             "DGXNGPU": max(1, site.gpus_per_node),

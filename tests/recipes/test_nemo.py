@@ -321,7 +321,11 @@ def test_overlap_hides_no_transfer_behind_a_product_that_frozen_weights_lack(nem
 
 
 def test_a_log_names_the_benchmark_only_for_its_model(nemo: Nemo) -> None:
-    assert nemo(TARGET=100).run.hyperparameters["submission_benchmark"] == "llama_lora"
+    said = nemo(TARGET=100, CONFIG_FILENAME="config_X.sh").run.hyperparameters
+    assert said["submission_benchmark"] == "llama_lora"
+    assert said["config_filename"] == "config_X.sh"
+    assert said["lowest_numerical_precision_in_linear"] == "fp32"
+    assert {said[f"{kind}_parallelism"] for kind in ("tensor", "pipeline", "context", "expert")} == {1}
 
 
 def test_a_killed_rank_ends_the_other(nemo: Nemo) -> None:

@@ -117,6 +117,7 @@ class Settings:
     benchmark: str
     org: str
     platform: str
+    config_filename: str
 
     @property
     def closed(self) -> bool:
@@ -174,6 +175,7 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
         benchmark=knobs.text("BENCHMARK", "llama2_70b_lora" if shape.is_benchmark else "llama_lora"),
         org=knobs.text("SUBMISSION_ORG", "lora_tune"),
         platform=knobs.text("SUBMISSION_PLATFORM"),
+        config_filename=knobs.text("CONFIG_FILENAME", "none"),
     )
 
 

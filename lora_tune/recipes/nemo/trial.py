@@ -20,6 +20,7 @@ from nemo import lightning as nl
 from nemo.collections import llm
 from nemo.utils import logging as nemo_logging
 
+from lora_tune.mlperf.disclosures import disclosures
 from lora_tune.recipes.nemo import checkpoint, hf
 from lora_tune.recipes.nemo.callbacks import Base, Recomputation, Run, Seeds
 from lora_tune.recipes.nemo.data import PackedData
@@ -144,10 +145,17 @@ def describe(settings: Settings, processes: Processes, log: TrialLog, data: Pack
             "lora_rank": settings.lora_rank,
             constants.LORA_ALPHA: settings.lora_alpha,
             "lora_dropout": settings.lora_dropout,
-            "parallelism": {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "sp": layout.sp, "dp": layout.dp},
-            "precision": ("fp8" if settings.precision.fp8 else "bf16") if cuda else "float32",
+            **_disclosed(settings, cuda=cuda),
             "attention": attention_name(),
             "model_parameters": settings.shape.parameters,
             "target_eval_loss": settings.target,
         }
     )
+
+
+def _disclosed(settings: Settings, *, cuda: bool) -> dict[str, object]:
+    """Precision, parallelism, micro batch and config file, as MLPerf's rules want them disclosed."""
+    layout, precision = settings.layout, settings.precision
+    values = {"TP": layout.tp, "PP": layout.pp, "CP": layout.cp, "MBS": layout.mbs}
+    values |= {"FP8": int(precision.fp8), "FP8_DPA": int(precision.dpa)}
+    return disclosures(settings.benchmark, values, settings.config_filename, wide="bfloat16" if cuda else "fp32")
