@@ -130,9 +130,9 @@ class TestABackupRestoredWhileNobodyDrove:
     def house(self, house: House, tmp_path: Path) -> House:
         """A sweep of which the database is an earlier state than what its folder has seen."""
         count = SaveCount(house.store, house.study.name, house.paths.saved)
+        count.refuse_older()
         driver = house.driver()
         run_until(driver, 1)
-        count.refuse_older()
         with (
             contextlib.closing(sqlite3.connect(house.paths.database)) as now,
             contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
@@ -142,6 +142,7 @@ class TestABackupRestoredWhileNobodyDrove:
             count.note()
             count.refuse_older()
             backup.backup(now)
+            count.note()
         return house
 
     def test_it_is_refused_with_both_ways_on(self, house: House) -> None:

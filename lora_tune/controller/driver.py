@@ -77,7 +77,7 @@ class Driver:
         self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
         self._unsaved = Changes()
-        self._rescue = Rescue(paths.rescued)
+        self._rescue = Rescue(paths.rescued, ports.store)
         self._away = False  # the database took nothing when it was last asked, at _asked_at
         self._asked_at = self._surveyed_at = -math.inf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.store import Store, sqlite_url
+from lora_tune.store import Records
 from lora_tune.store.records import Sweep
 
 
@@ -14,8 +14,8 @@ class Rescue:
     lost: what happened to the sweep's own database, "" while nothing did.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, store: Records) -> None:
+        self._path, self._store = path, store
         self.lost = ""
 
     def keep(self, lost: str, sweep: Sweep, now: float) -> None:
@@ -25,13 +25,7 @@ class Rescue:
         """
         self.lost = lost
         partial = self._path.with_name(f"{self._path.name}.partial")
-        for path in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm"))):
-            path.unlink(missing_ok=True)
-        store = Store(sqlite_url(partial))
-        try:
-            store.copy_in(sweep, now)
-        finally:
-            store.close()
+        self._store.rescue(partial, sweep, now)
         partial.replace(self._path)
 
     def forget(self) -> None:
@@ -45,6 +39,6 @@ class Rescue:
         """What happened and what a person can do, a sentence."""
         return (
             f"{self.lost}; nothing is written there any more, running jobs are watched to their end, and all records "
-            f"are in {self._path}. To go on: stop this command, put the database back or move {self._path.name} into "
-            "its place (or name it with --storage), and rerun the same command"
+            f"are in {self._path}. To go on: stop this command, put the database back or copy {self._path.name} into "
+            "its place (or name it with --storage), and run the same command again"
         )

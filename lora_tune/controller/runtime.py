@@ -159,8 +159,7 @@ def noting(count: SaveCount) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(errors.StoreError):  # a database that is away, or was lost, says nothing new
-            count.note()
+        count.note()
 
 
 @contextlib.contextmanager

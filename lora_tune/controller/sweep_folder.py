@@ -117,6 +117,11 @@ class FencedStore:
         self._lock.check()
         self._inner.save(lease, changes, now)
 
+    def rescue(self, path: Path, sweep: Sweep, now: float) -> None:
+        """As the store's. Raises SweepBusyError as :meth:`save`."""
+        self._lock.check()
+        self._inner.rescue(path, sweep, now)
+
 
 @contextlib.contextmanager
 def owned(

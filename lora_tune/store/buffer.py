@@ -61,6 +61,10 @@ class BufferedStore:
             self._path.unlink(missing_ok=True)
             self._noted = {}
 
+    def rescue(self, path: Path, sweep: Sweep, now: float) -> None:
+        """As the store's."""
+        self._inner.rescue(path, sweep, now)
+
     def recover(self, lease: Lease, now: float) -> str:
         """Save what an earlier driver left in the file; returns what was done in a sentence, "" when nothing was left.
 

@@ -66,6 +66,8 @@ class Records(Protocol):
 
     def save(self, lease: Lease, changes: Changes, now: float) -> None: ...
 
+    def rescue(self, path: Path, sweep: Sweep, now: float) -> None: ...
+
 
 class Store:
     """One database. Methods raise StoreError when it cannot be read or written.
@@ -108,15 +110,24 @@ class Store:
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
 
-    def copy_in(self, sweep: Sweep, now: float) -> None:
-        """Write a whole sweep into this database, which does not hold it yet; nobody has its lease then."""
+    def rescue(self, path: Path, sweep: Sweep, now: float) -> None:
+        """Write a whole sweep, as a driver knows it, into a fresh SQLite file that can take this database's place."""
+        path.unlink(missing_ok=True)
+        fresh = Store(engine.sqlite_url(path))
+        try:
+            fresh._copy_in(sweep, now, self.counted(sweep.name) + 1)
+        finally:
+            fresh.close()
+
+    def _copy_in(self, sweep: Sweep, now: float, saves: int) -> None:
         row = {"name": sweep.name, "digest": sweep.digest, "study_toml": sweep.study_toml, "id": sweep.id}
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row, began_at=sweep.began_at))
         lease = self.take_lease(sweep.name, "a copy", now)
         evals = tuple((*key, i, e) for key, found in sweep.evals.items() for i, e in enumerate(found))
         self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)
-        self.release(lease)
+        with self._fenced(lease) as connection:
+            connection.execute(sa.update(schema.leases).values(owner="", renewed_at=0.0, saves=saves))
 
     def accept_study(self, lease: Lease, digest: str, study_toml: str) -> None:
         """Go on with another study text. Raises SweepBusyError when the lease is lost."""
@@ -283,6 +294,10 @@ class Store:
         with self._reading() as connection:
             found = connection.execute(both.join(schema.leases, schema.leases.c.name == name)).one_or_none()
         return (found.id, found.saves) if found else ("", 0)
+
+    def counted(self, name: str) -> int:
+        """The same count as this process knows it, whatever has become of the database since."""
+        return self._saves.get(name, 0)
 
     def wrote(self, name: str) -> int:
         """The token of the last driver that changed a record of ``name``; 0 when none has."""

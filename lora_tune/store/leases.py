@@ -92,7 +92,7 @@ def keeping(
 ) -> Iterator[None]:
     """Renew the lease in a thread, so that a cluster that answers slowly does not cost it.
 
-    renewed: called after each renewal; it may raise StoreError. touch: shows in the sweep's folder that its driver
+    renewed: called after each renewal. touch: shows in the sweep's folder that its driver
     lives; it may raise SweepBusyError and OSError. The thread ends with the block, or when the lease is lost; whoever
     writes next hears of that.
     """

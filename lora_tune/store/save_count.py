@@ -19,18 +19,12 @@ class SaveCount:
 
     def __init__(self, store: Store, name: str, path: Path) -> None:
         self._store, self._name, self._path = store, name, path
-
-    def note(self) -> None:
-        """Write down how often the database was written to. Raises StoreError where it does not say."""
-        sweep, saves = self._store.saves(self._name)
-        with contextlib.suppress(OSError):  # a full disk: what was noted before stays
-            write_json(self._path, {"sweep": sweep, "saves": saves})
+        self._sweep = ""
 
     def refuse_older(self) -> None:
         """Raise StoreError where the database knows less than a driver of this folder has written into it."""
-        noted, (sweep, saves) = read_json(self._path).content or {}, self._store.saves(self._name)
-        seen = whole_of(noted, "saves") or 0
-        if text_of(noted, "sweep") != sweep or seen <= saves:
+        self._sweep, saves = self._store.saves(self._name)
+        if (seen := self._seen()) <= saves:
             return
         raise StoreError(
             f"the database {safe_url(self._store.url)} is older than this folder: it was written to {saves} times for "
@@ -38,3 +32,15 @@ class SaveCount:
             "know what ran since. Put the newer database back; or, to go on from the older one and run what it does "
             f"not know again, remove {self._path}"
         )
+
+    def note(self) -> None:
+        """Write down how often this process has written to the database, whatever has become of it since."""
+        saves = self._store.counted(self._name)
+        if saves > self._seen():
+            with contextlib.suppress(OSError):  # a full disk: what was noted before stays
+                write_json(self._path, {"sweep": self._sweep, "saves": saves})
+
+    def _seen(self) -> int:
+        """What the file says of this sweep; 0 where it says nothing."""
+        noted = read_json(self._path).content or {}
+        return (whole_of(noted, "saves") or 0) if text_of(noted, "sweep") == self._sweep else 0

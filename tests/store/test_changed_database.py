@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from lora_tune.base.errors import DatabaseChangedError, SweepBusyError
 from lora_tune.search.session import Session
-from lora_tune.store import Changes, Lease, Store, sqlite_url, tune_sqlite
+from lora_tune.store import Changes, Lease, SaveCount, Store, sqlite_url, tune_sqlite
 from lora_tune.store.records import Trial
 from tests.builders import STUDY, study_of
 from tests.postgres import Postgres
@@ -148,13 +148,17 @@ def test_a_driver_that_was_overtaken_is_not_mistaken_for_it(url: str) -> None:
     store.close()
 
 
-def test_a_copy_of_a_sweep_is_the_sweep(url: str, tmp_path: Path) -> None:
+def test_what_a_driver_knows_fits_into_the_place_of_its_database(url: str, tmp_path: Path) -> None:
     store, _ = begun(url)
-    made = store.load("built")
-    assert made is not None
-    copy = Store(sqlite_url(tmp_path / "copy.db"))
-    copy.copy_in(made, NOW)
-    assert copy.load("built") == made
-    assert copy.held("built").owner == ""
+    count = SaveCount(store, "built", tmp_path / "saved.json")
+    count.refuse_older()
+    count.note()
+    known = store.load("built")
+    assert known is not None
+    store.rescue(tmp_path / "rescued.db", known, NOW)
+    fresh = Store(sqlite_url(tmp_path / "rescued.db"))
+    assert fresh.load("built") == known
+    assert fresh.held("built").owner == ""
+    SaveCount(fresh, "built", tmp_path / "saved.json").refuse_older()
     store.close()
-    copy.close()
+    fresh.close()
