@@ -17,8 +17,8 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArg
 
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
-from lora_tune.recipes.lora_model import TARGETS, tokenizer
-from lora_tune.recipes.settings import Settings
+from lora_tune.recipes.lora_model import tokenizer
+from lora_tune.recipes.settings import ATTENTION, Settings
 from lora_tune.recipes.text import Sequences
 from lora_tune.recipes.trial_log import TrialLog
 
@@ -75,7 +75,7 @@ def main() -> None:
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=list(TARGETS),
+        target_modules=list(ATTENTION),
     )
     arguments = TrainingArguments(
         output_dir="/tmp/plain_trainer",

@@ -43,6 +43,11 @@ class AttemptPaths:
         return self.folder / "cgroup"
 
     @property
+    def slot(self) -> Path:
+        """Which pack this attempt trains in, where it shares a job with others."""
+        return self.folder / "slot.json"
+
+    @property
     def slurm(self) -> Path:
         """The token by which Slurm knows this attempt's job, and the command that submitted it."""
         return self.folder / "slurm.json"
@@ -51,6 +56,38 @@ class AttemptPaths:
     def submitit(self) -> Path:
         """submitit's own folder: its pickles and the launcher process's output."""
         return self.folder / "submitit"
+
+
+@dataclass(frozen=True, slots=True)
+class PackPaths:
+    """The files of one pack beside those of its job: what the sweep asks of it, and what it says of itself."""
+
+    folder: Path
+
+    @property
+    def requests(self) -> Path:
+        """A file for each trial that is to be trained, until the pack takes it."""
+        return self.folder / "requests"
+
+    @property
+    def taken(self) -> Path:
+        """The requests that the pack took."""
+        return self.folder / "taken"
+
+    @property
+    def stops(self) -> Path:
+        """A file for each trial that is to end, by its name."""
+        return self.folder / "stops"
+
+    @property
+    def state(self) -> Path:
+        """What the pack wrote of itself last."""
+        return self.folder / "state.json"
+
+    @property
+    def closed(self) -> Path:
+        """There from the moment on when the pack takes no more."""
+        return self.folder / "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +166,11 @@ class SweepPaths:
     @property
     def trials(self) -> Path:
         return self.root / "trials"
+
+    @property
+    def packs(self) -> Path:
+        """Folders of the jobs that several trials share, ``packs/0000`` and so on."""
+        return self.root / "packs"
 
     def attempt(self, trial: int, attempt: int) -> AttemptPaths:
         """The folder of one attempt, e.g. ``trials/0007/attempt-0``."""

@@ -194,7 +194,7 @@ class Server:
             gated.append(_Gated(session, self._gate, plan.study.name))
             return gated[0]
 
-        launcher = make_launcher(plan.study)
+        launcher = make_launcher(plan.study, plan.paths.packs)
         simulated = plan.study.site.launcher == "simulated"
         around = Environment(
             launcher=launcher,

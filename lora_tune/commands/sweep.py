@@ -127,7 +127,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
     """Run the driver between taking and giving back the lease; returns the exit code."""
     study, paths = plan.study, plan.paths
     try:
-        launcher = make_launcher(study)
+        launcher = make_launcher(study, paths.packs)
         clock = make_clock(study, launcher)
         around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=not how.standby)
         if how.metrics:

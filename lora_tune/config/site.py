@@ -38,12 +38,24 @@ class Site(BaseModel):
     data: Path | None = Field(None, description="prepared data (DATADIR)")
     model: Path | None = Field(None, description="model folder (MODEL)")
     log_folder: Path | None = Field(None, description="where jobs may write logs; must be visible from the nodes")
+    slots: int | Literal["auto"] | None = Field(
+        None,
+        description='trials that share one job and one GPU (workload "peft", docs/packed.md); "auto": as many as its '
+        "memory holds",
+    )
     python: str | None = Field(None, description="interpreter of the trials; this one when absent")
     sbatch_args: tuple[str, ...] = Field((), description="further sbatch options, one string each")
     environment: dict[str, str] = Field(default_factory=dict, description="further variables of every job")
     queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
     stall_minutes: float = Field(20, gt=0, description="longest silence of a running job's log")
     kill_seconds: float = Field(60, gt=0, description="wait for a cancelled job before it is killed")
+
+    @field_validator("slots")
+    @classmethod
+    def _at_least_one(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f'{value} slots; allowed are 1 and more, or "auto"')
+        return value
 
     @field_validator(
         "partition", "account", "reservation", "qos", "nodelist", "exclude", "gres", "mpi", "cpu_bind", "container",

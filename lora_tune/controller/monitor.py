@@ -63,6 +63,7 @@ class JobMonitor:
             started_at=status.started_at or attempt.started_at,
             ended_at=status.ended_at if not status.state.alive else None,
             nodes=status.nodes or attempt.nodes,
+            node_share=status.node_share,
             exit_code=status.exit_code,
         )
         log = self._log(attempt)

@@ -85,7 +85,8 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
         return _queued(study, look, now)
     started = attempt.started_at or now
     limit = study.budget.trial_minutes * look.replicates
-    if now - started > limit * 60:
+    # Of a trial that shares its node with others, its own share of the time counts.
+    if (now - started) * look.status.node_share > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
         found = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
         return Stop(StopKind.TIME_LIMIT, sentence, found)

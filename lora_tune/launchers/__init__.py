@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.config.study import Study
@@ -11,8 +12,25 @@ if TYPE_CHECKING:
     from lora_tune.workloads.base import Job
 
 
-def make_launcher(study: Study) -> Launcher:
-    """The launcher of the study's site. Raises SetupError when this machine cannot do it."""
+MOST_SLOTS = 64
+"""Trials that a pack is asked for at most where ``site.slots`` is "auto"; its memory decides how many train."""
+
+
+def make_launcher(study: Study, packs: Path) -> Launcher:
+    """The launcher of the study's site. Raises SetupError when this machine cannot do it.
+
+    packs: where the folders of jobs that several trials share are made.
+    """
+    slots = MOST_SLOTS if study.site.slots == "auto" else study.site.slots
+    if slots is None:
+        return _plain(study, jobs=study.budget.parallel)
+    from lora_tune.launchers.packed import PackedLauncher
+
+    return PackedLauncher(_plain(study, jobs=-(-study.budget.parallel // slots)), slots, packs)
+
+
+def _plain(study: Study, jobs: int) -> Launcher:
+    """The launcher of at most this many ``jobs`` at one time."""
     if study.site.launcher == "slurm":
         from lora_tune.launchers.slurm.launcher import SlurmLauncher
 
@@ -23,7 +41,7 @@ def make_launcher(study: Study) -> Launcher:
         return of_study(study)
     from lora_tune.launchers.local import LocalLauncher
 
-    return LocalLauncher(range(study.site.gpus_per_node * study.budget.parallel))
+    return LocalLauncher(range(study.site.gpus_per_node * jobs))
 
 
 def preview(study: Study, job: Job) -> list[str]:

@@ -67,7 +67,8 @@ class JobStatus:
 
     reason: the cluster's own words. waits: what they mean for a queued job. seconds: how long it has run, or ran, by a
     clock that nobody sets, None where unknown. clock_steps: by how many seconds the wall clock of its machine was set
-    meanwhile, one number a time.
+    meanwhile, one number a time. node_share: how much of its nodes' time since its start was this job's; less than 1
+    where trials share a job.
     """
 
     state: JobState
@@ -80,6 +81,7 @@ class JobStatus:
     waits: Waits = Waits.NORMAL
     seconds: float | None = None
     clock_steps: tuple[float, ...] = ()
+    node_share: float = 1.0
 
 
 @runtime_checkable

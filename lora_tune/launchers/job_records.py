@@ -41,7 +41,7 @@ class EndRecord:
     """How a job ended.
 
     seconds: how long its command ran by a clock that nobody sets, None where unknown. clock_steps: by how many seconds
-    somebody set the wall clock meanwhile, one number a time.
+    somebody set the wall clock meanwhile, one number a time. node_share: how much of the node's time was the job's.
     """
 
     token: str
@@ -49,6 +49,7 @@ class EndRecord:
     at: float
     seconds: float | None = None
     clock_steps: tuple[float, ...] = ()
+    node_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +117,14 @@ def _end(content: Mapping[str, Any]) -> EndRecord | None:
     code, at, seconds = whole_of(content, "exit_code"), number_of(content, "at"), number_of(content, "seconds")
     if code is None or not -1024 <= code <= 1024 or at is None:
         return None
-    steps = content.get("clock_steps")
+    steps, share = content.get("clock_steps"), number_of(content, "node_share")
     return EndRecord(
         token=text_of(content, "token"),
         exit_code=code,
         at=at,
         seconds=seconds if seconds is not None and seconds >= 0 else None,
         clock_steps=tuple(_numbers(steps)) if isinstance(steps, list) else (),
+        node_share=share if share is not None and 0 <= share <= 1 else 1.0,
     )
 
 

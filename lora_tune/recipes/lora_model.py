@@ -23,7 +23,6 @@ from lora_tune.recipes.settings import Settings
 
 TENSOR_PARALLEL_SINCE = (5, 23)
 """The first release of transformers whose tensor parallelism was seen to train with peft's adapters; 5.17 does not."""
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def build(settings: Settings) -> Any:
@@ -33,7 +32,8 @@ def build(settings: Settings) -> Any:
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=list(TARGETS),
+        target_modules=target_names(linear_names(base), settings.lora_targets),
+        use_rslora=settings.rslora,
     )
     with warnings.catch_warnings():
         # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
@@ -93,6 +93,23 @@ def load_base(settings: Settings) -> Any:
             raise InputError(f"{where}: weights do not fit config.json: {len(report[kind])} {kind}, such as {first}")
     base.config.use_cache = False
     return base
+
+
+def linear_names(model: Any) -> list[str]:
+    """The full names of the model's linear layers, in the model's order."""
+    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+
+
+def target_names(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Those of the full names ``linear`` whose last part is in ``targets``.
+
+    Raises InputError for a target that is not among them.
+    """
+    there = {name.rpartition(".")[2] for name in linear}
+    if absent := set(targets) - there:
+        allowed = ", ".join(sorted(there))
+        raise InputError(f"LORA_TARGETS: the model has no linear layer {min(absent)}; allowed are {allowed}")
+    return [name for name in linear if name.rpartition(".")[2] in targets]
 
 
 def adapters_fit_shares() -> bool:

@@ -14,6 +14,9 @@ TINY = Path(__file__).parent / "tiny"
 TINY_TARGET = 1.68
 """The eval loss that the shipped task aims at: ``python -m benchmarks.tiny_task`` shows why."""
 TINY_EVAL_EVERY, TINY_EVAL_SAMPLES = 40, 32
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+TARGET_WORDS = {"attention": ATTENTION, "mlp": MLP, "all": ATTENTION + MLP}
+"""What LORA_TARGETS may say instead of a list of modules: names of the Llama family."""
 EVAL_EVERY = 384
 """Samples between evaluations by MLPerf's rule for LoRA."""
 
@@ -52,6 +55,14 @@ class Settings:
     lora_rank: int
     lora_alpha: float
     lora_dropout: float
+    lora_targets: tuple[str, ...]
+    """Modules that get adapters, by the last part of their names."""
+    rslora: bool
+    """Scale the adapters by alpha over the root of the rank (rsLoRA) instead of over the rank."""
+    lora_plus_ratio: float
+    """Learning rate of the B matrices over that of the A matrices (LoRA+); 1 is plain LoRA."""
+    adam_beta1: float
+    adam_beta2: float
     weight_decay: float
     grad_clip: float
     """Largest norm of the gradient; 0 does not clip."""
@@ -136,6 +147,11 @@ def read(environment: Mapping[str, str]) -> Settings:
         lora_rank=knobs.integer("LORA_RANK", 16, low=1),
         lora_alpha=knobs.real("LORA_ALPHA", 32.0, exclusive=True),
         lora_dropout=knobs.real("LORA_DROPOUT", 0.1, high=0.99),
+        lora_targets=_targets(knobs),
+        rslora=knobs.switch("RSLORA", default=False),
+        lora_plus_ratio=knobs.real("LORA_PLUS_RATIO", 1.0, exclusive=True),
+        adam_beta1=knobs.real("ADAM_BETA1", 0.9, high=0.9999),
+        adam_beta2=knobs.real("ADAM_BETA2", 0.999, high=0.9999999),
         weight_decay=knobs.real("WEIGHT_DECAY", 1e-4),
         grad_clip=knobs.real("GRAD_CLIP", 0.3),
         seq=knobs.integer("SEQ", 128, low=2),
@@ -153,6 +169,15 @@ def read(environment: Mapping[str, str]) -> Settings:
         submission_platform=knobs.text("SUBMISSION_PLATFORM"),
         config_filename=knobs.text("CONFIG_FILENAME", "none"),
     )
+
+
+def _targets(knobs: Knobs) -> tuple[str, ...]:
+    """The modules that LORA_TARGETS names: a word of TARGET_WORDS, or names with commas between them."""
+    asked = knobs.text("LORA_TARGETS", "attention")
+    names = TARGET_WORDS.get(asked) or tuple(name.strip() for name in asked.split(","))
+    if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
+        raise knobs.refusal("LORA_TARGETS", f"one of {', '.join(TARGET_WORDS)}, or module names with commas between")
+    return names
 
 
 def _refuse_foreign(knobs: Knobs) -> None:

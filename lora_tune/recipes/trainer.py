@@ -18,10 +18,17 @@ WARM_UP_STEPS = 2
 """The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
 
 
-def _alike(parameters: list[torch.nn.Parameter]) -> list[dict[str, object]]:
-    """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together."""
-    kinds = ([p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (False, True))
-    return [{"params": kind} for kind in kinds if kind]
+def _groups(model: torch.nn.Module, ratio: float) -> list[dict[str, object]]:
+    """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together.
+
+    factor: of the group's learning rate. It is ``ratio`` for the B matrices (LoRA+, Hayou et al. 2024).
+    """
+    kinds: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = ratio if "lora_B" in name or "lora_embedding_B" in name else 1.0
+            kinds.setdefault((isinstance(parameter, DTensor), factor), []).append(parameter)
+    return [{"params": kind, "factor": factor} for (_, factor), kind in sorted(kinds.items(), key=lambda k: k[0])]
 
 
 def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
@@ -43,8 +50,14 @@ class Trainer:
         self._ranks = ranks
         model = build(settings)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        groups = _alike(self._parameters)
-        optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+        groups = _groups(model, settings.lora_plus_ratio)
+        optimizer = torch.optim.AdamW(
+            groups,
+            lr=settings.lr,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
         self.vocabulary = model.config.vocab_size
         self._model, self._optimizer = ranks.prepare(model, optimizer)
         # Sharding replaces the parameters.
@@ -65,7 +78,7 @@ class Trainer:
         if self._settings.grad_clip:
             clip(self._parameters, self._settings.grad_clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
         self._optimizer.step()
         self._optimizer.zero_grad()
         return total

@@ -9,7 +9,6 @@ import platform
 import torch
 from mlperf_logging.mllog import constants
 
-from lora_tune.mlperf.disclosures import disclosures
 from lora_tune.recipes import text
 from lora_tune.recipes.lora_model import tokenizer
 from lora_tune.recipes.ranks import Ranks, connect, precision
@@ -17,7 +16,7 @@ from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.settings import Settings
 from lora_tune.recipes.text import Sequences
 from lora_tune.recipes.trainer import DROPOUT_SEEDS, Trainer
-from lora_tune.recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog
+from lora_tune.recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog, description
 
 
 def run(settings: Settings) -> None:
@@ -46,46 +45,19 @@ def _run(settings: Settings, ranks: Ranks) -> None:
         sequences.check(trainer.vocabulary, f"{settings.datadir}/{name}")
     # The adapter's weights are the same everywhere; what ranks with other data drop must differ.
     torch.manual_seed(settings.seed + DROPOUT_SEEDS * (1 + ranks.dp_rank))
-    log.init(_description(settings, ranks, len(train), len(validation)))
+    log.init(
+        description(
+            settings,
+            platform=f"{ranks.world}x{ranks.device_name or platform.machine()}",
+            batch=ranks.batch,
+            wide=precision(settings),
+            texts=(len(train), len(validation)),
+        )
+    )
     if settings.warmup:
         trainer.warm_up()
     log.end(constants.INIT_STOP)
     _train(settings, ranks, trainer, train, validation, log)
-
-
-def _description(settings: Settings, ranks: Ranks, train: int, validation: int) -> dict[str, object]:
-    """What the log says of the run before it starts, by MLLOG key."""
-    return {
-        constants.SUBMISSION_BENCHMARK: settings.benchmark,
-        constants.SUBMISSION_ORG: settings.submission_org,
-        constants.SUBMISSION_DIVISION: constants.OPEN,
-        constants.SUBMISSION_STATUS: constants.RESEARCH,
-        constants.SUBMISSION_PLATFORM: settings.submission_platform
-        or f"{ranks.world}x{ranks.device_name or platform.machine()}",
-        constants.SEED: settings.seed,
-        constants.GLOBAL_BATCH_SIZE: ranks.batch,
-        constants.TRAIN_SAMPLES: train,
-        constants.EVAL_SAMPLES: validation,
-        constants.MAX_SEQUENCE_LENGTH: settings.seq,
-        constants.GRADIENT_ACCUMULATION_STEPS: settings.accumulation,
-        constants.OPT_NAME: constants.ADAMW,
-        constants.OPT_BASE_LR: settings.lr,
-        constants.OPT_END_LR: settings.min_lr,
-        constants.OPT_LR_WARMUP_STEPS: settings.warmup_steps,
-        constants.OPT_LR_TRAINING_STEPS: settings.max_steps,
-        "opt_adamw_weight_decay": settings.weight_decay,
-        constants.OPT_GRADIENT_CLIP_NORM: settings.grad_clip,
-        "lora_rank": settings.lora_rank,
-        constants.LORA_ALPHA: settings.lora_alpha,
-        "lora_dropout": settings.lora_dropout,
-        "target_eval_loss": settings.target,
-        **disclosures(
-            settings.benchmark,
-            {"TP": settings.tp, "CP": settings.cp, "MBS": settings.mbs},
-            settings.config_filename,
-            wide="bfloat16" if precision(settings) == "bf16" else "fp32",
-        ),
-    }
 
 
 def _train(

@@ -64,6 +64,7 @@ class Attempt:
     """One job of one trial. Times are epoch seconds; None while unknown.
 
     token: names this attempt among all of all sweeps; its job's files carry it. "" in records of an earlier release.
+    node_share: how much of its nodes' time was its own; less than 1 where trials share a job.
     state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
     failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
     """
@@ -80,6 +81,7 @@ class Attempt:
     started_at: float | None = None
     ended_at: float | None = None
     node_count: int = 1
+    node_share: float = 1.0
     nodes: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
     exit_code: int | None = None
@@ -96,7 +98,7 @@ class Attempt:
         if self.started_at is None:
             return 0.0
         end = self.ended_at if self.ended_at is not None else now
-        return max(0.0, end - self.started_at) * self.node_count / 3600
+        return max(0.0, end - self.started_at) * self.node_share * self.node_count / 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

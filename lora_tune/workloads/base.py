@@ -51,6 +51,18 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """How a job's trial can share another job: a packed trainer trains several side by side.
+
+    argv: the trainer's command, to which the folder that it watches is appended. knobs: the variables of this trial,
+    which the job's own command would read from its environment.
+    """
+
+    argv: tuple[str, ...]
+    knobs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Everything a launcher needs; built without side effects.
 
@@ -61,6 +73,7 @@ class Job:
     log: the file in which the job's output appears.
     token: of the attempt that this job runs; the launcher writes it into what it records. "" where there is none.
     run_logs: the files in which a job of several runs keeps each run's output, oldest first; () where it does not.
+    slot: how it can share a job with other trials; None where it needs one of its own.
     """
 
     name: str
@@ -75,6 +88,7 @@ class Job:
     resources: Resources = Resources()
     script: bool = False
     exclude_nodes: tuple[str, ...] = ()
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
-from lora_tune.workloads.config_file import render
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Slot, Value
+from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.places import unseen
 
 TINY_UNTRAINED = 1.8634
@@ -40,12 +40,17 @@ class RecipeWorkload:
     """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
 
     module: ClassVar[str]
+    packed: ClassVar[str | None] = None
+    """The module that trains several trials side by side; None where there is none."""
     Settings = RecipeSettings
 
     def __init__(self, study: Study, settings: RecipeSettings) -> None:
         self._study = study
         self._settings = settings
         self._site = study.site
+        if study.site.slots is not None and (self.packed is None or study.site.nodes * study.site.gpus_per_node > 1):
+            problem = 'allowed is workload.kind "peft" on at most one GPU a trial (site.gpus_per_node = 1); take it out'
+            raise StudyError(f"study {study.name}", "site.slots", problem)
 
     def check(self) -> list[str]:
         """Data, model, container and mounts that the site names and this machine does not see, one sentence each.
@@ -71,6 +76,7 @@ class RecipeWorkload:
             folder=folder,
             files={name: render(self._values(proposal))},
             argv=("bash", "-euc", _RUN_UNDER_CONFIG, str(folder / name), *self._command()),
+            slot=self._slot(proposal),
             environment=dict(self._site.environment),
             log=attempt.log,
             resources=Resources(
@@ -79,6 +85,12 @@ class RecipeWorkload:
                 minutes=self._study.budget.trial_minutes,
             ),
         )
+
+    def _slot(self, proposal: Proposal) -> Slot | None:
+        if self._site.slots is None or self.packed is None:
+            return None
+        knobs = {name: value_text(value) for name, value in self._values(proposal).items()}
+        return Slot(argv=(self._site.python or sys.executable, "-m", self.packed), knobs=knobs)
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """The recipes print MLLOG."""
@@ -129,6 +141,7 @@ class PeftWorkload(RecipeWorkload):
     """transformers + peft + accelerate; without ``site.model`` and ``site.data`` the shipped tiny task."""
 
     module = "lora_tune.recipes.peft_lora"
+    packed = "lora_tune.recipes.packed_lora"
 
     def __init__(self, study: Study, settings: RecipeSettings) -> None:
         super().__init__(study, settings)

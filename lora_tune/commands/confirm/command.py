@@ -151,7 +151,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     options.paths.root.mkdir(parents=True, exist_ok=True)
     if say:
         click.echo(introduction(options.field, options.settings))
-    launcher = make_launcher(study)
+    launcher = make_launcher(study, options.paths.packs)
     clock = make_clock(study, launcher)
     around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=True)
     store = open_store(review.paths, options.storage)

@@ -1,0 +1,170 @@
+"""The folder by which a sweep and a pack tell each other what to do: one file a message.
+
+A request is a file in ``requests``, there from the moment it is whole. The pack takes it by renaming it, the sweep
+withdraws it by removing it: whoever does so first has it. A pack that closes looks once more for requests that came
+meanwhile, and a sweep that finds it closed withdraws its own. So a trial is in a pack, or it is not; never half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.paths import AttemptPaths, PackPaths
+from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, write_json
+from lora_tune.workloads.base import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A trial that a pack is to train. folder: its attempt's. knobs: what a trial of its own would read."""
+
+    name: str
+    token: str
+    folder: str
+    log: str
+    knobs: Mapping[str, str]
+
+    @property
+    def attempt(self) -> AttemptPaths:
+        return AttemptPaths(Path(self.folder))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the trial's end is on record."""
+        return self.attempt.ended.exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackState:
+    """What a pack says of itself. at: epoch seconds. shares: seconds of the node that each trial has had, by name."""
+
+    at: float
+    shares: Mapping[str, float]
+
+
+class PackFolder:
+    """The messages in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = PackPaths(folder)
+
+    def make(self) -> None:
+        """Make the folder. Raises FileExistsError where another one has."""
+        self.paths.folder.mkdir(parents=True)
+        for place in (self.paths.requests, self.paths.taken, self.paths.stops):
+            place.mkdir()
+
+    # The sweep's side
+
+    def ask(self, job: Job) -> bool:
+        """Ask for the job's trial; False where the pack takes no more."""
+        assert job.slot is not None, "only a trial that can share a job is asked for"
+        if self.paths.closed.exists():
+            return False
+        request = Request(
+            name=job.name, token=job.token, folder=str(job.folder), log=str(job.log), knobs=dict(job.slot.knobs)
+        )
+        # First where it is, then the request: after a crash between the two it is LOST, and asked for again.
+        write_json(AttemptPaths(job.folder).slot, {"pack": str(self.paths.folder), "token": job.token})
+        write_json(self._request(job.name), asdict(request))
+        return not (self.paths.closed.exists() and self.withdraw(job.name))
+
+    def withdraw(self, name: str) -> bool:
+        """Take a request back; False where the pack was faster."""
+        try:
+            self._request(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def asked(self, name: str) -> bool:
+        """Whether the request waits to be taken."""
+        return self._request(name).exists()
+
+    def stop(self, name: str, *, force: bool = False) -> None:
+        """Ask the pack to end a trial; ``force``: whatever the trial makes of it."""
+        with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder: the trial is gone as well
+            write_json(self.paths.stops / name, {"force": force})
+
+    def open_requests(self) -> Iterator[Request]:
+        """The trials that the pack was given and that have no end on record."""
+        for place in (self.paths.requests, self.paths.taken):
+            for file in sorted(place.glob("*.json")):
+                request = _request_in(read_json(file))
+                if request is not None and not request.ended:
+                    yield request
+
+    def state(self) -> PackState:
+        """What the pack wrote last; of an unreadable file, nothing."""
+        content = read_json(self.paths.state).content or {}
+        shares = content.get("shares")
+        known = {} if not isinstance(shares, dict) else {k: number_of(shares, k) for k in shares}
+        return PackState(
+            at=number_of(content, "at") or 0.0, shares={k: v for k, v in known.items() if v is not None and v >= 0}
+        )
+
+    # The pack's side
+
+    def take(self) -> Iterator[Request]:
+        """Take every request that waits, oldest first."""
+        waiting = sorted(self.paths.requests.glob("*.json"), key=lambda file: (_age(file), file.name))
+        for file in waiting:
+            taken = self.paths.taken / file.name
+            with contextlib.suppress(FileNotFoundError):  # withdrawn just now
+                file.rename(taken)
+                request = _request_in(read_json(taken))
+                if request is not None:
+                    yield request
+
+    def stopped(self) -> dict[str, bool]:
+        """The trials that are to end, by name, with whether by force; each message is read once."""
+        found = {}
+        for file in self.paths.stops.iterdir():
+            if not file.name.endswith(".partial"):
+                found[file.name] = (read_json(file).content or {}).get("force") is True
+                file.unlink(missing_ok=True)
+        return found
+
+    def tell(self, shares: Mapping[str, float]) -> None:
+        """Write down what the pack is doing."""
+        write_json(self.paths.state, {"at": time.time(), "shares": dict(shares)})
+
+    def close(self) -> bool:
+        """Take no more from now on; False, and open again, where a request came meanwhile."""
+        self.paths.closed.touch()
+        if any(self.paths.requests.glob("*.json")):
+            self.paths.closed.unlink()
+            return False
+        return True
+
+    def _request(self, name: str) -> Path:
+        return self.paths.requests / f"{name}.json"
+
+
+def pack_of(folder: Path, token: str) -> PackFolder | None:
+    """The pack that the attempt in ``folder`` was given to; None where it was given to none."""
+    content = read_json(AttemptPaths(folder).slot).content or {}
+    place = text_of(content, "pack")
+    return PackFolder(Path(place)) if place and token in ("", text_of(content, "token")) else None
+
+
+def _request_in(file: SmallFile) -> Request | None:
+    """The request that a file holds; None where it holds none. Only a broken disk writes such a file."""
+    content: Mapping[str, Any] = file.content or {}
+    texts = {name: text_of(content, name) for name in ("name", "token", "folder", "log")}
+    knobs = content.get("knobs")
+    if not all(texts[name] for name in ("name", "folder", "log")) or not isinstance(knobs, dict):
+        return None
+    return Request(**texts, knobs={str(k): str(v) for k, v in knobs.items()})
+
+
+def _age(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

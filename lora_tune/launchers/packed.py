@@ -1,0 +1,218 @@
+"""Trials that share jobs: a launcher around another one, whose jobs are packs of up to K trials.
+
+A pack is a job of the launcher below that runs a packed trainer, which watches its folder (:mod:`pack_folder`). Each
+trial keeps its own folder, log, and records of claim, start and end: the pack writes them in place of a job, and makes
+the claim exclusively, so that a trial is trained once or not at all. A slot that falls free takes the next trial while
+the others train. When a pack ends, every trial in it without a record of its own end was interrupted, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import LauncherError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import number_of, read_json, text_of, write_json
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
+from lora_tune.launchers.job_records import JobRecords, read_records
+from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
+from lora_tune.workloads.base import Job
+
+SILENCE_SECONDS = 120.0
+"""A pack that is asked to kill a trial and has not written its state for this long hangs, and is killed itself."""
+FRESH_SECONDS = 5.0
+"""How old the last answer about the packs may be when a trial is to be given to one of them."""
+TERMINATED = 143
+"""Exit code of a trial that was withdrawn before its pack took it, as of a process that SIGTERM ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """A pack as the launcher below knows it."""
+
+    ticket: Ticket
+    status: JobStatus
+
+    @property
+    def folder(self) -> PackFolder:
+        return PackFolder(self.ticket.folder)
+
+
+class PackedLauncher:
+    """Gives trials that can share a job to packs of at most ``slots``; every other job goes to ``below`` as it is.
+
+    folder: where the packs' folders are made.
+    """
+
+    def __init__(self, below: Launcher, slots: int, folder: Path) -> None:
+        self._below, self._slots, self._place = below, slots, folder
+        self._packs: dict[Path, _Pack] = {}
+        self._asked_at = float("-inf")
+
+    def submit(self, job: Job) -> str:
+        """Give the trial to a pack with room, or to a new one; returns the id of the pack's job."""
+        if job.slot is None:
+            return self._below.submit(job)
+        if pack_of(job.folder, job.token) is not None:
+            known = self.poll([Ticket(name=job.name, folder=job.folder, token=job.token)])[job.name]
+            if known.state is not JobState.LOST:
+                return known.job_id
+        if time.monotonic() - self._asked_at > FRESH_SECONDS:
+            self._ask()
+        for pack in [pack for pack in self._packs.values() if pack.status.state.alive]:
+            if sum(1 for _ in pack.folder.open_requests()) < self._slots and pack.folder.ask(job):
+                return pack.ticket.job_id
+        pack = self._start_pack(job)
+        if not pack.folder.ask(job):
+            raise LauncherError(f"{job.name}: pack {pack.ticket.name} ended before it took a trial; it is tried again")
+        return pack.ticket.job_id
+
+    def _start_pack(self, job: Job) -> _Pack:
+        """A pack for the trials that run as ``job`` does."""
+        assert job.slot is not None
+        number = 1 + max((int(folder.name) for folder in self._place.glob("[0-9]*")), default=-1)
+        folder = self._place / f"{number:04d}"
+        PackFolder(folder).make()
+        name = f"{job.name.rsplit('-', 2)[0]}-pack-{number:04d}"
+        pack_job = Job(
+            name=name,
+            folder=folder,
+            argv=(*job.slot.argv, str(folder)),
+            environment=job.environment,
+            log=AttemptPaths(folder).log,
+            # A trial's limit is not the pack's, which goes on with the next trials.
+            resources=replace(job.resources, minutes=0.0),
+            exclude_nodes=job.exclude_nodes,
+        )
+        ticket = Ticket(name=name, folder=folder, submitted_at=time.time())
+        _write_down(ticket)
+        try:
+            ticket = replace(ticket, job_id=self._below.submit(pack_job))
+        except LauncherError:
+            PackFolder(folder).close()
+            raise
+        _write_down(ticket)
+        self._packs[folder] = _Pack(ticket, JobStatus(state=JobState.QUEUED, job_id=ticket.job_id))
+        return self._packs[folder]
+
+    def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """What the trials' records say, and what the launcher below says of the packs that they are in."""
+        homes = {ticket.name: pack_of(ticket.folder, ticket.token) for ticket in tickets}
+        plain = [ticket for ticket in tickets if homes[ticket.name] is None]
+        found = dict(self._below.poll(plain)) if plain else {}
+        if len(plain) < len(tickets):
+            self._ask()
+        states: dict[Path, PackState] = {}
+        for ticket in tickets:
+            if (home := homes[ticket.name]) is not None:
+                place = home.paths.folder
+                if place not in states:
+                    states[place] = home.state()
+                found[ticket.name] = _status(ticket, self._packs.get(place), home, states[place])
+        return found
+
+    def _ask(self) -> None:
+        """The packs that are on disk, each with its state; those that ended are not asked about again."""
+        tickets = []
+        for folder in sorted(self._place.glob("[0-9]*")):
+            pack = self._packs.get(folder)
+            if pack is None or pack.status.state.alive:
+                tickets.append(_recorded(folder))
+        statuses = self._below.poll(tickets) if tickets else {}
+        self._packs |= {ticket.folder: _Pack(ticket, statuses[ticket.name]) for ticket in tickets}
+        self._asked_at = time.monotonic()
+
+    def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
+        """A message to the pack: it ends the trial, and the others train on. A pack that hangs is killed."""
+        home = pack_of(ticket.folder, ticket.token)
+        if home is None:
+            self._below.cancel(ticket, force=force)
+            return
+        attempt = AttemptPaths(ticket.folder)
+        if attempt.ended.exists():
+            return
+        if home.withdraw(ticket.name):
+            write_json(attempt.ended, {"token": ticket.token, "exit_code": TERMINATED, "at": time.time()})
+            return
+        home.stop(ticket.name, force=force)
+        hangs = time.time() - home.state().at > SILENCE_SECONDS
+        if force and hangs and (pack := self._packs.get(home.paths.folder)) is not None:
+            self._below.cancel(pack.ticket, force=True)
+
+    def jobs_below(self, folder: Path) -> Sequence[Ticket]:
+        """The trials in live packs whose folders lie below ``folder``."""
+        self._ask()
+        return [
+            Ticket(name=request.name, folder=Path(request.folder), token=request.token, job_id=pack.ticket.job_id)
+            for pack in self._packs.values()
+            if pack.status.state.alive
+            for request in pack.folder.open_requests()
+            if Path(request.folder).is_relative_to(folder)
+        ]
+
+
+def _write_down(ticket: Ticket) -> None:
+    """What suffices to find the pack's job again."""
+    known = {"name": ticket.name, "job_id": ticket.job_id, "submitted_at": ticket.submitted_at}
+    write_json(AttemptPaths(ticket.folder).slot, known)
+
+
+def _recorded(folder: Path) -> Ticket:
+    """The pack's job; one that is nowhere, where its launcher died before it wrote anything down."""
+    known = read_json(AttemptPaths(folder).slot).content or {}
+    name = text_of(known, "name") or f"pack-{folder.name}"
+    submitted_at = number_of(known, "submitted_at") or 0.0
+    return Ticket(name=name, folder=folder, job_id=text_of(known, "job_id"), submitted_at=submitted_at)
+
+
+def _status(ticket: Ticket, pack: _Pack | None, home: PackFolder, state: PackState) -> JobStatus:
+    """A trial's status from its own records, else from what became of its pack."""
+    # Whether it still waits is looked at before the records: the pack takes the request, then it writes them.
+    waits = home.asked(ticket.name)
+    records = read_records(AttemptPaths(ticket.folder), ticket.token)
+    known = _begun(ticket, pack, records, state)
+    if records.ended is not None:
+        end = records.ended
+        return JobStatus(
+            state=JobState.ENDED,
+            ended_at=end.at,
+            exit_code=end.exit_code,
+            **{**known, "seconds": end.seconds, "node_share": end.node_share},
+        )
+    if pack is None or not pack.status.state.alive:
+        return _interrupted(pack, known)
+    if records.started is not None:
+        return JobStatus(state=JobState.RUNNING, **known)
+    if waits or records.claim is not None or (home.paths.taken / f"{ticket.name}.json").exists():
+        status = pack.status
+        return JobStatus(state=JobState.QUEUED, reason=status.reason, waits=status.waits, job_id=known["job_id"])
+    return JobStatus(state=JobState.LOST, reason=f"pack {pack.ticket.name} was not asked for it", **known)
+
+
+def _begun(ticket: Ticket, pack: _Pack | None, records: JobRecords, state: PackState) -> dict[str, Any]:
+    """What a trial's status says of its beginning, and of its share of the node so far."""
+    known: dict[str, Any] = {"job_id": pack.ticket.job_id if pack else ticket.job_id}
+    process = records.started or records.claim
+    if process is not None:
+        known["nodes"] = (process.host,)
+    if records.started is not None:
+        known["started_at"] = records.started.at
+        lived = state.at - records.started.at
+        if ticket.name in state.shares and lived > 0:
+            known["node_share"] = min(1.0, state.shares[ticket.name] / lived)
+    return known
+
+
+def _interrupted(pack: _Pack | None, known: Mapping[str, Any]) -> JobStatus:
+    """A trial whose pack ended without a word about it: it did nothing wrong, and is run again."""
+    if pack is None:
+        return JobStatus(state=JobState.LOST, reason="the folder of its pack is gone", **known)
+    below = pack.status
+    state = below.state if below.state is JobState.NODE_FAILED else JobState.PREEMPTED
+    code = "" if below.exit_code is None else f", exit code {below.exit_code}"
+    why = f"its pack {pack.ticket.name} ended before it: {below.state.value}{code}"
+    return JobStatus(state=state, ended_at=below.ended_at, reason="; ".join(filter(None, (why, below.reason))), **known)

@@ -1,0 +1,167 @@
+"""The frozen model under all slots of a pack, and the data that they read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lora_tune.base.errors import InputError
+from lora_tune.recipes import text
+from lora_tune.recipes.batch import weighted_losses
+from lora_tune.recipes.lora_model import linear_names, load_base, target_names, tokenizer
+from lora_tune.recipes.packed.dropout import SlotDropout
+from lora_tune.recipes.packed.group import Pair, Widths
+from lora_tune.recipes.packed.head import FrozenHeadLoss
+from lora_tune.recipes.packed.slot import Texts
+from lora_tune.recipes.settings import Settings
+from lora_tune.recipes.text import Sequences
+
+OF_BASE = ("model", "dtype", "attn", "recompute")
+"""Knobs that all slots of a pack have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring sequences of a pass, and the adapters that they go through.
+
+    rows: the sequences. slots: how many slots share them, equally. pairs: adapters by module, [slots, ...].
+    scale: [slots, 1, 1].
+    """
+
+    rows: slice
+    slots: int
+    pairs: Mapping[str, Pair]
+    scale: torch.Tensor
+    dropout: SlotDropout | None = None
+
+
+class PackedLinear(torch.nn.Module):
+    """A frozen linear layer with the adapters of every part of the pass."""
+
+    def __init__(self, base: Any, name: str, number: int, parts: list[Part]) -> None:
+        super().__init__()
+        self.base = base
+        self._name, self._number, self._parts = name, number, parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base(x)
+        if len(self._parts) == 1:
+            return self._adapted(self._parts[0], x, y)
+        return torch.cat([self._adapted(part, x[part.rows], y[part.rows]) for part in self._parts])
+
+    def _adapted(self, part: Part, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        pair = part.pairs.get(self._name)
+        if pair is None:
+            return y
+        own = x.reshape(part.slots, -1, x.shape[-1])
+        if part.dropout is not None:
+            own = part.dropout(own, self._number)
+        inner = torch.bmm(own.to(y.dtype), pair.a.mT.to(y.dtype)) * part.scale.to(y.dtype)
+        outer = torch.baddbmm(y.reshape(part.slots, -1, y.shape[-1]), inner, pair.b.mT.to(y.dtype))
+        return outer.view_as(y)
+
+
+class PackedBase:
+    """The model of ``settings.model`` on this process's device, frozen; every linear layer can take adapters.
+
+    Raises InputError where the model cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        torch.set_num_threads(settings.threads)
+        self.settings = settings
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device_name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
+        self.model = load_base(settings).to(self.device).requires_grad_(False)
+        _refuse_own_dropout(self.model, settings)
+        if settings.recompute:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train(settings.recompute)
+        self._tokenize = tokenizer(settings.model)
+        self._texts: dict[tuple[object, ...], Texts] = {}
+        self._linear = linear_names(self.model)
+        self._packed: dict[str, PackedLinear] = {}
+        self._parts: list[Part] = []
+        self._head = self._frozen_head()
+
+    def texts(self, settings: Settings) -> Texts:
+        """The data of a trial, read once. Raises InputError where it cannot be used."""
+        key = settings.datadir, settings.seq, settings.eval_samples
+        if key not in self._texts:
+            train, validation = (
+                text.load(settings.datadir, split, settings.seq, self._tokenize) for split in ("train", "validation")
+            )
+            if settings.eval_samples:
+                validation = validation.spread(settings.eval_samples)
+            for name, sequences in (("train", train), ("validation", validation)):
+                sequences.check(self.model.config.get_text_config().vocab_size, f"{settings.datadir}/{name}")
+            self._texts[key] = Texts(train, validation)
+        return self._texts[key]
+
+    def widths(self, settings: Settings) -> Widths:
+        """The modules that the trial adapts, with their widths; each is made ready to take adapters."""
+        found = {}
+        for name in target_names(self._linear, settings.lora_targets):
+            if name not in self._packed:
+                owner, _, child = name.rpartition(".")
+                layer = PackedLinear(self.model.get_submodule(name), name, len(self._packed), self._parts)
+                setattr(self.model.get_submodule(owner), child, layer)
+                self._packed[name] = layer
+            weight = self._packed[name].base.weight
+            found[name] = (weight.shape[1], weight.shape[0])
+        return found
+
+    def losses(self, sequences: Sequence[Sequences], parts: Sequence[Part]) -> torch.Tensor:
+        """The mean loss of each sequence [n], of as many as ``parts`` share; one list item a slot."""
+        tokens = np.concatenate([s.tokens for s in sequences])
+        mask = np.concatenate([s.mask for s in sequences])
+        counts = mask / np.maximum(1, mask.sum(axis=1, keepdims=True))
+        on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
+        weight = torch.from_numpy(counts.astype(np.float32)).to(self.device, non_blocking=True)
+        read, predict = on_device[:, :-1], on_device[:, 1:]
+        with self._through(parts):
+            if self._head is None:
+                logits = self.model(input_ids=read, use_cache=False).logits
+                return weighted_losses(logits, predict, weight).sum(1)
+            hidden = self.model.get_decoder()(input_ids=read, use_cache=False).last_hidden_state
+            flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
+            losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
+            return losses.view_as(weight).sum(1)
+
+    @contextlib.contextmanager
+    def _through(self, parts: Sequence[Part]) -> Iterator[None]:
+        self._parts[:] = parts
+        try:
+            yield
+        finally:
+            self._parts.clear()
+
+    @torch.no_grad()
+    def _frozen_head(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Weight and bias of the output layer, where it is all that turns hidden states into logits; else None.
+
+        Some models scale or cap their logits: then the loss goes through the model's own forward pass.
+        """
+        head = self.model.get_output_embeddings()
+        if head is None or not isinstance(head, torch.nn.Linear):
+            return None
+        probe = torch.arange(4, device=self.device)[None]
+        hidden = self.model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+        same = torch.equal(head(hidden), self.model(input_ids=probe, use_cache=False).logits)
+        return (head.weight, head.bias) if same else None
+
+
+def _refuse_own_dropout(model: Any, settings: Settings) -> None:
+    """Raise for a base that drops activations of its own: they would depend on who trains beside a slot."""
+    rates = {type(m).__name__: m.p for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.p}
+    attention = getattr(model.config, "attention_dropout", 0.0)
+    if settings.recompute and (rates or attention):
+        raise InputError(
+            f"MODEL={str(settings.model)!r}: the base has dropout of its own, which a pack with "
+            "RECOMPUTE_GRANULARITY=full cannot leave out; allowed is a base without"
+        )

@@ -1,0 +1,154 @@
+"""The arithmetic of a pack: slots join and leave, every slot makes one pass a round, and those with a whole step learn.
+
+What a slot computes depends on its own knobs, data and seed alone. On a CPU in float32 it is the same to the bit
+whoever trains beside it; on a GPU the products of a batch are rounded by the shape that they are computed in.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lora_tune.recipes.packed.base import PackedBase, Part
+from lora_tune.recipes.packed.dropout import SlotDropout
+from lora_tune.recipes.packed.group import Group, Pair, Rows
+from lora_tune.recipes.packed.slot import Slot
+from lora_tune.recipes.settings import Settings
+
+EVAL_TOKENS = 2**17
+"""Tokens of one pass of an evaluation on a GPU."""
+RANKS = (16, 64, 256)
+"""On a GPU ranks are filled up to one of these: few products of many slots are faster than many of few."""
+
+
+class Shape(NamedTuple):
+    """What slots of one group have in common."""
+
+    seq: int
+    mbs: int
+    rank: int
+    targets: tuple[str, ...]
+
+
+class Pack:
+    """Slots over ``base``, none at first."""
+
+    def __init__(self, base: PackedBase) -> None:
+        self.base = base
+        self._groups: dict[Shape, Group] = {}
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All slots, in no particular order."""
+        return [slot for group in self._groups.values() for slot in group.slots]
+
+    def shape(self, settings: Settings) -> Shape:
+        """The group that a trial of ``settings`` belongs to."""
+        rank = settings.lora_rank
+        if self.base.device.type == "cuda":
+            rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
+        return Shape(settings.seq, settings.mbs, rank, settings.lora_targets)
+
+    def join(self, slot: Slot, state: Rows | None = None) -> None:
+        """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
+        shape = self.shape(slot.settings)
+        if shape not in self._groups:
+            self._groups[shape] = Group(self.base.widths(slot.settings), shape.rank, self.base.device)
+        self._groups[shape].join(slot, state)
+
+    def leave(self, slot: Slot) -> Rows:
+        """Take ``slot`` out; its weights and moments."""
+        shape = self.shape(slot.settings)
+        group = self._groups[shape]
+        state = group.leave(slot)
+        slot.again()
+        if not group.slots:
+            del self._groups[shape]
+        return state
+
+    def group(self, slot: Slot) -> Group:
+        """The group that ``slot`` is in."""
+        return self._groups[self.shape(slot.settings)]
+
+    def rewind(self) -> None:
+        """After a round that failed half way: every slot begins its step anew."""
+        for group in self._groups.values():
+            group.forget()
+            for slot in group.slots:
+                slot.again()
+
+    def round(self) -> dict[Slot, torch.Tensor]:
+        """One pass of every slot; the loss, on the device, of each slot whose step is now whole."""
+        by_seq: dict[int, list[Group]] = {}
+        for shape, group in sorted(self._groups.items()):
+            by_seq.setdefault(shape.seq, []).append(group)
+        for groups in by_seq.values():
+            self._forward_backward(groups)
+        done: dict[Slot, torch.Tensor] = {}
+        for group in self._groups.values():
+            due = [i for i, slot in enumerate(group.slots) if slot.passed()]
+            if due:
+                losses = group.step(due)
+                for i, loss in zip(due, losses, strict=True):
+                    done[group.slots[i]] = loss
+                    group.slots[i].stepped()
+        return done
+
+    def _forward_backward(self, groups: Sequence[Group]) -> None:
+        """One pass of groups of one sequence length."""
+        parts, sequences, at = [], [], 0
+        for group in groups:
+            seeds, rates = [s.pass_seed() for s in group.slots], [s.settings.lora_dropout for s in group.slots]
+            dropout = SlotDropout.of(rates, seeds, self.base.device)
+            sequences += [slot.texts.train.rows(slot.rows()) for slot in group.slots]
+            count = len(group.slots) * group.slots[0].settings.mbs
+            parts.append(Part(slice(at, at + count), len(group.slots), group.leaves, group.scale, dropout))
+            at += count
+        losses = self.base.losses(sequences, parts)
+        own = [
+            losses[part.rows].view(part.slots, -1).sum(1) / self._batches(group)
+            for part, group in zip(parts, groups, strict=True)
+        ]
+        with warnings.catch_warnings():
+            # Gradients lie in columns of one matrix on purpose; torch warns that this is not its own layout.
+            warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
+            torch.cat(own).sum().backward()
+        for group, loss in zip(groups, own, strict=True):
+            group.losses += loss.detach()
+
+    def _batches(self, group: Group) -> torch.Tensor:
+        """Sequences of each slot's optimizer step: [k]."""
+        sizes = [float(slot.settings.minibs) for slot in group.slots]
+        return torch.tensor(sizes).to(self.base.device, non_blocking=True)
+
+    @torch.no_grad()
+    def evaluate(self, slots: Sequence[Slot]) -> list[float]:
+        """The eval losses of ``slots``: the mean over a slot's validation sequences of each one's mean loss."""
+        found: dict[Slot, float] = {}
+        together: dict[tuple[Shape, int], list[Slot]] = {}
+        for slot in slots:
+            key = self.shape(slot.settings), id(slot.texts)
+            together.setdefault(key, []).append(slot)
+        for (shape, _), alike in together.items():
+            found |= dict(zip(alike, self._evaluate(self._groups[shape], alike), strict=True))
+        return [found[slot] for slot in slots]
+
+    def _evaluate(self, group: Group, slots: Sequence[Slot]) -> list[float]:
+        """The eval losses of slots of one group that read the same validation sequences."""
+        index = [group.slots.index(slot) for slot in slots]
+        pairs: dict[str, Pair] = group.pairs(index)
+        scale = group.scale[torch.tensor(index, device=self.base.device)]
+        validation, settings = slots[0].texts.validation, slots[0].settings
+        size = settings.mbs
+        if self.base.device.type == "cuda":
+            size = max(size, EVAL_TOKENS // (len(slots) * settings.seq))
+        total = torch.zeros(len(slots), device=self.base.device)
+        for start in range(0, len(validation), size):
+            rows = validation.rows(np.arange(start, min(start + size, len(validation))))
+            part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scale)
+            total += self.base.losses([rows] * len(slots), [part]).view(len(slots), -1).sum(1)
+        return [float(loss) for loss in total / len(validation)]

@@ -1,0 +1,70 @@
+"""A trial that a pack was asked for: its claim, its log file, its start and its end on record."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TextIO
+
+from lora_tune.base.errors import LoraTuneError
+from lora_tune.base.process import steady
+from lora_tune.base.small_files import create_json, write_json
+from lora_tune.launchers.job_records import describe
+from lora_tune.launchers.pack_folder import Request
+from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.group import Rows
+from lora_tune.recipes.packed.slot import Slot
+from lora_tune.recipes.packed.trial import PackedTrial
+
+STOPPED = 143
+"""Exit code of a trial that the sweep stopped: that of a process that SIGTERM ended."""
+
+
+class Tenant:
+    """share: seconds of the node that the trial has had. left_at: where it left off when memory was short."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.name = request, request.name
+        self.share, self.bytes = 0.0, 0
+        self.left_at: Rows | None = None
+        self.slot: Slot
+        self.trial: PackedTrial
+        self._log: TextIO = open(request.log, "a", encoding="utf-8")  # noqa: SIM115, PTH123 - closed at its end
+        self._began: float | None = None
+
+    @classmethod
+    def claim(cls, request: Request) -> Tenant | None:
+        """The trial, claimed for this process; None where another one has it, or its folder is gone."""
+        try:
+            create_json(request.attempt.claim, describe(os.getpid(), request.token))
+        except (FileExistsError, FileNotFoundError):
+            return None
+        return cls(request)
+
+    def open(self, slot: Slot, device: str) -> None:
+        """Its knobs and data are good: begin its log."""
+        self.slot = slot
+        self.trial = PackedTrial(slot, self._log, device)
+
+    def begin(self, speed: Speed) -> None:
+        """It has a slot, again or for the first time. speed: of the trial alone."""
+        self.bytes, self.left_at = speed.bytes, None
+        if self._began is None:
+            self._began = steady()
+            write_json(self.request.attempt.started, describe(os.getpid(), self.request.token))
+            self.trial.begin(speed)
+
+    def end(self, code: int) -> None:
+        """Write down that it ended; nothing of it is written after that."""
+        self._log.close()
+        seconds = None if self._began is None else round(steady() - self._began, 3)
+        share = 1.0 if not seconds else min(1.0, self.share / seconds)
+        record = {"token": self.request.token, "exit_code": code, "at": time.time(), "node_share": share}
+        write_json(self.request.attempt.ended, record | ({} if seconds is None else {"seconds": seconds}))
+
+    def fail(self, error: BaseException) -> None:
+        """End it with what went wrong as the last line of its log."""
+        message = " ".join(str(error).split())
+        kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__module__}.{type(error).__qualname__}: "
+        print(f"packed_lora: {kind.removeprefix('builtins.')}{message}", file=self._log, flush=True)
+        self.end(error.exit_code if isinstance(error, LoraTuneError) else 1)

@@ -1,0 +1,105 @@
+"""A trial in a slot, as its log tells it.
+
+The log's clock is that of the trial alone: each step and each evaluation lasts as long as it does for a pack of one,
+measured once for each shape of batch. So a trial's time to target is what it would be by itself, whoever trained
+beside it, and trials of different packs compare. What it really took is in the log as ``packed_seconds``.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from typing import TextIO
+
+from mlperf_logging.mllog import constants
+
+from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.slot import Slot
+from lora_tune.recipes.ranks import precision
+from lora_tune.recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog, description
+
+CLOCK = "alone"
+"""Value of the log's key ``clock``."""
+
+
+class PackedTrial:
+    """Writes the log of the trial in ``slot`` to ``stream``. device: the name of the device.
+
+    over: the trial has come to its own end.
+    """
+
+    def __init__(self, slot: Slot, stream: TextIO, device: str) -> None:
+        self.slot, self.over = slot, False
+        self._began, self._alone = time.time(), 0.0
+        self._log = TrialLog(enabled=True, stream=stream, now=self._now)
+        self._log.start(constants.INIT_START)
+        texts, settings = slot.texts, slot.settings
+        facts = description(
+            settings,
+            platform=f"1x{device or platform.machine()}",
+            batch=settings.minibs,
+            wide=precision(settings),
+            texts=(len(texts.train), len(texts.validation)),
+        )
+        self._log.init({**facts, "clock": CLOCK})
+
+    def _now(self) -> float:
+        return self._began + self._alone
+
+    @property
+    def _samples(self) -> int:
+        return self.slot.step * self.slot.settings.minibs
+
+    def begin(self, speed: Speed) -> None:
+        """The training begins now; ``speed`` is that of the trial alone."""
+        self._speed = speed
+        self._began = time.time()
+        self._log.end(constants.INIT_STOP)
+        self._log.start(constants.RUN_START)
+        self._log.block_start(0)
+
+    @property
+    def wants_loss(self) -> bool:
+        """Whether the training loss of the step just made is to be logged."""
+        return self.slot.step % TRAIN_LOSS_EVERY == 0
+
+    @property
+    def wants_evaluation(self) -> bool:
+        """Whether an evaluation follows the step just made."""
+        settings = self.slot.settings
+        step = self.slot.step
+        return not self.over and (step % settings.interval(settings.minibs) == 0 or step >= settings.max_steps)
+
+    def stepped(self, rate: float, loss: float | None) -> None:
+        """After a step at this learning rate; ``loss`` where it was wanted."""
+        self._alone += self._speed.step_seconds
+        if loss is not None:
+            self._log.train_loss(loss, self._samples, rate)
+            if not math.isfinite(loss):
+                self._log.block_stop(self._samples, self.slot.settings.minibs)
+                self._end(reached=False)
+        if self.wants_evaluation:
+            self._log.block_stop(self._samples, self.slot.settings.minibs)
+            settings = self.slot.settings
+            if settings.probe and self.slot.step > settings.interval(settings.minibs):
+                self._end(reached=False)
+            else:
+                self._log.start(constants.EVAL_START, samples_count=self._samples)
+
+    def evaluated(self, loss: float) -> None:
+        """After the evaluation that was wanted."""
+        self._alone += self._speed.eval_seconds
+        settings = self.slot.settings
+        self._log.eval_loss(loss, self._samples)
+        self._log.end(constants.EVAL_STOP, samples_count=self._samples)
+        reached = settings.target is not None and loss <= settings.target
+        if reached or not math.isfinite(loss) or self.slot.step >= settings.max_steps:
+            self._end(reached=reached)
+        else:
+            self._log.block_start(self._samples)
+
+    def _end(self, *, reached: bool) -> None:
+        self.over = True
+        self._log.event("packed_seconds", round(time.time() - self._began, 3))
+        self._log.run_stop(self._samples, success=reached)

@@ -1,0 +1,50 @@
+"""The dropout of a pack as one GPU kernel: the mask is computed where it is used, and never stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+"""Random numbers that one program draws four times: Philox yields four at once."""
+LAYER = tl.constexpr(0x9E3779B97F4A7C1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _kernel(x, y, rates, seeds, layer, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    slot = tl.program_id(1).to(tl.int64)
+    rate = tl.load(rates + slot)
+    seed = tl.load(seeds + slot) ^ (layer.to(tl.int64) * LAYER)
+    lane = tl.arange(0, block)
+    numbers = tl.rand4x(seed, tl.program_id(0) * block + lane)
+    for i in tl.static_range(4):
+        at = (tl.program_id(0) * 4 + i) * block + lane
+        inside = at < size
+        value = tl.load(x + slot * size + at, mask=inside).to(tl.float32)
+        kept = tl.where(numbers[i] >= rate, value / (1 - rate), 0.0)
+        tl.store(y + slot * size + at, kept, mask=inside)
+
+
+def _drop(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor, layer: int) -> torch.Tensor:
+    y = torch.empty_like(x)
+    size = x[0].numel()
+    _kernel[(triton.cdiv(size, 4 * BLOCK), len(x))](x, y, rates, seeds, layer, size, BLOCK)
+    return y
+
+
+class Dropped(torch.autograd.Function):
+    """``x`` [k, n, width], contiguous, with each slot's elements dropped; backward draws the same numbers again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor, layer: int) -> torch.Tensor:
+        ctx.save_for_backward(rates, seeds)
+        ctx.layer = layer
+        return _drop(x, rates, seeds, layer)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        rates, seeds = ctx.saved_tensors
+        return _drop(gradients[0].contiguous(), rates, seeds, ctx.layer), None, None, None

@@ -1,0 +1,61 @@
+"""A pack for tests: runs each requested trial's own command as a process, with the files of a real pack.
+
+``python -m tests.launchers.pack_program FOLDER [--idle S]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lora_tune.base.small_files import create_json, write_json
+from lora_tune.launchers.job_records import describe
+from lora_tune.launchers.pack_folder import PackFolder, Request
+
+IDLE_SECONDS = 2.0
+
+
+def start(request: Request) -> subprocess.Popen[bytes] | None:
+    try:
+        create_json(request.attempt.claim, describe(os.getpid(), request.token))
+    except FileExistsError:
+        return None
+    with Path(request.log).open("ab") as log:
+        environment = {**os.environ, **json.loads(request.knobs["environment"])}
+        argv = json.loads(request.knobs["argv"])
+        child = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
+    write_json(request.attempt.started, describe(child.pid, request.token))
+    return child
+
+
+def main(folder: PackFolder) -> None:
+    running: dict[str, tuple[Request, subprocess.Popen[bytes]]] = {}
+    busy_at = time.monotonic()
+    while True:
+        for request in folder.take():
+            child = start(request)
+            if child is not None:
+                running[request.name] = request, child
+        for name, force in folder.stopped().items():
+            if name in running:
+                os.killpg(running[name][1].pid, signal.SIGKILL if force else signal.SIGTERM)
+        for name, (request, child) in list(running.items()):
+            if child.poll() is not None:
+                end = {"token": request.token, "exit_code": child.returncode, "at": time.time(), "node_share": 0.5}
+                write_json(request.attempt.ended, end)
+                del running[name]
+        folder.tell(dict.fromkeys(running, 0.0))
+        if running:
+            busy_at = time.monotonic()
+        elif time.monotonic() - busy_at > IDLE_SECONDS and folder.close():
+            return
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(PackFolder(Path(sys.argv[1])))

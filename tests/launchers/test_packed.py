@@ -1,0 +1,247 @@
+"""The launcher of packs keeps the contract, and no trial is lost or trained twice when packs come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lora_tune.base.errors import LauncherError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
+from lora_tune.launchers.local import LocalLauncher
+from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
+from lora_tune.workloads.base import Job, Slot
+from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
+from tests.waiting import wait_for
+
+PACK = (sys.executable, "-m", "tests.launchers.pack_program")
+
+
+def shareable(job: Job) -> Job:
+    """The job as one that a pack of :mod:`pack_program` can run."""
+    knobs = {"argv": json.dumps(job.argv), "environment": json.dumps(dict(job.environment))}
+    return replace(job, slot=Slot(argv=PACK, knobs=knobs))
+
+
+class Shared(PackedLauncher):
+    """The contract's jobs know nothing of packs: here each becomes one that shares."""
+
+    def submit(self, job: Job) -> str:
+        return super().submit(shareable(job))
+
+
+def packs_of(folder: Path) -> list[PackFolder]:
+    return [PackFolder(place) for place in sorted((folder / "packs").glob("[0-9]*"))]
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    return Shared(LocalLauncher(), slots=3, folder=tmp_path / "packs")
+
+
+class TestPackedLauncher(LauncherContract):
+    @pytest.fixture
+    def launcher(self, tmp_path: Path) -> Launcher:
+        return Shared(LocalLauncher(), slots=3, folder=tmp_path / "packs")
+
+
+def test_trials_share_a_job_up_to_the_number_of_slots(launcher: Launcher, tmp_path: Path) -> None:
+    jobs = [job_of(tmp_path / f"{i}", WAIT, name=f"study-{i:04d}-0") for i in range(5)]
+    ids = [launcher.submit(job) for job in jobs]
+    assert len(set(ids[:3])) == 1
+    assert len(set(ids)) == 2
+    for job in jobs:
+        poll_until(launcher, ticket_of(job), JobState.RUNNING)
+        launcher.cancel(ticket_of(job))
+
+
+def test_a_slot_that_falls_free_takes_the_next_trial(launcher: Launcher, tmp_path: Path) -> None:
+    stays, goes = (job_of(tmp_path / n, WAIT, name=f"study-{n}-0") for n in ("stays", "goes"))
+    third, fourth = (job_of(tmp_path / n, WAIT, name=f"study-{n}-0") for n in ("third", "fourth"))
+    first_id, *_ = [launcher.submit(job) for job in (stays, goes, third)]
+    poll_until(launcher, ticket_of(goes), JobState.RUNNING)
+    log_until(goes, "waiting")
+    launcher.cancel(ticket_of(goes))
+    poll_until(launcher, ticket_of(goes), JobState.ENDED)
+    assert launcher.submit(fourth) == first_id
+    poll_until(launcher, ticket_of(fourth), JobState.RUNNING)
+    assert launcher.poll([ticket_of(stays)])[stays.name].state is JobState.RUNNING
+    for job in (stays, third, fourth):
+        launcher.cancel(ticket_of(job))
+
+
+def test_a_killed_pack_interrupts_its_trials_and_they_run_again(launcher: Launcher, tmp_path: Path) -> None:
+    done, running = (job_of(tmp_path / n, p, name=f"study-{n}-0") for n, p in (("done", SAY), ("runs", WAIT)))
+    for job in (done, running):
+        launcher.submit(job)
+    poll_until(launcher, ticket_of(done), JobState.ENDED)
+    log_until(running, "waiting")
+    claim = json.loads(AttemptPaths(running.folder).claim.read_text())
+    os.kill(claim["pid"], signal.SIGKILL)
+    status = poll_until(launcher, ticket_of(running), JobState.PREEMPTED)
+    assert "study-pack-0000 ended before it" in status.reason
+    assert launcher.poll([ticket_of(done)])[done.name].state is JobState.ENDED
+    again = replace(running, name="study-runs-1", folder=tmp_path / "again", log=tmp_path / "again" / "job.log")
+    again.folder.mkdir()
+    launcher.submit(again)
+    poll_until(launcher, ticket_of(again), JobState.RUNNING)
+    assert len(packs_of(tmp_path)) == 2
+    launcher.cancel(ticket_of(again))
+
+
+def test_a_launcher_made_anew_finds_packs_and_trials(launcher: Launcher, tmp_path: Path) -> None:
+    job, other = (job_of(tmp_path / n, WAIT, name=f"study-{n}-0") for n in ("one", "two"))
+    first_id = launcher.submit(job)
+    log_until(job, "waiting")
+    another = Shared(LocalLauncher(), slots=3, folder=tmp_path / "packs")
+    assert another.poll([ticket_of(job)])[job.name].state is JobState.RUNNING
+    assert [ticket.name for ticket in another.jobs_below(tmp_path)] == [job.name]
+    assert another.jobs_below(tmp_path / "elsewhere") == []
+    assert another.submit(other) == first_id
+    for one in (job, other):
+        another.cancel(ticket_of(one))
+
+
+def test_a_job_that_can_share_nothing_goes_to_the_launcher_below(tmp_path: Path) -> None:
+    launcher = PackedLauncher(LocalLauncher(), slots=3, folder=tmp_path / "packs")
+    job = job_of(tmp_path / "a", SAY)
+    poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+    assert not packs_of(tmp_path)
+
+
+class Below:
+    """A launcher that only says what became of its jobs."""
+
+    def __init__(self) -> None:
+        self.state, self.cancelled, self.refuses = JobState.QUEUED, [], False
+
+    def submit(self, job: Job) -> str:
+        if self.refuses:
+            raise LauncherError("no GPU is free")
+        return "17"
+
+    def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        return {t.name: JobStatus(state=self.state, job_id="17", reason="as the cluster says") for t in tickets}
+
+    def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
+        self.cancelled.append((ticket.name, force))
+
+
+@pytest.fixture
+def below() -> Below:
+    return Below()
+
+
+@pytest.fixture
+def quiet(below: Below, tmp_path: Path) -> Launcher:
+    """Packs that never take anything."""
+    return Shared(below, slots=2, folder=tmp_path / "packs")
+
+
+def test_a_trial_waits_with_its_pack_and_says_why(quiet: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    status = quiet.poll([ticket_of(job)])[job.name]
+    assert (status.state, status.reason, status.job_id) == (JobState.QUEUED, "as the cluster says", "17")
+
+
+def test_a_trial_that_no_pack_took_can_be_taken_back(quiet: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    quiet.cancel(ticket_of(job))
+    assert quiet.poll([ticket_of(job)])[job.name].state is JobState.ENDED
+    assert list(packs_of(tmp_path)[0].take()) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (JobState.NODE_FAILED, JobState.NODE_FAILED),
+        (JobState.TIME_LIMIT, JobState.PREEMPTED),
+        (JobState.OUT_OF_MEMORY, JobState.PREEMPTED),
+        (JobState.CANCELLED, JobState.PREEMPTED),
+        (JobState.ENDED, JobState.PREEMPTED),
+    ],
+)
+def test_the_end_of_a_pack_is_no_fault_of_its_trials(
+    quiet: Launcher, below: Below, tmp_path: Path, state: JobState, expected: JobState
+) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    below.state = state
+    assert quiet.poll([ticket_of(job)])[job.name].state is expected
+
+
+def test_a_pack_that_closed_takes_no_trial_and_another_is_started(quiet: Launcher, tmp_path: Path) -> None:
+    first, second = (job_of(tmp_path / n, SAY, name=f"study-{n}-0") for n in ("one", "two"))
+    quiet.submit(first)
+    pack = packs_of(tmp_path)[0]
+    assert not pack.close(), "a request waits"
+    assert [request.name for request in pack.take()] == [first.name]
+    assert pack.close()
+    quiet.submit(second)
+    assert [request.name for request in packs_of(tmp_path)[1].take()] == [second.name]
+
+
+def test_a_submission_that_died_between_its_two_files_is_made_again(quiet: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    pack = packs_of(tmp_path)[0]
+    pack.withdraw(job.name)
+    assert quiet.poll([ticket_of(job)])[job.name].state is JobState.LOST
+    quiet.submit(job)
+    assert [request.name for request in pack.take()] == [job.name]
+
+
+def test_a_pack_that_cannot_be_submitted_takes_no_trial_later(quiet: Launcher, below: Below, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    below.refuses = True
+    with pytest.raises(LauncherError, match="no GPU is free"):
+        quiet.submit(job)
+    below.refuses = False
+    quiet.submit(job)
+    assert len(packs_of(tmp_path)) == 2
+    assert [request.name for request in packs_of(tmp_path)[1].take()] == [job.name]
+
+
+def test_a_pack_that_hangs_is_killed_and_one_that_works_is_not(
+    quiet: Launcher, below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    pack = packs_of(tmp_path)[0]
+    assert len(list(pack.take())) == 1
+    pack.tell({job.name: 1.0})
+    quiet.cancel(ticket_of(job), force=True)
+    assert not below.cancelled
+    assert pack.stopped() == {job.name: True}
+    late = pack.state().at + SILENCE_SECONDS + 1
+    monkeypatch.setattr("time.time", lambda: late)
+    quiet.cancel(ticket_of(job), force=True)
+    assert below.cancelled == [("study-pack-0000", True)]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"shares": 3}', '{"at": "x", "shares": {"a": "b"}}', "\0" * 9])
+def test_a_broken_file_of_a_pack_says_nothing_and_raises_nothing(quiet: Launcher, tmp_path: Path, text: str) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    pack = packs_of(tmp_path)[0]
+    pack.paths.state.write_text(text)
+    (pack.paths.requests / "broken.json").write_text(text)
+    assert quiet.poll([ticket_of(job)])[job.name].state is JobState.QUEUED
+    assert [request.name for request in pack.take()] == [job.name]
+
+
+def test_a_share_of_the_node_is_what_the_pack_says(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    status = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+    assert status.node_share == 0.5
+    wait_for(lambda: launcher.poll([ticket_of(job)])[job.name].ended_at)

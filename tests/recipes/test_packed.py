@@ -1,0 +1,349 @@
+"""A pack trains each of its trials as if it were alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lora_tune.base.errors import InputError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.recipes import settings as knobs
+from lora_tune.recipes.packed import host as host_module
+from lora_tune.recipes.packed.admission import Admission
+from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.base import PackedBase
+from lora_tune.recipes.packed.dropout import mixed
+from lora_tune.recipes.packed.head import FrozenHeadLoss
+from lora_tune.recipes.packed.host import Host
+from lora_tune.recipes.packed.pack import Pack
+from lora_tune.recipes.packed.slot import Slot
+from lora_tune.recipes.settings import Settings
+from lora_tune.workloads.base import Job
+from lora_tune.workloads.base import Slot as JobSlot
+from tests.test_many_adapters import single_trial
+
+FEW: dict[str, object] = {"MAX_STEPS": 6, "SEQ": 32, "EVAL_SAMPLES": 3, "VAL_CHECK_INTERVAL": 8}
+
+
+def trial(**changed: object) -> Settings:
+    return knobs.read({name: str(value) for name, value in {**FEW, **changed}.items()})
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[PackedBase]:
+    before = torch.get_num_threads()
+    yield PackedBase(trial())
+    torch.set_num_threads(before)
+
+
+Curve = list[float]
+
+
+def alone(base: PackedBase, settings: Settings) -> Curve:
+    """Training losses of a pack of one, and its eval loss at the end."""
+    pack, slot = Pack(base), Slot(settings, base.texts(settings))
+    pack.join(slot)
+    curve = []
+    while slot.step < settings.max_steps:
+        curve += [float(loss) for loss in pack.round().values()]
+    return [*curve, *pack.evaluate([slot])]
+
+
+DIFFERENT = st.fixed_dictionaries(
+    {
+        "LR": st.sampled_from([1e-4, 3e-3, 2e-2]),
+        "SEED": st.integers(0, 2**31 - 1),
+        "WARMUP_STEPS": st.integers(0, 4),
+        "MINIBS,MBS": st.sampled_from([(2, 2), (4, 4), (4, 2), (2, 1)]),
+        "LORA_RANK": st.sampled_from([4, 8, 16, 64]),
+        "LORA_ALPHA": st.sampled_from([8, 32]),
+        "LORA_DROPOUT": st.sampled_from([0.0, 0.1, 0.5]),
+        "LORA_TARGETS": st.sampled_from(["attention", "mlp", "all", "q_proj,v_proj"]),
+        "RSLORA": st.sampled_from([0, 1]),
+        "LORA_PLUS_RATIO": st.sampled_from([1, 4]),
+        "WEIGHT_DECAY": st.sampled_from([0, 0.1]),
+        "GRAD_CLIP": st.sampled_from([0, 0.3]),
+        "ADAM_BETA2": st.sampled_from([0.95, 0.999]),
+        "SEQ": st.sampled_from([16, 32]),
+    }
+)
+
+
+def knobs_of(drawn: dict[str, object]) -> dict[str, object]:
+    """The drawn knobs, with pairs that depend on each other taken apart."""
+    found: dict[str, object] = {}
+    for names, value in drawn.items():
+        values = value if isinstance(value, tuple) else (value,)
+        found |= dict(zip(names.split(","), values, strict=True))
+    return found
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.lists(DIFFERENT, min_size=2, max_size=4), seed=st.integers(0, 1000))
+def test_a_trial_computes_the_same_to_the_bit_whoever_joins_and_leaves(
+    base: PackedBase, drawn: list[dict[str, object]], seed: int
+) -> None:
+    trials = [trial(**knobs_of(one)) for one in drawn]
+    chance = random.Random(seed)
+    pack, left = Pack(base), dict.fromkeys(range(len(trials)))
+    slots = [Slot(one, base.texts(one)) for one in trials]
+    curves: dict[Slot, Curve] = {slot: [] for slot in slots}
+    states = {}
+    while left or pack.slots:
+        for number in list(left):
+            if chance.random() < 0.5:
+                pack.join(slots[number], states.pop(number, None))
+                del left[number]
+        for slot, loss in pack.round().items() if pack.slots else ():
+            curves[slot].append(float(loss))
+            if slot.step == slot.settings.max_steps:
+                curves[slot] += pack.evaluate([slot])
+                pack.leave(slot)
+            elif chance.random() < 0.1:  # it makes room for a while and comes back
+                states[slots.index(slot)] = pack.leave(slot)
+                left[slots.index(slot)] = None
+    for one, slot in zip(trials, slots, strict=True):
+        assert curves[slot] == alone(base, one)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"LORA_RANK": 4, "LORA_ALPHA": 8, "GRAD_CLIP": 0.1},
+        {"LORA_TARGETS": "all", "RSLORA": 1, "ADAM_BETA2": 0.95, "WARMUP_STEPS": 3},
+        {"LORA_PLUS_RATIO": 8, "WEIGHT_DECAY": 0.1, "LR": 1e-3},
+        {"MINIBS": 4, "MBS": 2, "MIN_LR": 1e-4},
+    ],
+)
+def test_a_trial_in_a_pack_trains_what_the_recipe_trains(base: PackedBase, changed: dict[str, object]) -> None:
+    one = trial(LORA_DROPOUT=0, VAL_CHECK_INTERVAL=1000, **changed)
+    other = trial(SEED=9, LR=2e-2)
+    pack, slot = Pack(base), Slot(one, base.texts(one))
+    pack.join(Slot(other, base.texts(other)))
+    pack.join(slot)
+    while slot.step < one.max_steps:
+        pack.round()
+    assert pack.evaluate([slot]) == pytest.approx(single_trial(one)[-1:], abs=3e-5)
+
+
+def test_what_is_dropped_has_the_asked_rate_and_keeps_the_mean(base: PackedBase) -> None:
+    from lora_tune.recipes.packed.dropout import SlotDropout
+
+    drop = SlotDropout.of([0.0, 0.25], [mixed(1), mixed(2)], torch.device("cpu"))
+    assert drop is not None
+    dropped = drop(torch.ones(2, 400, 100), layer=3)
+    assert dropped[0].eq(1).all()
+    assert dropped[1].eq(0).float().mean() == pytest.approx(0.25, abs=0.01)
+    assert dropped[1].mean() == pytest.approx(1.0, abs=0.02)
+    assert not torch.equal(drop(torch.ones(2, 400, 100), layer=4)[1], dropped[1])
+
+
+def test_the_chunked_loss_is_the_cross_entropy_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lora_tune.recipes.packed.head.CHUNK", 3)
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(8, 5), torch.randn(11, 5), torch.randn(11)
+    predict, counts = torch.randint(0, 11, (8,)), torch.rand(8)
+    found, expected = (hidden.clone().requires_grad_() for _ in range(2))
+    losses = FrozenHeadLoss.apply(found, weight, bias, predict, counts)
+    logits = torch.nn.functional.linear(expected, weight, bias)
+    wanted = torch.nn.functional.cross_entropy(logits, predict, reduction="none") * counts
+    (losses * torch.arange(8)).sum().backward()
+    (wanted * torch.arange(8)).sum().backward()
+    torch.testing.assert_close(losses, wanted)
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_a_round_that_failed_half_way_is_made_again_without_a_trace(base: PackedBase) -> None:
+    settings = trial(MINIBS=4, MBS=2, LORA_DROPOUT=0.2)
+    pack, slot = Pack(base), Slot(settings, base.texts(settings))
+    pack.join(slot)
+    curve: Curve = []
+    for number in range(20):
+        if number == 3:
+            pack.rewind()  # in the middle of the second step
+        curve += [float(loss) for loss in pack.round().values()]
+        if slot.step == settings.max_steps:
+            break
+    assert [*curve, *pack.evaluate([slot])] == alone(base, settings)
+
+
+# -- the program around it
+
+
+class Sweep:
+    """Asks a pack for trials, and reads what it wrote of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder = root, PackFolder(root / "packs" / "0000")
+        self.folder.make()
+
+    def ask(self, name: str, **changed: object) -> AttemptPaths:
+        attempt = AttemptPaths(self.root / "trials" / name)
+        attempt.folder.mkdir(parents=True)
+        read = {key: str(value) for key, value in {**FEW, **changed}.items()}
+        slot = JobSlot(argv=(), knobs=read)
+        job = Job(name=name, folder=attempt.folder, token=f"of {name}", argv=(), log=attempt.log, slot=slot)
+        assert self.folder.ask(job)
+        return attempt
+
+    def serve(self) -> None:
+        Host(self.folder, idle=0.0).serve()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path)
+
+
+def end_of(attempt: AttemptPaths) -> dict[str, object]:
+    found: dict[str, object] = json.loads(attempt.ended.read_text())
+    return found
+
+
+def read(attempt: AttemptPaths) -> MllogReader:
+    reader = MllogReader()
+    reader.feed(attempt.log.read_bytes())
+    return reader
+
+
+def test_every_trial_has_its_own_log_on_the_clock_of_a_trial_alone(sweep: Sweep) -> None:
+    short, long = sweep.ask("a", MAX_STEPS=4), sweep.ask("b", SEED=2, TARGET=0.1)
+    sweep.serve()
+    for attempt, samples in ((short, [8.0, 16.0]), (long, [8.0, 16.0, 24.0])):
+        run = read(attempt).run()
+        assert [point.samples for point in run.evals] == samples
+        assert run.status == "aborted"
+        assert run.hyperparameters["clock"] == "alone"
+        packed = run.hyperparameters["packed_seconds"]
+        assert isinstance(packed, float)
+        assert run.seconds is not None
+        assert run.seconds > 0
+        assert end_of(attempt)["exit_code"] == 0
+    assert 0 < float(str(end_of(short)["node_share"])) < 1
+    first, second = (read(attempt).run() for attempt in (short, long))
+    # Of one shape, so as fast alone: an eval comes as late in one as in the other.
+    assert first.evals[1].seconds == pytest.approx(second.evals[1].seconds, abs=0.002)
+
+
+def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
+    attempt = sweep.ask("a", TARGET=50)
+    sweep.serve()
+    assert read(attempt).run().status == "success"
+    assert len(read(attempt).run().evals) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"LR": "much"}, "LR='much': allowed is"),
+        ({"LORA_TARGETS": "qqq"}, "the model has no linear layer qqq; allowed are"),
+        ({"DATADIR": "/"}, "allowed is one file train"),
+        ({"TP": 2}, "a trial in a pack has one process"),
+        ({"DTYPE": "bfloat16"}, "DTYPE=bfloat16: this pack has auto"),
+    ],
+)
+def test_what_a_trial_is_to_blame_for_ends_it_and_no_other(
+    sweep: Sweep, changed: dict[str, object], message: str
+) -> None:
+    good, bad = sweep.ask("a", MAX_STEPS=2), sweep.ask("b", **changed)
+    sweep.serve()
+    assert end_of(bad)["exit_code"] == 2
+    assert message in bad.log.read_text().splitlines()[-1]
+    assert end_of(good)["exit_code"] == 0
+
+
+def test_a_stopped_trial_leaves_and_the_others_train_on(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.0)
+    stopped, other = sweep.ask("a", MAX_STEPS=10**6), sweep.ask("b", MAX_STEPS=4)
+    rounds = Pack.round
+
+    def stop_after_the_first(pack: Pack) -> object:
+        sweep.folder.stop("a")
+        return rounds(pack)
+
+    monkeypatch.setattr(Pack, "round", stop_after_the_first)
+    sweep.serve()
+    assert end_of(stopped)["exit_code"] == 143
+    assert end_of(other)["exit_code"] == 0
+    assert len(read(other).run().evals) == 2
+
+
+def test_a_trial_that_another_process_claimed_is_left_to_it(sweep: Sweep) -> None:
+    attempt = sweep.ask("a", MAX_STEPS=2)
+    attempt.claim.write_text("{}")
+    sweep.serve()
+    assert not attempt.log.exists()
+    assert not attempt.ended.exists()
+
+
+def test_out_of_memory_lets_some_wait_and_loses_no_trial(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = [sweep.ask(f"{i}", SEED=i, MAX_STEPS=4, LORA_DROPOUT=0.2) for i in range(4)]
+    rounds, widths = Pack.round, []
+
+    def short_of_memory(pack: Pack) -> object:
+        widths.append(len(pack.slots))
+        if len(pack.slots) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rounds(pack)
+
+    monkeypatch.setattr(Pack, "round", short_of_memory)
+    # On a CPU memory is never known to be short: here a trial takes one unit, and is told of.
+    monkeypatch.setattr(Admission, "fits", lambda self, present, new: self.limit is None or len(present) < 2)
+    sweep.serve()
+    assert max(widths) == 4
+    assert [end_of(attempt)["exit_code"] for attempt in attempts] == [0] * 4
+    monkeypatch.setattr(Pack, "round", rounds)
+    settings = trial(SEED=3, MAX_STEPS=4, LORA_DROPOUT=0.2)
+    assert read(attempts[3]).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]
+
+
+def test_what_does_not_fit_alone_fails_and_says_that_it_was_memory(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(pack: Pack) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+    attempt = sweep.ask("a")
+    monkeypatch.setattr(Pack, "round", never)
+    sweep.serve()
+    assert end_of(attempt)["exit_code"] == 1
+    assert "OutOfMemoryError: CUDA out of memory" in attempt.log.read_text().splitlines()[-1]
+
+
+def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pack: Pack) -> object:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    attempts = [sweep.ask("a"), sweep.ask("b", SEED=2)]
+    monkeypatch.setattr(Pack, "round", broken)
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 1.0, 0))
+    with pytest.raises(RuntimeError):
+        sweep.serve()
+    for attempt in attempts:
+        assert "illegal memory access" in attempt.log.read_text().splitlines()[-1]
+
+
+def test_admission_counts_what_each_takes_alone_and_learns_from_a_failure() -> None:
+    admission = Admission(torch.device("cpu"))
+    assert admission.fits([10] * 100, 10)
+    admission.limit = 35.0
+    assert admission.fits([], 99)
+    assert admission.fits([10, 10], 10)
+    assert not admission.fits([10, 10, 10], 10)
+    admission.too_much([10, 10, 10])
+    assert admission.fits([10], 10)
+    assert not admission.fits([10, 10], 10)
+
+
+def test_modules_of_a_base_are_named_by_their_last_part(base: PackedBase) -> None:
+    with pytest.raises(InputError, match="no linear layer nope; allowed are"):
+        base.widths(trial(LORA_TARGETS="q_proj,nope"))
