@@ -109,7 +109,7 @@ class FakeCluster:
         code = found.exit_code if found.ended is not None else None
         return JobStatus(
             state=state, job_id=f"id-{ticket.name}", started_at=found.submitted, ended_at=found.ended, exit_code=code,
-            nodes=("n1",),
+            nodes=("n1",), seconds=(found.ended or self.clock.true) - found.submitted,
         )  # fmt: skip
 
     def _write(self, found: FakeJob) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.base.small_files import read_json, text_of
@@ -48,18 +49,27 @@ class Jobs:
         environment = {**made.environment, **identity}
         return replace(made, exclude_nodes=attempt.exclude_nodes, token=attempt.token, environment=environment)
 
+    def foreign_record(self, attempt: Attempt) -> str:
+        """Which record in the folder of an attempt is another one's; "" where none is."""
+        for path, found in self._records(attempt):
+            if attempt.token and (other := foreign(path.name, found, attempt.token)):
+                return f"{attempt.folder}: {other}"
+        return ""
+
     def foreign_folder(self, attempt: Attempt) -> str:
         """What in the folder of an attempt that nobody has submitted yet is of another one; "" where nothing is."""
+        if found := self.foreign_record(attempt):
+            return found
+        log = AttemptPaths(self._paths.root / attempt.folder).log
+        foreign_log = attempt.token and log.exists() and not self._records(attempt)
+        return f"{attempt.folder} has a log that this attempt did not write" if foreign_log else ""
+
+    def _records(self, attempt: Attempt) -> list[tuple[Path, str]]:
+        """The readable records in the folder of an attempt, each with the token that it carries."""
         files = AttemptPaths(self._paths.root / attempt.folder)
-        if not attempt.token or not files.folder.exists():
-            return ""
-        ours = False
-        for path in (files.job, files.slurm, files.claim, files.started, files.ended):
-            content = read_json(path).content
-            if content is not None and (other := foreign(path.name, text_of(content, "token"), attempt.token)):
-                return f"{attempt.folder}: {other}"
-            ours = ours or content is not None
-        return f"{attempt.folder} has a log that this attempt did not write" if files.log.exists() and not ours else ""
+        paths = (files.job, files.slurm, files.claim, files.started, files.ended)
+        found = ((path, read_json(path).content) for path in paths)
+        return [(path, text_of(content, "token")) for path, content in found if content is not None]
 
     def elsewhere(self, attempt: Attempt) -> Attempt:
         """The attempt in a folder that no other one has."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
 from lora_tune.controller import node_faults, policy, pruning, results
+from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
@@ -93,7 +94,9 @@ class JobMonitor:
         )
         action = policy.watch(self._study, look, now)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
-            action = pruning.judge_curve(self._study, self._work.sweep, trial, run)
+            # What is judged by times that cannot be true is judged when the job is over, and measured again.
+            trusted = impossible_times(run, status, stamped=log.stamped) is None
+            action = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
         if isinstance(action, policy.Stop):
             self._events.note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial=trial.number)
             self._stop(attempt, action, now)
@@ -137,6 +140,10 @@ class JobMonitor:
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
         action = policy.conclude(self._study, attempts, status, run, found, probe=trial.probe, node_at_fault=suspect)
+        if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
+            untrue = self._untrue(trial, attempt, status, log, (*runs, run))
+            if untrue is not None:
+                found, action = untrue, policy.refuse(self._study, attempts, untrue)
         failed = isinstance(action, policy.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
         kind = (found.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
         told = found if failed else Diagnosis()
@@ -150,6 +157,16 @@ class JobMonitor:
             self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
         self._finish(trial, action, attempts, run, runs)
+
+    def _untrue(
+        self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, runs: Sequence[RunLog]
+    ) -> Diagnosis | None:
+        """Why one of the attempt's runs cannot be believed, or None."""
+        if foreign := self._jobs.foreign_record(attempt):
+            remedy = "somebody exchanged files of trials; the trial is run again"
+            return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
+        checks = (why_untrue(self._study, trial, attempt, status, r, stamped=log.stamped) for r in runs)
+        return next((untrue for untrue in checks if untrue is not None), None)
 
     def _found(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
         """Why the attempt failed, if it did."""
@@ -165,8 +182,6 @@ class JobMonitor:
     ) -> None:
         now, target = self._dependencies.clock.monotonic_now(), self._study.objective.target
         stop = run.reached(target) if not self._study.maximise and not trial.probe else None
-        if stop is not None and stop.samples <= 0:
-            raise InputError(f"objective.target {target:g} is met at step 0; give a lower one")
         done = replace(
             trial,
             seconds=stop.seconds if stop else None,

@@ -19,7 +19,7 @@ GRACE_SECONDS = 30.0
 UNSATISFIABLE_SECONDS = 600.0
 """How long a job may wait that the cluster says it can never run: nodes that come back may yet change that."""
 
-RETRIED = ("flaky", "infrastructure", "preempted", "held", "drained", "unknown")
+RETRIED = ("flaky", "infrastructure", "preempted", "held", "drained", "clock", "foreign", "unknown")
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
 
 NO_FAILURE = Diagnosis()
@@ -200,6 +200,19 @@ def conclude(
     if not diagnosis.kind and run.evals and status.state is JobState.ENDED and not status.exit_code:
         return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(run, target)}")
     return _after_failure(study, attempts, status, diagnosis, node_at_fault)
+
+
+BELIEVED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED, Verdict.CAPPED)
+"""Ends that say something of the trial's parameters."""
+
+
+def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Finish | Retry:
+    """For a result that cannot be true: measured again where another attempt may tell, else a named failure."""
+    if untrue.kind not in RETRIED:
+        return Finish(Verdict.FAILED, f"{untrue.kind}: {untrue.told}")
+    if len(attempts) >= study.budget.attempts:
+        return Finish(Verdict.FAILED, f"{untrue.kind}, {len(attempts)} attempts: {untrue.told}")
+    return Retry(f"{untrue.kind}: {untrue.told}")
 
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)

@@ -63,6 +63,13 @@ class LogFollower:
         return _ReaderAndScanner(reader, arrivals)
 
     @property
+    def stamped(self) -> bool:
+        """Whether the log has time stamps of its own; else its lines are timed as they come."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.arrivals is None
+
+    @property
     def guessed_seconds(self) -> float:
         """How long nobody looked at a log without time stamps: times within are estimated. 0: none are."""
         reader = self._tail.reader

@@ -1,0 +1,171 @@
+"""Whether a result can be true. Pure functions of (study, trial, job status, log): a result that cannot is refused.
+
+What a log claims is checked against what the job's own life allows: by the clocks that nobody sets (the runner's, the
+kernel's, Slurm's elapsed time), by the order of its own points, by the values that the trial was given, and by what a
+loss can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import JobStatus
+from lora_tune.logs.failures import Diagnosis, FailureKind
+from lora_tune.logs.run import Eval, RunLog, TrainPoint
+from lora_tune.store.records import Attempt, Trial, Value
+
+ORDER_SECONDS = 1.0
+"""How far time stamps may run backwards while samples grow; in 2,078 public logs of one result file they never do."""
+
+LIFE_SECONDS = 2.0
+"""How much longer than its job a run may seem: Slurm counts whole seconds, at both ends."""
+
+STEP_SECONDS = 0.5
+"""A wall clock that was set by less than this while a job ran does not change its result by more."""
+
+ROUNDING = 1e-3
+"""Relative difference between a value and the same value as a program prints it."""
+
+LARGEST_LOSS = 1e6
+"""A loss below minus this many times the target (or 1) is no loss."""
+
+ANNOUNCED: Mapping[str, tuple[str, ...]] = {
+    "opt_base_learning_rate": ("LR", "LEARNING_RATE"),
+    "global_batch_size": ("GBS", "GLOBAL_BATCH_SIZE"),
+}
+"""MLLOG key -> names of the parameters that it states. Of other keys programs state derived values."""
+
+ATTEMPT_KEY = "lora_tune_attempt"
+"""MLLOG key under which our own recipes print the token of their attempt."""
+
+
+def why_untrue(
+    study: Study, trial: Trial, attempt: Attempt, status: JobStatus, run: RunLog, *, stamped: bool
+) -> Diagnosis | None:
+    """Why the result of a job that is over cannot be true, or None. stamped: its log has time stamps of its own."""
+    return (
+        _other_attempt(attempt, run)
+        or _other_values(trial, run)
+        or _impossible_loss(study, run)
+        or _no_training(study, trial, run)
+        or impossible_times(run, status, stamped=stamped)
+        or _no_time(study, trial, run)
+    )
+
+
+def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagnosis | None:
+    """Why a run's times cannot be true, or None; also for one that goes on.
+
+    A log without time stamps is timed by a clock that nobody sets, so steps of the wall clock do not touch it.
+    """
+    points: list[Eval | TrainPoint] = [*run.evals, *run.train]
+    points.sort(key=lambda point: point.samples)
+    known = [point for point in points if math.isfinite(point.seconds)]
+    if known and (first := min(known, key=lambda point: point.seconds)).seconds < 0:
+        return _clock(f"the log has {first.samples:g} samples {-first.seconds:.1f} s before its run began")
+    if (pair := _backwards(known)) is not None:
+        before, after = pair
+        return _clock(
+            f"the log has {after.samples:g} samples {before.seconds - after.seconds:.1f} s before {before.samples:g}"
+        )
+    longest = max((point.seconds for point in known), default=0.0)
+    if status.seconds is not None and longest > status.seconds + LIFE_SECONDS:
+        return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")
+    steps = [step for step in status.clock_steps if abs(step) >= STEP_SECONDS]
+    if stamped and steps:
+        return _clock(f"somebody set the wall clock by {steps[0]:+.1f} s while the job ran")
+    return None
+
+
+def _clock(what: str) -> Diagnosis:
+    return Diagnosis(
+        FailureKind.CLOCK, what, "the time stamps cannot be true: the trial is measured again; see to the host's clock"
+    )
+
+
+def _backwards(points: list[Eval | TrainPoint]) -> tuple[Eval | TrainPoint, Eval | TrainPoint] | None:
+    """A point, and one with more samples that claims to be earlier by more than ORDER_SECONDS; None where none is."""
+    latest: Eval | TrainPoint | None = None
+    for point in points:
+        if latest is not None and point.samples > latest.samples and point.seconds < latest.seconds - ORDER_SECONDS:
+            return latest, point
+        if latest is None or point.seconds > latest.seconds:
+            latest = point
+    return None
+
+
+def _no_time(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
+    """A target that was reached in no time: all lines came at once, and have no time stamps."""
+    stop = _stop(study, trial, run)
+    if stop is None or not stop.seconds <= 0:
+        return None
+    return Diagnosis(
+        FailureKind.CONFIGURATION,
+        f"the log has the target {stop.seconds:.1f} s after its run began",
+        "its lines came all at once and have no time stamps: flush the output after each line (python -u), or print "
+        "the seconds",
+    )
+
+
+def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:
+    found = run.hyperparameters.get(ATTEMPT_KEY)
+    if not attempt.token or found is None or found == attempt.token:
+        return None
+    what = f"the log is of another attempt (token {str(found)[:32]}), not of this one (token {attempt.token})"
+    return Diagnosis(FailureKind.FOREIGN, what, "somebody put another log in its place; the trial is run again")
+
+
+def _other_values(trial: Trial, run: RunLog) -> Diagnosis | None:
+    """The log announces other hyperparameters than the trial was given."""
+    for key, names in ANNOUNCED.items():
+        name = next((name for name in names if name in trial.parameters), "")
+        if name and key in run.hyperparameters and not _same(trial.parameters[name], run.hyperparameters[key]):
+            return Diagnosis(
+                FailureKind.MISMATCH,
+                f"the log announces {key} = {run.hyperparameters[key]}, the trial's {name} is {trial.parameters[name]}",
+                f"either the log is another run's, or the program does not use {name} as it is given, or announces "
+                "something else under this key: see to the program",
+            )
+    return None
+
+
+def _same(given: Value, announced: object) -> bool:
+    """Whether a number was announced as it was given, as far as its printed digits tell; other values say nothing."""
+    numbers = isinstance(given, int | float) and isinstance(announced, int | float)
+    if not numbers or isinstance(given, bool) or isinstance(announced, bool):
+        return True
+    assert isinstance(given, int | float)
+    assert isinstance(announced, int | float)
+    if not math.isfinite(announced) or announced == 0:
+        return True  # the start of a warm-up, or nothing
+    exponent = Decimal(repr(announced)).normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    last_digit = 0.5 * 10.0 ** min(exponent, 0) if isinstance(announced, float) else 0.0
+    return abs(given - announced) <= max(ROUNDING * abs(given), last_digit)
+
+
+def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:
+    """The eval that meets the target states what no loss can be."""
+    target = study.objective.target
+    stop = None if study.maximise else run.reached(target)
+    if stop is None:
+        return None
+    if stop.loss >= -LARGEST_LOSS * max(1.0, abs(target)) and not stop.loss < 0 < target:
+        return None
+    what = f"the log states an eval loss of {stop.loss:g} at {stop.samples:g} samples, which no loss can be"
+    return Diagnosis(FailureKind.IMPLAUSIBLE, what, f"the target is {target:g}: see what the program prints as loss")
+
+
+def _no_training(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
+    stop = _stop(study, trial, run)
+    if stop is None or stop.samples > 0:
+        return None
+    what = f"the target {study.objective.target:g} is met at step 0, before any training"
+    return Diagnosis(FailureKind.CONFIGURATION, what, "give a lower objective.target")
+
+
+def _stop(study: Study, trial: Trial, run: RunLog) -> Eval | None:
+    return None if study.maximise or trial.probe else run.reached(study.objective.target)

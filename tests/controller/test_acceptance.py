@@ -1,0 +1,200 @@
+"""A result is believed only if it can be true: by clocks that nobody sets, the trial's values, what a loss can be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.commands.ingest import read_logs
+from lora_tune.controller.acceptance import impossible_times, why_untrue
+from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.logs.failures import FailureKind
+from lora_tune.logs.run import Eval, RunLog, TrainPoint
+from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
+from tests.builders import STUDY, study_of
+from tests.fakes import FakeClock, FakeCluster, Script, command_study, curve_script, record
+from tests.test_driver import House
+
+ENDED = JobStatus(state=JobState.ENDED, exit_code=0, seconds=100.0)
+TOKEN = "a" * 32
+
+
+def swept(tmp_path: Path, script: Callable[[Mapping[str, str], float], Script], **budget: Any) -> Sweep:
+    """What a sweep of jobs with these logs has on record in the end."""
+    made = command_study(**{"trials": 3, "parallel": 1, "attempts": 2, **budget})
+    there = House(tmp_path, FakeCluster(FakeClock(), script), made)
+    there.driver().run()
+    return there.sweep()
+
+
+def once(first: Callable[[Mapping[str, str], float], Script]) -> Callable[[Mapping[str, str], float], Script]:
+    """The first job has this log, and all others an ordinary one."""
+    count = itertools.count()
+    return lambda environment, start: (first if next(count) == 0 else curve_script)(environment, start)
+
+
+def stepped(seconds: float, after: int, until: int = 99) -> Callable[[Mapping[str, str], float], Script]:
+    """An ordinary log whose host's clock is wrong by ``seconds`` from line ``after`` on, up to line ``until``."""
+
+    def script(environment: Mapping[str, str], start: float) -> Script:
+        wrong = list(curve_script(environment, start + seconds))
+        for number, (at, line) in enumerate(curve_script(environment, start)):
+            yield at, (wrong[number][1] if after <= number < until else line)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        (stepped(-7200, after=1), "s before its run began"),
+        (stepped(-60, after=1, until=2), "s before its run began"),
+        (stepped(+7200, after=1), "the log spans 72"),
+        (stepped(-8, after=3), "samples"),
+    ],
+    ids=["two hours back", "one eval a minute early", "two hours ahead", "eight seconds back in the middle"],
+)
+def test_a_trial_whose_clock_was_set_is_measured_again(
+    script: Callable[[Mapping[str, str], float], Script], what: str, tmp_path: Path
+) -> None:
+    sweep = swept(tmp_path, once(script))
+    first = sweep.attempts[0, 0]
+    assert first.failure == "clock"
+    assert what in first.line
+    assert len(sweep.attempts_of(0)) == 2
+    for trial in sweep.trials.values():
+        assert trial.verdict is not Verdict.FAILED
+        if trial.seconds is not None:
+            assert trial.seconds == pytest.approx((trial.samples or 0) / 100, abs=0.002)
+
+
+def test_a_trial_whose_clock_is_always_wrong_fails_by_name_and_is_never_the_best(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, stepped(-7200, after=1), trials=2)
+    assert {t.verdict for t in sweep.trials.values()} == {Verdict.FAILED}
+    assert all("clock, 2 attempts" in t.sentence for t in sweep.trials.values())
+    assert sweep.best() is None
+
+
+def test_a_run_whose_clock_is_ahead_is_not_stopped_for_being_slow(tmp_path: Path) -> None:
+    count = itertools.count()
+
+    def later(environment: Mapping[str, str], start: float) -> Script:
+        return (curve_script if next(count) == 0 else stepped(+7200, after=2, until=4))(environment, start)
+
+    sweep = swept(tmp_path, later, trials=3, attempts=1)
+    assert not [t for t in sweep.trials.values() if t.verdict is Verdict.CAPPED]
+
+
+def test_one_trial_that_meets_the_target_before_training_ends_no_sweep(tmp_path: Path) -> None:
+    def untrained(environment: Mapping[str, str], start: float) -> Script:
+        yield 1.0, record(start + 1, "run_start", None)
+        yield 2.0, record(start + 2, "eval_accuracy", -1.0, samples_count=0)
+        yield 3.0, record(start + 3, "run_stop", None, status="success")
+
+    sweep = swept(tmp_path, once(untrained), trials=4)
+    assert sweep.trials[0].verdict is Verdict.FAILED
+    assert "met at step 0, before any training" in sweep.trials[0].sentence
+    assert len(sweep.trials) == 4
+    assert not [t for n, t in sweep.trials.items() if n > 0 and t.verdict is Verdict.FAILED]
+
+
+def test_a_log_of_another_learning_rate_is_a_named_failure(tmp_path: Path) -> None:
+    """Somebody else's log lies in the folder, or the program does not use the value."""
+
+    def other(environment: Mapping[str, str], start: float) -> Script:
+        yield 0.5, record(start, "opt_base_learning_rate", 0.000466)
+        yield from curve_script({**environment, "LR": "1e-3"}, start)
+
+    sweep = swept(tmp_path, once(other))
+    trial = sweep.trials[0]
+    assert trial.verdict is Verdict.FAILED
+    assert f"announces opt_base_learning_rate = 0.000466, the trial's LR is {trial.parameters['LR']}" in trial.sentence
+    assert sweep.attempts[0, 0].failure == "mismatch"
+
+
+# -- without a sweep
+
+STUDY_OF = study_of()
+TRIAL = Trial(number=0, seed=1, tuned={}, parameters={"LR": 4e-4, "GBS": 8, "MAX_STEPS": 800})
+ATTEMPT = Attempt(trial=0, number=0, job_name="j", folder="f", token=TOKEN)
+
+
+def run_of(*losses: float, first: float = 10.0, **announced: object) -> RunLog:
+    """A run with evals ten seconds and 100 samples apart."""
+    evals = tuple(Eval(100.0 * (i + 1), loss, first + 10.0 * i) for i, loss in enumerate(losses))
+    return RunLog(run_start_ms=0, evals=evals, hyperparameters=announced)
+
+
+def kind(run: RunLog, status: JobStatus = ENDED, *, stamped: bool = True) -> FailureKind | None:
+    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, status, run, stamped=stamped)
+    return None if found is None else found.kind
+
+
+def test_an_ordinary_result_is_believed() -> None:
+    assert kind(run_of(0.95, 0.93, 0.92, opt_base_learning_rate=4e-4, global_batch_size=8)) is None
+    assert kind(run_of(0.95, 5.0, math.nan)) is None
+    assert kind(run_of(0.92, lora_tune_attempt=TOKEN)) is None
+
+
+@pytest.mark.parametrize(("loss", "believed"), [(-1e308, False), (-math.inf, False), (-0.1, False), (0.0, True)])
+def test_what_no_loss_can_be_is_refused(loss: float, believed: bool) -> None:
+    assert kind(run_of(0.95, loss)) is (None if believed else FailureKind.IMPLAUSIBLE)
+
+
+def test_a_metric_that_may_be_negative_may_be_so() -> None:
+    below = study_of(STUDY.replace("target = 0.925", "target = -3.5"))
+    assert why_untrue(below, TRIAL, ATTEMPT, ENDED, run_of(2.0, -3.6), stamped=True) is None
+
+
+def test_a_log_with_the_token_of_another_attempt_is_refused() -> None:
+    assert kind(run_of(0.92, lora_tune_attempt="b" * 32)) is FailureKind.FOREIGN
+
+
+def test_a_target_reached_in_no_time_was_not_timed() -> None:
+    assert kind(run_of(0.92, first=0.0), stamped=False) is FailureKind.CONFIGURATION
+
+
+def test_a_step_of_the_host_clock_that_no_line_shows_is_known_from_the_runner() -> None:
+    set_back = replace(ENDED, clock_steps=(-60.0,))
+    assert kind(run_of(0.95, 0.92), set_back) is FailureKind.CLOCK
+    assert kind(run_of(0.95, 0.92), set_back, stamped=False) is None
+    assert kind(run_of(0.95, 0.92), replace(ENDED, clock_steps=(0.2,))) is None
+
+
+def test_a_run_is_not_longer_than_its_job() -> None:
+    long = run_of(0.95, *[0.94] * 30, 0.92)
+    assert kind(long) is FailureKind.CLOCK
+    assert kind(long, replace(ENDED, seconds=None)) is None
+
+
+def test_points_that_ranks_print_a_little_out_of_order_are_no_step() -> None:
+    evals = (Eval(100.0, 0.95, 10.0), Eval(200.0, 0.93, 20.0))
+    late = RunLog(run_start_ms=0, evals=evals, train=(TrainPoint(90.0, 1.0, 10.4), TrainPoint(110.0, 1.0, 9.9)))
+    assert impossible_times(late, ENDED, stamped=True) is None
+
+
+@given(st.floats(1e-7, 10), st.integers(1, 17))
+def test_a_value_printed_with_few_digits_is_still_the_value(value: float, digits: int) -> None:
+    given_trial = replace(TRIAL, parameters={"LR": value})
+    run = run_of(0.95, opt_base_learning_rate=float(f"{value:.{digits}g}"))
+    assert why_untrue(STUDY_OF, given_trial, ATTEMPT, ENDED, run, stamped=True) is None
+
+
+@pytest.mark.public_data
+def test_no_public_log_of_the_benchmark_is_refused(public_data: Path) -> None:
+    refused, seen = [], 0
+    for log in read_logs(sorted(public_data.glob("logs/**/*.gz"))[::12]):
+        assert not isinstance(log, str), log
+        for run in log.reader.runs():
+            seen += 1
+            refused += [log.name] if impossible_times(run, JobStatus(state=JobState.ENDED), stamped=True) else []
+    assert seen > 20
+    assert refused == []
