@@ -40,9 +40,12 @@ def folder() -> Path:
 
 
 def load(path: Path | None = None) -> list[PublicRun]:
-    """All runs of ``runs.jsonl.gz``, in file order."""
-    with gzip.open((path or folder()) / "runs.jsonl.gz", "rt") as lines:
-        return [_public_run(json.loads(line)) for line in lines]
+    """All runs of ``runs.jsonl.gz`` (v4.0 to v5.0) and ``runs_v5.1.jsonl.gz``, in file order."""
+    found = []
+    for name in ("runs.jsonl.gz", "runs_v5.1.jsonl.gz"):
+        with gzip.open((path or folder()) / name, "rt") as lines:
+            found += [_public_run(json.loads(line)) for line in lines]
+    return found
 
 
 def is_test(submission: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lora_tune.base.errors import DatabaseChangedError, LauncherError, RefusedError, SetupError, StoreError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, eval_schedule, node_faults
+from lora_tune.controller import budgets, eval_schedule, healing, node_faults
 from lora_tune.controller.dependencies import Clock, Dependencies, RealClock, Search, View
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs, new_token, proposal, write_files
@@ -257,6 +257,9 @@ class Driver:
             if not self._save():
                 return
         job = self._jobs.job(trial, attempt)
+        if stated := healing.remembered({**trial.parameters, **job.environment}):
+            trial = replace(trial, facts={**trial.facts, **stated})
+            self._work.put_trial(trial)
         try:
             write_files(job)
             job_id = self._dependencies.launcher.submit(job)

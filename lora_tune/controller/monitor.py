@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
-from lora_tune.controller import node_faults, policy, pruning, results
+from lora_tune.controller import healing, node_faults, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
@@ -182,11 +183,15 @@ class JobMonitor:
     ) -> None:
         now, target = self._dependencies.clock.monotonic_now(), self._study.objective.target
         stop = run.reached(target) if not self._study.maximise and not trial.probe else None
+        change = healing.healing_samples(trial, run, self._work.sweep)
+        if change > 0 and math.isfinite(change):
+            trial = replace(trial, facts={**trial.facts, "healing_samples": change})
         done = replace(
             trial,
             seconds=stop.seconds if stop else None,
             samples=stop.samples if stop else None,
-            facts=results.facts(self._study, trial, attempts, run, now)
+            facts=dict(trial.facts)
+            | results.facts(self._study, trial, attempts, run, now)
             | ({"runs": results.several(self._study, trial, runs)} if runs else {}),
         ).finished(action.verdict, action.sentence, now)
         self._work.put_trial(done)

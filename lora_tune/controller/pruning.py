@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lora_tune import curves
 from lora_tune.config.study import Study
+from lora_tune.controller import healing
 from lora_tune.controller.policy import Stop
 from lora_tune.logs.mllog import Eval, RunLog
 from lora_tune.mlperf import published_curves
@@ -27,7 +28,7 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
     settings = curves.StallSettings(
         false_prune_rate=study.pruning.false_prune_rate,
         no_verdict_before=study.pruning.no_verdict_before,
-        healing_samples=_product(trial, "HEALING_ITER", "GBS") or 0.0,
+        healing_samples=healing.healing_samples(trial, run, sweep),
         max_samples=max_samples(trial),
         reference=envelope(study, trial) or _learned_envelope(study, sweep, trial),
     )
@@ -70,10 +71,11 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
     best = sweep.best()
     if not study.pruning.cap or best is None or best.seconds is None or run.run_start_ms is None:
         return None
+    change = healing.healing_samples(trial, run, sweep)
     known = envelope(study, trial)
     verdict = cap(
         run.evals,
-        curves.timing(run),
+        curves.timing(run, change),
         Incumbent(
             f"trial {best.number}",
             tuple(best.facts.get("confirmed_each") or (best.seconds,)),
@@ -83,6 +85,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
         study.pruning.cap_risk,
         target=study.objective.target,
         family=known.family if known else None,
+        healing=change,
     )
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
 
@@ -90,7 +93,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
     """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
     batch = trial.parameters.get("GBS")
-    if study.objective.curves == "own" or not isinstance(batch, int | float):
+    if study.objective.curves == "own" or not isinstance(batch, int | float) or healing.own_shape(trial):
         return None
     return published_curves.published(batch)
 

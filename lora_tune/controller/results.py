@@ -8,8 +8,9 @@ from typing import Any
 
 from lora_tune import curves
 from lora_tune.config.study import Study
-from lora_tune.controller import pruning
+from lora_tune.controller import healing, pruning
 from lora_tune.logs.mllog import RunLog
+from lora_tune.mlperf import published_curves
 from lora_tune.store.records import Attempt, Trial
 
 
@@ -19,9 +20,13 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, 
     ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
     Unknown numbers are left out, never zero.
     """
-    timing = curves.timing(run)
-    known = pruning.envelope(study, trial)
-    crossing = curves.estimate(run, study.objective.target, family=known.family if known else None)
+    change = healing.healing_samples(trial, run)
+    timing = curves.timing(run, change)
+    unlike = change or (math.inf if healing.own_shape(trial, run) else 0.0)
+    family = None
+    if not unlike and pruning.envelope(study, trial) is not None:
+        family = published_curves.crossing_family(float(trial.parameters["GBS"]))
+    crossing = curves.estimate(run, study.objective.target, family=family, healing=unlike)
     stop = None if study.maximise else run.reached(study.objective.target)
     speed: float | None = timing.samples_per_second
     if study.maximise:
@@ -42,18 +47,30 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, 
     }
     if stop is not None:
         numbers |= {"stop_samples": stop.samples, "stop_seconds": stop.seconds}
-        by_curve = _curve_seconds(crossing, timing, run) if study.objective.estimator == "curve" else None
-        seconds = by_curve if by_curve is not None and math.isfinite(by_curve) else stop.seconds
-        samples = stop.samples if by_curve is None else crossing.samples
+        seconds, samples = stop.seconds, stop.samples
+        if study.objective.estimator == "curve" and len(run.evals) > 1 and not crossing.by_stop:
+            seconds, samples = _by_curve(crossing, timing, run)
         numbers["mlperf_score"] = _mlperf_seconds(study, trial, seconds, samples)
         wanted = numbers["mlperf_score"] if study.objective.score == "mlperf_score" else None
         numbers["objective"] = seconds if wanted is None else wanted
     elif study.maximise:
         numbers["objective"] = speed
     found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
+    if timing.healed is not None and math.isfinite(change):
+        found |= _second_phase(timing.healed)
     if run.evals:
         found["crossing_method"] = crossing.method
     return found
+
+
+def _second_phase(healed: curves.Healed) -> dict[str, float]:
+    """What a change of precision did to the trial's pace."""
+    return {
+        "healing_samples": healed.samples,
+        "healed_samples_per_second": healed.samples_per_second,
+        "healed_seconds_per_eval": healed.seconds_per_eval,
+        "switch_seconds": healed.switch_seconds,
+    }
 
 
 def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str, Any]]:
@@ -74,12 +91,16 @@ def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str
     return found
 
 
-def _curve_seconds(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> float | None:
-    """The predicted time of the fitted crossing under the run's own eval schedule; None when it cannot be told."""
-    if len(run.evals) < 2:
-        return None
+def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> tuple[float, float]:
+    """Seconds and samples at which a run of this configuration is expected to stop.
+
+    The run's own clock, corrected for its luck by the fitted crossing under the run's own eval schedule; references
+    of convergence are means of stops, half an eval interval after crossings.
+    """
     schedule = curves.Schedule(run.evals[0].samples, run.evals[1].samples - run.evals[0].samples)
-    return curves.predicted_seconds(crossing.samples, timing, schedule)
+    seconds = curves.clock_seconds(crossing, timing, schedule)
+    assert seconds is not None, "asked of runs that reached the target"
+    return seconds, max(schedule.first_samples, crossing.samples + schedule.interval_samples / 2)
 
 
 def _mlperf_seconds(study: Study, trial: Trial, seconds: float, samples: float) -> float | None:

@@ -9,8 +9,18 @@ from lora_tune.curves.forecast import Forecast, chance_words, expected_stop, for
 from lora_tune.curves.interval import EvalPlan, choose_schedule
 from lora_tune.curves.learn import learn_family
 from lora_tune.curves.pace import fastest_pace, measured_throughput
+from lora_tune.curves.phases import recognised, second_phase
 from lora_tune.curves.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
-from lora_tune.curves.timing import Schedule, Timing, pace_spread, predicted_seconds, samples_between_evals, timing
+from lora_tune.curves.timing import (
+    Healed,
+    Schedule,
+    Timing,
+    clock_seconds,
+    pace_spread,
+    predicted_seconds,
+    samples_between_evals,
+    timing,
+)
 
 __all__ = [
     "Crossing",
@@ -18,12 +28,14 @@ __all__ = [
     "EvalPlan",
     "Family",
     "Forecast",
+    "Healed",
     "Schedule",
     "StallSettings",
     "Timing",
     "Verdict",
     "chance_words",
     "choose_schedule",
+    "clock_seconds",
     "envelope_from",
     "estimate",
     "expected_stop",
@@ -34,7 +46,9 @@ __all__ = [
     "measured_throughput",
     "pace_spread",
     "predicted_seconds",
+    "recognised",
     "samples_between_evals",
+    "second_phase",
     "stalled",
     "timing",
     "verdict",

@@ -16,7 +16,14 @@ SPIKE = 2.5
 """An eval more than this many noise sd above the fit is a spike and is left out; spikes only go up."""
 
 FAR_BELOW = 4.0
-"""Two last evals more than this many noise sd below the fit are no noise: the curve has left the family."""
+"""Last evals more than this many noise sd below the fit are no noise, but a curve that has left the family: of 1,298
+good public runs none stops that far below."""
+
+STEEP = 3.0
+"""Standard errors by which a run may fall more steeply than its family: of good public runs 2% fall so steeply."""
+
+TREND_CLIP = 6.0
+"""Noise sd beyond which one eval counts no more for a trend: a spike at either end is none."""
 
 LARGEST_EXPONENT = 700.0
 """Beyond this exp() leaves the range of a double; a forecast that far away means never (or at once)."""
@@ -73,11 +80,15 @@ class Offset(NamedTuple):
 
     follows: False when the run's last two evals lie far below the fitted curve: a curve that falls
     discontinuously (FP4 with a healing step), to which the family does not apply.
+    leaves: the last eval alone lies that far below, of at least three: a stop right after such a fall.
+    steeper: the run falls more steeply than the family by ``STEEP``, so its shape may be another.
     """
 
     value: float
     sd: float
     follows: bool
+    leaves: bool
+    steeper: bool
 
 
 def fit_offset(usable: Points, family: Family) -> Offset:
@@ -93,8 +104,18 @@ def fit_offset(usable: Points, family: Family) -> Offset:
     if len(residuals) > 2 and (residuals - value > SPIKE * noise).sum() > len(residuals) / 3:
         value = _huber(residuals, noise, family.huber_above, np.inf)
     sd = float(1 / np.sqrt((1 / noise**2).sum()))
-    tail_below = (residuals[-2:] - value < -FAR_BELOW * noise[-2:]).all()
-    return Offset(value, sd, follows=len(residuals) < 3 or not tail_below)
+    scaled = (residuals - value) / noise
+    if len(scaled) < 3:
+        return Offset(value, sd, follows=True, leaves=False, steeper=False)
+    below = scaled[-2:] < -FAR_BELOW
+    steeper = _trend(np.log(usable.samples), scaled) < -STEEP
+    return Offset(value, sd, follows=not below.all(), leaves=bool(below[-1]), steeper=steeper)
+
+
+def _trend(x: Array, scaled: Array) -> float:
+    """The slope of residuals in units of their noise over ``x``, by least squares, over its standard error."""
+    spread = x - x.mean()
+    return float(spread @ np.clip(scaled, -TREND_CLIP, TREND_CLIP) / np.sqrt(spread @ spread))
 
 
 def log_linear(

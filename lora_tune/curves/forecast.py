@@ -10,6 +10,7 @@ import numpy as np
 
 from lora_tune.curves.family import Family, fit_offset
 from lora_tune.curves.learn import before_target, free_family
+from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import Array, eval_interval, evals_of, first_reached
 from lora_tune.curves.timing import Schedule
 from lora_tune.logs.mllog import Eval, RunLog
@@ -48,9 +49,16 @@ NEVER = Forecast((), ())
 
 
 def forecast(
-    run: RunLog | Sequence[Eval], target: float, *, family: Family | None = None, quantum: float | None = None
+    run: RunLog | Sequence[Eval],
+    target: float,
+    *,
+    family: Family | None = None,
+    quantum: float | None = None,
+    healing: float = 0.0,
 ) -> Forecast:
     """Forecast the first eval of ``run`` at or under ``target``, evals going on every ``quantum`` samples.
+
+    Of a run that changes precision at ``healing`` samples only the evals after it count, and no family of others.
 
     The run's offset from the family (or from its own free fit) is uncertain by its noise, by ``family.wander`` and by
     drift, jointly Student-distributed; each coming eval adds its own normal noise. Integrated over the offset:
@@ -61,9 +69,11 @@ def forecast(
     stop = first_reached(evals, target)
     if stop is not None:
         return Forecast((stop.samples,), (1.0,))
-    usable = before_target(evals, target)
+    usable = before_target(second_phase(evals, healing), target)
     if len(usable.samples) == 0:
         return NEVER
+    if healing > 0:
+        family = None
     offset = fit_offset(usable, family) if family is not None else None
     if family is None or offset is None or not offset.follows:
         family = free_family(usable)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lora_tune.curves.crossing import Crossing
 from lora_tune.curves.points import eval_interval, points
 from lora_tune.logs.mllog import RunLog
 
@@ -24,11 +25,33 @@ class Timing:
     samples_per_second: training speed, evals excluded; NaN when the log says nothing of it.
     seconds_per_eval: length of one eval; NaN when unknown.
     warm: False when only the cold first block was there to measure (about 1.5% slow on the public runs).
+    healed: the second phase of a run that changes precision; the numbers above are then those of its first.
     """
 
     samples_per_second: float
     seconds_per_eval: float
     warm: bool = True
+    healed: Healed | None = None
+
+    def at(self, samples: float) -> Timing:
+        """What a sample and an eval cost from ``samples`` on: the phase that the run is in by then."""
+        if self.healed is None or samples < self.healed.samples:
+            return self
+        return Timing(self.healed.samples_per_second, self.healed.seconds_per_eval)
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """The second phase of a run that changes precision after ``samples``.
+
+    switch_seconds: what the change itself costs (graphs are captured anew), where a whole block of the second phase
+    tells it from slower training; else it is in ``samples_per_second``.
+    """
+
+    samples: float
+    samples_per_second: float
+    seconds_per_eval: float
+    switch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +72,20 @@ class Schedule:
         return self.first_samples + (self.evals_until(samples) - 1) * max(0.0, self.interval_samples)
 
 
-def timing(run: RunLog) -> Timing:
+def timing(run: RunLog, healing: float = 0.0) -> Timing:
     """Medians over the run's warm blocks and evals: the first of each is dropped when there are more.
 
     Falls back to the evals' time stamps when the log carries no throughput: the median over pairs of evals of
-    samples between them, per second between them less the eval itself.
+    samples between them, per second between them less the eval itself. healing: samples after which the run changed
+    precision, 0 for never: then each phase is measured by itself, as far as the run has come.
     """
+    if healing > 0 and run.evals and run.evals[-1].samples > healing:
+        first = _one_phase(_blocks(run, 0.0, healing))
+        return replace(first, healed=_healed(run, first, healing))
+    return _one_phase(run)
+
+
+def _one_phase(run: RunLog) -> Timing:
     speeds = _positive(run.throughput)
     evals = _positive(run.eval_seconds)
     seconds_per_eval = float(np.median(evals[1:] if len(evals) > 1 else evals)) if evals else math.nan
@@ -65,6 +96,38 @@ def timing(run: RunLog) -> Timing:
         if speed is not None:
             return Timing(speed, seconds_per_eval)
     return Timing(speeds[0] if speeds else math.nan, seconds_per_eval, warm=False)
+
+
+def _blocks(run: RunLog, start: float, end: float) -> RunLog:
+    """The run's training blocks that lie within ``start`` to ``end`` samples, each with the eval at its end."""
+    begins = (0.0, *(e.samples for e in run.evals[:-1]))
+    kept = [
+        i for i, (begin, e) in enumerate(zip(begins, run.evals, strict=True)) if start <= begin and e.samples <= end
+    ]
+    count = len(run.evals)
+    return RunLog(
+        evals=tuple(run.evals[i] for i in kept),
+        throughput=tuple(run.throughput[i] for i in kept) if len(run.throughput) == count else (),
+        eval_seconds=tuple(run.eval_seconds[i] for i in kept) if len(run.eval_seconds) == count else (),
+    )
+
+
+def _healed(run: RunLog, first: Timing, healing: float) -> Healed:
+    """The second phase, from its whole blocks, else from the block in which it began."""
+    whole = _blocks(run, healing, math.inf)
+    evals = [s for e, s in zip(run.evals, run.eval_seconds, strict=False) if e.samples > healing and s > 0]
+    aligned = len(run.eval_seconds) == len(run.evals) and evals
+    per_eval = float(np.median(evals)) if aligned else first.seconds_per_eval
+    at = next(i for i, e in enumerate(run.evals) if e.samples > healing)
+    begin, end = (run.evals[at - 1].samples if at else 0.0), run.evals[at].samples
+    speed = run.throughput[at] if len(run.throughput) == len(run.evals) else math.nan
+    rest = (end - begin) / speed - (healing - begin) / first.samples_per_second if speed > 0 else math.nan
+    speeds = _positive(whole.throughput)
+    if not speeds:
+        return Healed(healing, (end - healing) / rest if rest > 0 else first.samples_per_second, per_eval)
+    later = float(np.median(speeds))
+    switch = rest - (end - healing) / later
+    return Healed(healing, later, per_eval, max(0.0, switch) if math.isfinite(switch) else 0.0)
 
 
 def pace_spread(run: RunLog) -> float:
@@ -95,9 +158,40 @@ def predicted_seconds(samples: float, speed: Timing, schedule: Schedule) -> floa
         return math.nan if math.isnan(samples) else math.inf
     interval = max(0.0, schedule.interval_samples)
     stop = max(schedule.first_samples, samples + interval / 2)
-    evals = 1.0 + (stop - schedule.first_samples) / interval if interval else 1.0
+    healed = speed.healed
+    if healed is None or stop <= healed.samples:
+        return _phase_seconds(stop, _evals(stop, schedule), speed)
+    early = _evals(healed.samples, schedule) if healed.samples >= schedule.first_samples else 0.0
+    late = _evals(stop, schedule) - early
+    second = _phase_seconds(stop - healed.samples, late, speed.at(stop))
+    return _phase_seconds(healed.samples, early, speed) + healed.switch_seconds + second
+
+
+def clock_seconds(crossing: Crossing, speed: Timing, schedule: Schedule) -> float | None:
+    """The expected seconds of a run's configuration: the run's own clock, corrected for its luck.
+
+    From the raw stop, which the clock knows, to where the stop is expected by the curve, at the pace of the run. What
+    the pace does not explain (a slow first block, a change of precision) stays in. None where the target was not
+    reached, the clock where the curve is in doubt or the pace unknown.
+    """
+    if crossing.stop_samples is None or crossing.stop_seconds is None:
+        return None
+    if crossing.by_stop:
+        return crossing.stop_seconds
+    now = predicted_seconds(crossing.stop_samples - max(0.0, schedule.interval_samples) / 2, speed, schedule)
+    luck = predicted_seconds(crossing.samples, speed, schedule) - now
+    corrected = crossing.stop_seconds + luck
+    return corrected if math.isfinite(corrected) and corrected > 0 else crossing.stop_seconds
+
+
+def _evals(stop: float, schedule: Schedule) -> float:
+    interval = schedule.interval_samples
+    return 1.0 + (stop - schedule.first_samples) / interval if interval > 0 else 1.0
+
+
+def _phase_seconds(samples: float, evals: float, speed: Timing) -> float:
     per_eval = 0.0 if math.isnan(speed.seconds_per_eval) else speed.seconds_per_eval
-    return stop / speed.samples_per_second + evals * per_eval if speed.samples_per_second > 0 else math.nan
+    return samples / speed.samples_per_second + evals * per_eval if speed.samples_per_second > 0 else math.nan
 
 
 def _positive(values: tuple[float, ...]) -> list[float]:

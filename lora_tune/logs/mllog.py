@@ -54,6 +54,13 @@ _STATUS = re.compile(rb'"status": "([^"]*)"')
 _decode = json.JSONDecoder(strict=False).raw_decode
 _Metadata = bytes | Mapping[str, Any]
 
+# What a training prints of its precision in plain text, as a resolved YAML config, an export or a shell's trace. MLLOG
+# does not announce it up to v6.0. A value counts with the character behind it, so that none is cut between chunks.
+_SETTING_WORDS = (b"healing_iter", b"HEALING_ITER", b"fp4", b"FP4", b"fp8", b"FP8")
+_SETTING = re.compile(rb"""(?i)(?<![\w.-])(healing_iter|fp4|fp8)["']?[:=] ?["']?(true|false|\d{1,7})(?=[\s"',;}\])])""")
+_KEPT = 40
+"""Bytes of an unfinished line that are held although no record has begun in it: longer than any printed setting."""
+
 
 class MllogReader:
     """The reader of ``:::MLLOG`` logs. Pure: no files, no clock; bounded memory whatever it is fed.
@@ -61,10 +68,11 @@ class MllogReader:
     The Run depends on the bytes alone, not on how they were cut into chunks.
     """
 
-    __slots__ = ("_current", "_dropped", "_earlier", "_tail")
+    __slots__ = ("_current", "_dropped", "_earlier", "_printed", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
+        self._printed: dict[bytes, bytes] = {}  # of the whole file: a config is printed before its run begins
         self._dropped = 0
         self._current = RunBuilder()
         self._earlier: list[RunBuilder] = []
@@ -77,6 +85,8 @@ class MllogReader:
         """
         held = self._tail + chunk if self._tail else chunk
         lines = held.rfind(b"\n") + 1
+        if any(word in held for word in _SETTING_WORDS):
+            self._printed |= {name.lower(): value.lower() for name, value in _SETTING.findall(held)}
         at = 0
         while (brace := held.find(b"{", at, lines)) >= 0:
             end = held.find(b"\n", brace + WINDOW, lines) + 1 or lines
@@ -112,16 +122,18 @@ class MllogReader:
                     return line[start.start() :]
                 self._dropped += 1
             start = following
-        return b"" if whole else line[max(at, len(line) - _LEAD) :]
+        return b"" if whole else line[max(at, len(line) - _KEPT) :]
 
     def run(self) -> RunLog:
         """The run of the last ``run_start``; what there is while none was seen."""
         builders = [*self._earlier, self._current]
-        return next((b for b in reversed(builders) if b.run_start is not None), self._current).run(self._dropped)
+        return next((b for b in reversed(builders) if b.run_start is not None), self._current).run(
+            self._dropped, self._printed
+        )
 
     def runs(self) -> tuple[RunLog, ...]:
         """Every run in the log, oldest first (the last 33 at most)."""
-        return tuple(builder.run(self._dropped) for builder in (*self._earlier, self._current))
+        return tuple(builder.run(self._dropped, self._printed) for builder in (*self._earlier, self._current))
 
     def _take_json(self, text: bytes) -> bool:
         """Take a record in any other JSON, whatever stands behind it; tell whether it was understood."""

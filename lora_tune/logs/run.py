@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 
@@ -49,7 +50,8 @@ class RunLog:
         between steps: up to 60% too high for the first block of the public runs, up to 5% for warm ones.
     overall_throughput: samples/s of the whole run as the trial states it at its end, evals included.
     eval_seconds: the length of each eval whose start the log shows.
-    hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...).
+    hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...), and
+        ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
     """
 
@@ -211,8 +213,8 @@ class RunBuilder:
         """The number, text or truth value announced under this name, or None."""
         return _plain(self.announced.get(name))
 
-    def run(self, dropped_lines: int = 0) -> RunLog:
-        """What was gathered so far."""
+    def run(self, dropped_lines: int = 0, printed: Mapping[bytes, object] = MappingProxyType({})) -> RunLog:
+        """What was gathered so far. printed: settings that the log states beside its records."""
         start, last = self.run_start, max(self.last, self.measured)
         throughput, eval_seconds = self._timing()
         return RunLog(
@@ -228,7 +230,7 @@ class RunBuilder:
             overall_throughput=self.overall,
             eval_seconds=eval_seconds,
             train=_since(start, self.train, TrainPoint),
-            hyperparameters=Announced(self.announced),
+            hyperparameters=Announced({**printed, **self.announced}),
             dropped_lines=dropped_lines,
         )
 

@@ -1,0 +1,65 @@
+"""Which numerical precision a trial trains in, and where it changes it, from everything that says so.
+
+In order of trust: what the trial's log prints, what its program is given (parameters, the implementation's configs,
+the environment; remembered with the trial when it is launched), its parameters, and the curves of trials alike.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from lora_tune import curves
+from lora_tune.logs.mllog import RunLog
+from lora_tune.mlperf.precision import FP4, Precision, precision_of
+from lora_tune.store.records import Sweep, Trial
+
+ALIKE = re.compile(r"FP4|FP8|BF16|HEALING|PRECISION|QUANT|RECIPE|^GBS$", re.IGNORECASE)
+"""Parameters in which trials must agree for their curves to change precision at the same place."""
+
+
+def remembered(settings: Mapping[str, object]) -> dict[str, float | str]:
+    """What a trial keeps among its facts of the settings that its program is given; nothing where they say nothing."""
+    found = precision_of(settings)
+    known: dict[str, float | str] = {"precision": found.lowest} if found.lowest else {}
+    return known | ({"healing_steps": float(found.healing_steps)} if found.healing_steps else {})
+
+
+def precision(trial: Trial, run: RunLog | None = None) -> Precision:
+    """What is stated of the trial's precision. run: its log, as far as it goes."""
+    kept = Precision(
+        lowest=str(trial.facts.get("precision", "")), healing_steps=int(trial.facts.get("healing_steps", 0))
+    )
+    return (precision_of(run.hyperparameters) if run else Precision()) | kept | precision_of(trial.parameters)
+
+
+def healing_samples(trial: Trial, run: RunLog, sweep: Sweep | None = None) -> float:
+    """Samples after which the trial changes precision; 0: it does not, as far as anybody knows.
+
+    Stated as a step; infinite while its batch size is unknown. Where nothing is stated, from the curves of the
+    ``sweep``'s trials alike that reached the target, and from the run's own.
+    """
+    steps = precision(trial, run).healing_steps
+    if steps:
+        batch = run.hyperparameters.get("global_batch_size", trial.parameters.get("GBS"))
+        return steps * float(batch) if isinstance(batch, int | float) else math.inf
+    if "healing_samples" in trial.facts:
+        return float(trial.facts["healing_samples"])
+    alike = sweep.once(("healing", _kind(trial)), lambda: _of_trials_alike(sweep, trial)) if sweep else 0.0
+    return alike or curves.recognised([run])
+
+
+def own_shape(trial: Trial, run: RunLog | None = None) -> bool:
+    """Whether curves of runs in other precisions say nothing of this trial's. run: its log, as far as it goes."""
+    found = precision(trial, run)
+    return found.lowest == FP4 or found.healing_steps > 0 or trial.facts.get("healing_samples", 0.0) > 0
+
+
+def _kind(trial: Trial) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, str(value)) for name, value in trial.parameters.items() if ALIKE.search(name)))
+
+
+def _of_trials_alike(sweep: Sweep, trial: Trial) -> float:
+    kind = _kind(trial)
+    return curves.recognised([sweep.last_evals(other.number) for other in sweep.reached() if _kind(other) == kind])
