@@ -98,6 +98,50 @@ def test_a_trial_that_nobody_saw_at_all_did_not_take_no_time(tmp_path: Path) -> 
     assert followed.run().evals[-1].seconds == pytest.approx(270, abs=15)
 
 
+@pytest.mark.parametrize("frozen", [15.0, 60.0])
+def test_a_driver_that_stood_still_does_not_time_a_run_by_its_own_sleep(tmp_path: Path, frozen: float) -> None:
+    """A run of one second, of which the driver saw the first line, and the others when it went on."""
+    log, clock = tmp_path / "job.log", Clock()
+    followed = follow(log, clock)
+    append(log, lines(1, 1), clock.now)
+    followed.poll(clock.now)
+    append(log, lines(2, 11), clock.now + 1.0)
+    clock.now += frozen
+    followed.poll(clock.now)
+    run = followed.run()
+    assert run.evals[-1].seconds == pytest.approx(1.0, abs=0.01)
+    assert followed.estimated_seconds(run, run.evals[-1].seconds) == pytest.approx(1.0, abs=0.01)
+    assert followed.newly_guessed() == pytest.approx(1.0, abs=0.01)
+    assert followed.newly_guessed() == 0
+    again = follow(log, clock, begun=BEGAN)
+    again.poll(clock.now)
+    assert again.run().evals == run.evals
+    assert again.estimated_seconds(again.run(), 0.5) == pytest.approx(0.5, abs=0.01), "the mark is kept, too"
+
+
+def test_what_is_read_as_it_comes_is_no_estimate(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    followed = follow(log, clock)
+    for step in range(1, 40):
+        clock.now += 0.9
+        append(log, lines(step, step), clock.now)
+        followed.poll(clock.now)
+    assert followed.guessed_seconds == 0
+    assert followed.estimated_seconds(followed.run(), 30.0) == 0
+
+
+def test_a_log_that_states_its_seconds_needs_no_estimate(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+    followed = follow(log, clock)
+    followed.poll(clock.now)
+    records = ({"step": step, "eval_loss": 2 - step / 10, "seconds": step} for step in range(1, 5))
+    append(log, b"".join(json.dumps(record).encode() + b"\n" for record in records), clock.now + 4)
+    clock.now += 60
+    followed.poll(clock.now)
+    assert seconds(followed.run()) == [1, 2, 3, 4]
+    assert followed.estimated_seconds(followed.run(), 4.0) == 0
+
+
 def test_what_comes_after_the_second_driver_began_is_timed_as_it_comes(tmp_path: Path) -> None:
     log, clock = tmp_path / "job.log", Clock()
     watched(log, clock)

@@ -13,6 +13,7 @@ from lora_tune.analysis.replicates import runs_words
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
+from lora_tune.controller.results import estimate_words
 from lora_tune.store.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
@@ -165,8 +166,13 @@ def prior_words(study: Study, sweep: Sweep) -> str:
     return " and ".join(w for w in words if w)
 
 
-def other_score(study: Study, trial: Trial) -> str:
-    """The other one of time to target and its RCP-normalised score, for people; "" where no reference applies."""
+def score_words(study: Study, trial: Trial) -> str:
+    """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, and whether
+    the time is an estimate; "" where no reference applies and all was measured."""
+    return "; ".join(filter(None, (_normalised(study, trial), estimate_words(trial.facts))))
+
+
+def _normalised(study: Study, trial: Trial) -> str:
     if study.maximise or "mlperf_score" not in trial.facts:
         return ""
     if study.objective.score == "mlperf_score":

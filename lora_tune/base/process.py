@@ -40,3 +40,11 @@ def boot() -> str:
 def steady() -> float:
     """Seconds, sleep of the machine included, by a clock that nobody sets."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+_OFFSET = time.time() - steady()
+
+
+def steady_epoch() -> float:
+    """Epoch seconds as this process would count them had nobody set the wall clock since it began."""
+    return _OFFSET + steady()

@@ -24,6 +24,7 @@ from lora_tune.base.format import visible
 from lora_tune.base.paths import near
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
+from lora_tune.controller.results import estimate_words
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
@@ -48,6 +49,7 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         low, high = time_interval(trial)
         result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
         result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
+        result = "; ".join(filter(None, (result, estimate_words(facts))))
     more: tuple[str, ...] = ()
     if "confirmed" in facts:
         words = runs_words(facts["confirmed_runs"], facts["confirmed_missed"])

@@ -20,7 +20,7 @@ from lora_tune import __version__
 from lora_tune.analysis.advice import advise
 from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.scaling import scaling
-from lora_tune.analysis.summary import Overview, objective_words, other_score, overview, passing, prior_words
+from lora_tune.analysis.summary import Overview, objective_words, overview, passing, prior_words, score_words
 from lora_tune.base.errors import SetupError
 from lora_tune.base.format import duration, visible
 from lora_tune.base.redact import redact
@@ -135,7 +135,7 @@ def _result_card(study: Study, seen: Overview) -> Card:
     if study.maximise:
         return (label, f"{value:.4g} samples/s", f"trial {number}")
     low, high = (duration(v) for v in seen.best_interval or (value, value))
-    other = f"{words}; " if (words := other_score(study, seen.best)) else ""
+    other = f"{words}; " if (words := score_words(study, seen.best)) else ""
     return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
 
 

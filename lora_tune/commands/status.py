@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lora_tune.analysis.describe import money, parameters_text, price
 from lora_tune.analysis.scaling import scaling, table
-from lora_tune.analysis.summary import Overview, confirmed_words, other_score, overview, ranked
+from lora_tune.analysis.summary import Overview, confirmed_words, overview, ranked, score_words
 from lora_tune.base import errors
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.options import (
@@ -191,7 +191,7 @@ def _best(study: Study, seen: Overview) -> Text:
         if seen.best_interval:
             low, high = seen.best_interval
             text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
-    if words := other_score(study, seen.best):
+    if words := score_words(study, seen.best):
         text.append(f", {words}", style="green")
     text.append(f"  trial {seen.best.number}  {parameters_text(seen.best)}", style="default")
     return text

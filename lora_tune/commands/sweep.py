@@ -12,7 +12,7 @@ import click
 
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.scaling import scaling, table
-from lora_tune.analysis.summary import other_score
+from lora_tune.analysis.summary import score_words
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import redact
@@ -219,7 +219,7 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
         )
     else:
         unit = "samples/s" if study.maximise else "s to the target"
-        other = f" ({words})" if (words := other_score(study, best)) else ""
+        other = f" ({words})" if (words := score_words(study, best)) else ""
         lines.append(
             f"best     {best.facts['objective']:.4g} {unit}{other}, trial {best.number}: {parameters_text(best)}"
         )

@@ -14,14 +14,12 @@ from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
 from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.logs.arrival_times import LOOK_SECONDS
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
-
-GUESS_SAID = 2.0
-"""Seconds for which nobody read a log, from which on that is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,11 @@ class JobMonitor:
         )
         log = self._log(attempt)
         log.poll(now, drain=not status.state.alive)
+        if (unseen := log.newly_guessed()) >= LOOK_SECONDS:
+            text = f"nobody read its log for {unseen:.0f} s, and it has no time stamps"
+            self._events.note(
+                f"trial {attempt.trial}: {text}: times of that stretch are estimated", "guessed", trial=attempt.trial
+            )
         trial = self._work.sweep.trials[attempt.trial]
         self._events.trouble(f"log of trial {trial.number}", log.unreadable)
         evals = log.run().evals if trial.replicates == 1 else tuple(e for run in log.runs() for e in run.evals)
@@ -157,7 +160,7 @@ class JobMonitor:
             self._events.note(f"trial {trial.number}: again: {action.sentence}", "retry", trial=trial.number)
             self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
-        self._finish(trial, action, attempts, run, runs)
+        self._finish(trial, action, attempts, run, runs, log)
 
     def _untrue(
         self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, runs: Sequence[RunLog]
@@ -179,39 +182,40 @@ class JobMonitor:
         return policy.found(attempt, status, seen)
 
     def _finish(
-        self, trial: Trial, action: policy.Finish, attempts: Sequence[Attempt], run: RunLog, runs: Sequence[RunLog]
+        self,
+        trial: Trial,
+        action: policy.Finish,
+        attempts: Sequence[Attempt],
+        run: RunLog,
+        runs: Sequence[RunLog],
+        log: LogFollower,
     ) -> None:
         now, target = self._dependencies.clock.monotonic_now(), self._study.objective.target
         stop = run.reached(target) if not self._study.maximise and not trial.probe else None
         change = healing.healing_samples(trial, run, self._work.sweep)
         if change > 0 and math.isfinite(change):
             trial = replace(trial, facts={**trial.facts, "healing_samples": change})
+        facts = {**trial.facts, **results.facts(self._study, trial, attempts, run, now)}
+        if runs:
+            facts["runs"] = results.several(self._study, trial, runs)
+        sentence, end = action.sentence, stop or (run.evals[-1] if run.evals else None)
+        if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
+            facts["estimated_seconds"] = round(estimated, 3)
+            sentence = f"{sentence}; {results.estimate_words(facts)}"
         done = replace(
-            trial,
-            seconds=stop.seconds if stop else None,
-            samples=stop.samples if stop else None,
-            facts=dict(trial.facts)
-            | results.facts(self._study, trial, attempts, run, now)
-            | ({"runs": results.several(self._study, trial, runs)} if runs else {}),
-        ).finished(action.verdict, action.sentence, now)
+            trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, facts=facts
+        ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
-        self._events.note(
-            f"trial {trial.number}: {action.verdict.value}: {action.sentence}", "finished", trial=trial.number
-        )
+        self._events.note(f"trial {trial.number}: {action.verdict.value}: {sentence}", "finished", trial=trial.number)
 
     def _log(self, attempt: Attempt) -> LogFollower:
         key = (attempt.trial, attempt.number)
         if key not in self._logs:
             trial = self._work.sweep.trials[attempt.trial]
             job = self._jobs.job(trial, attempt)
-            begun = (attempt.started_at or attempt.intended_at) if key in self._adopted else None
-            log = LogFollower(
-                job.log, self._jobs.reader(trial, attempt), self._dependencies.clock.monotonic_now(), begun=begun
-            )
-            if log.guessed_seconds >= GUESS_SAID:
-                text = f"nobody read its log for {log.guessed_seconds:.0f} s, and it has no time stamps"
-                self._events.note(
-                    f"trial {trial.number}: {text}: times of that stretch are estimated", "guessed", trial=trial.number
-                )
+            now = self._dependencies.clock.monotonic_now()
+            unseen = key in self._adopted or now - (attempt.submitted_at or now) > LOOK_SECONDS
+            begun = (attempt.started_at or attempt.intended_at) if unseen else None
+            log = LogFollower(job.log, self._jobs.reader(trial, attempt), now, begun=begun)
             self._logs[key] = log
         return self._logs[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_tune import curves
@@ -14,7 +14,7 @@ from lora_tune.mlperf import published_curves
 from lora_tune.store.records import Attempt, Trial
 
 
-def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> dict[str, float | str]:
+def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> dict[str, Any]:
     """What a finished trial is remembered by, as flat name -> number or words.
 
     ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
@@ -71,6 +71,12 @@ def _second_phase(healed: curves.Healed) -> dict[str, float]:
         "healed_seconds_per_eval": healed.seconds_per_eval,
         "switch_seconds": healed.switch_seconds,
     }
+
+
+def estimate_words(facts: Mapping[str, Any]) -> str:
+    """What of a trial's time is an estimate, for people; "" for a time that was measured."""
+    estimated = facts.get("estimated_seconds", 0.0)
+    return f"{estimated:.3g} s of it are estimated, nobody read its log then" if estimated else ""
 
 
 def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str, Any]]:

@@ -7,13 +7,25 @@ minutes would have taken none.
 from __future__ import annotations
 
 import contextlib
-import time
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 GUESSES = 1000
 """Pieces, at line ends, into which bytes are cut that arrived while nobody looked."""
+
+LOOK_SECONDS = 2.0
+"""A log that nobody looked at for so long is timed by an estimate."""
+
+
+class Arrival(NamedTuple):
+    """What lies before byte ``end``, and behind the end before it, arrived at ``at``, epoch seconds."""
+
+    end: int
+    at: float
+    estimated: bool = False
 
 
 class Arrivals:
@@ -21,54 +33,81 @@ class Arrivals:
 
     log: the file, ``kept``: where its times are kept, one ``END MILLISECONDS`` a line: what lies before byte END and
     behind the END before it arrived then. begun: epoch seconds when the job started, for an attempt of an earlier
-    driver, else None. What came while no driver was there is spread evenly over that time, byte by byte: an estimate,
-    whose length is ``guessed_seconds``.
+    driver, else None. What came while nobody looked, no driver or one that stood still, is spread evenly over that
+    time, byte by byte, up to the file's last write: an estimate, marked by an ``e`` behind its line, whose length is
+    ``guessed_seconds``.
     """
 
-    def __init__(self, log: Path, kept: Path, begun: float | None, clock: Callable[[], float] = time.time) -> None:
-        self._kept, self._clock = kept, clock
+    def __init__(self, log: Path, kept: Path, begun: float | None, clock: Callable[[], float]) -> None:
+        self._log, self._kept, self._clock = log, kept, clock
         self._offset = 0
         self._at = 0.0
         self._known = _read(kept)
         self._gap_end, self._gap_from, self._gap_rate = 0, 0.0, 0.0
         self.guessed_seconds = 0.0
+        self._begun = self._looked_at = clock() if begun is None else begun
         if begun is not None:
-            self._spread(log, begun)
+            self._take_over()
 
-    def _spread(self, log: Path, begun: float) -> None:
-        """Find out what came while nobody looked, and when that was."""
+    def _take_over(self) -> None:
+        """Find out what came since an earlier driver looked last."""
+        seen = self._known[-1].end if self._known else 0
         try:
-            status = log.stat()
+            size = self._log.stat().st_size
         except OSError:  # nothing came yet
             return
-        seen, at = self._known[-1] if self._known else (0, begun)
-        if seen > status.st_size:  # another file than the one whose times are known
-            self._known, seen, at = [], 0, begun
+        if seen > size:  # another file than the one whose times are known
+            self._known, seen = [], 0
             with contextlib.suppress(OSError):
                 self._kept.unlink()
+        self._spread(seen, self._known[-1].at if self._known else self._begun)
+        self._looked_at = self._clock()
+
+    def look(self) -> None:
+        """The log is about to be read: what is new in it came since the last call."""
+        before, self._looked_at = self._looked_at, self._clock()
+        if self._looked_at - before > LOOK_SECONDS:
+            self._spread(self._offset, before)
+
+    def _spread(self, seen: int, at: float) -> None:
+        """What lies behind byte ``seen`` came between ``at`` and the file's last write."""
+        try:
+            status = self._log.stat()
+        except OSError:
+            return
         if status.st_size > seen:
-            self.guessed_seconds = max(0.0, min(self._clock(), status.st_mtime) - at)
-            self._gap_rate = self.guessed_seconds / (status.st_size - seen)
+            guessed = max(0.0, min(self._clock(), status.st_mtime) - at)
+            self.guessed_seconds += guessed
+            self._gap_rate = guessed / (status.st_size - seen)
             self._gap_end, self._gap_from = status.st_size, at - seen * self._gap_rate
 
     def now(self) -> float:
         """Epoch seconds at which the piece that :meth:`pieces` gave last arrived."""
         return self._at
 
+    def estimated(self, begin: float, end: float) -> float:
+        """How many of the seconds from ``begin`` to ``end``, both epoch seconds, are estimated."""
+        found, before = 0.0, self._begun
+        for row in self._known:
+            if row.estimated:
+                found += max(0.0, min(end, row.at) - max(begin, before))
+            before = row.at
+        return found
+
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """The log's next bytes, cut where they arrived at different times; :meth:`now` tells of each."""
         begin, self._offset = self._offset, self._offset + len(chunk)
         at = begin
-        for end, then in self._known[bisect_right(self._known, begin, key=lambda row: row[0]) :]:
+        for row in self._known[bisect_right(self._known, begin, key=lambda row: row.end) :]:
             if at == self._offset:
                 return
-            self._at = then
-            until = min(end, self._offset)
+            self._at = row.at
+            until = min(row.end, self._offset)
             yield chunk[at - begin : until - begin]
             at = until
         if at < min(self._gap_end, self._offset):
             for end in self._cuts(chunk, begin, at):
-                self._arrived(end, self._gap_from + end * self._gap_rate)
+                self._arrived(end, self._gap_from + end * self._gap_rate, estimated=True)
                 yield chunk[at - begin : end - begin]
                 at = end
         if at < self._offset:
@@ -83,25 +122,27 @@ class Arrivals:
             at = until if line_end < 0 else begin + line_end + 1
             yield at
 
-    def _arrived(self, end: int, at: float) -> None:
+    def _arrived(self, end: int, at: float, *, estimated: bool = False) -> None:
         self._at = int(at * 1000) / 1000  # as it is read again
-        self._known.append((end, self._at))
+        self._known.append(Arrival(end, self._at, estimated))
         # A full disk costs the times of a later restart, and nothing now.
         with contextlib.suppress(OSError), self._kept.open("a", encoding="ascii") as file:
-            file.write(f"{end} {self._at * 1000:.0f}\n")
+            file.write(f"{end} {self._at * 1000:.0f}{' e' if estimated else ''}\n")
 
 
-def _read(kept: Path) -> list[tuple[int, float]]:
-    """(END, epoch seconds) as kept, in rising order; a line that was cut ends what is known."""
-    found: list[tuple[int, float]] = []
+def _read(kept: Path) -> list[Arrival]:
+    """What is kept, in rising order; a line that was cut ends what is known."""
+    found: list[Arrival] = []
     try:
         text = kept.read_text(encoding="ascii", errors="replace")
     except OSError:
         return found
     for line in text.splitlines(keepends=True):
-        end, _, ms = line.partition(" ")
-        whole = line.endswith("\n") and end.isdecimal() and ms.strip().isdecimal()
-        if not whole or (found and int(end) <= found[-1][0]):
+        row = _KEPT.fullmatch(line)
+        if row is None or (found and int(row[1]) <= found[-1].end):
             break
-        found.append((int(end), int(ms) / 1000))
+        found.append(Arrival(int(row[1]), int(row[2]) / 1000, bool(row[3])))
     return found
+
+
+_KEPT = re.compile(r"([0-9]{1,18}) ([0-9]{1,15})( e)?\n")

@@ -29,6 +29,11 @@ class _ReaderAndScanner:
     def run(self) -> RunLog:
         return self.reader.run()
 
+    @property
+    def states_seconds(self) -> bool:
+        """Whether the log's lines say how many seconds its run had taken."""
+        return isinstance(self.reader, LineReader) and self.reader.states_seconds
+
 
 class LogFollower:
     """Follows ``path`` with readers made by ``make_reader``.
@@ -46,6 +51,7 @@ class LogFollower:
         self._train_points = 0
         self._run: RunLog | None = None
         self._restarts = 0
+        self._told_guesses = 0.0
         self.grew_at = now
         self.unreadable = ""
 
@@ -76,9 +82,27 @@ class LogFollower:
         assert isinstance(reader, _ReaderAndScanner)
         return reader.arrivals.guessed_seconds if reader.arrivals else 0.0
 
+    def newly_guessed(self) -> float:
+        """What was added to ``guessed_seconds`` since the last call."""
+        new, self._told_guesses = self.guessed_seconds - self._told_guesses, self.guessed_seconds
+        return new
+
+    def estimated_seconds(self, run: RunLog, seconds: float) -> float:
+        """How many of the ``seconds`` since the start of ``run`` are estimated; 0 where the log states its times."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        if reader.arrivals is None or reader.states_seconds or run.run_start_ms is None:
+            return 0.0
+        begin = run.run_start_ms / 1000
+        return reader.arrivals.estimated(begin, begin + seconds)
+
     def poll(self, now: float, *, drain: bool = False) -> None:
         """Read what is new; with ``drain`` everything there is, for a job that has ended."""
         self.unreadable = ""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        if reader.arrivals:
+            reader.arrivals.look()
         try:
             while self._tail.poll():
                 self.grew_at = now

@@ -20,6 +20,7 @@ from functools import lru_cache
 from re import _parser  # type: ignore[attr-defined]  # the only way to know how patterns nest
 from typing import Any
 
+from lora_tune.base.process import steady_epoch
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader, RunBuilder, RunLog, as_number
 
@@ -38,7 +39,7 @@ SLOW_SECONDS = 1.0
 """CPU seconds on one line after which a user's pattern is given up."""
 
 
-def make_reader(kind: str, *, clock: Clock = time.time, **settings: Any) -> LogReader:
+def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> LogReader:
     """A reader of ``kind``: ``mllog``, ``hf_trainer``, ``jsonl`` or ``regex``.
 
     clock: epoch seconds now; see above. settings: of the kind's class. ValueError for an unknown kind, an unknown
@@ -78,6 +79,7 @@ class LineReader:
         self._held = b""
         self._skipping = False
         self._dropped = 0
+        self.states_seconds = False
         self.run_builder = RunBuilder()
 
     def feed(self, chunk: bytes) -> None:
@@ -121,6 +123,7 @@ class LineReader:
         seconds = as_number(fields.get("seconds"))
         if seconds is not None and abs(seconds) < 1e9 and builder.run_start is not None:
             now = builder.run_start + round(seconds * 1000)
+            self.states_seconds = True
         understood = True
         for name, add in (("loss", builder.add_eval), ("train_loss", builder.add_train)):
             if name in fields:
@@ -150,7 +153,7 @@ class HfTrainerReader(LineReader):
     The run starts at ``***** Running training *****`` if that is printed.
     """
 
-    def __init__(self, clock: Clock = time.time, samples_per_epoch: float = 1.0) -> None:
+    def __init__(self, clock: Clock = steady_epoch, samples_per_epoch: float = 1.0) -> None:
         super().__init__(clock)
         self._samples_per_epoch = samples_per_epoch
 
@@ -208,7 +211,7 @@ class JsonLinesReader(LineReader):
 
     def __init__(
         self,
-        clock: Clock = time.time,
+        clock: Clock = steady_epoch,
         *,
         global_batch_size: float = 1.0,
         samples_per_epoch: float = 1.0,
@@ -245,7 +248,7 @@ class RegexReader(LineReader):
 
     def __init__(
         self,
-        clock: Clock = time.time,
+        clock: Clock = steady_epoch,
         *,
         global_batch_size: float = 1.0,
         samples_per_epoch: float = 1.0,
