@@ -161,6 +161,16 @@ def test_printed_configurations_are_read_in_any_form(text: bytes, values: dict) 
     assert printed_values(text) == values
 
 
+def test_a_log_whose_clock_ran_backwards_is_no_result(tmp_path) -> None:
+    lines = log_of().splitlines(keepends=True)
+    late = next(n for n, line in enumerate(lines) if '"eval_accuracy"' in line)
+    lines[late] = re.sub(r'"time_ms": 17', '"time_ms": 18', lines[late])
+    (one,) = played(tmp_path, "".join(lines))
+    assert kinds(one) == ["failed"]
+    assert "clock" in one["verdicts"][0]["sentence"]
+    assert one["objective_seconds"] is None
+
+
 def test_a_log_of_another_benchmark_is_measured_by_its_own_target(tmp_path) -> None:
     text = log_of().replace('"value": "llama2_70b_lora"', '"value": "llama31_8b"')
     text = _announcing("target_accuracy", "0.935") + text

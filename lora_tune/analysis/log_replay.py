@@ -1,8 +1,9 @@
 """A finished log played as a trial of a study: what the sweep would have decided, and when, by the log's own clock.
 
 Nothing is decided here. At each tick the log's next lines go through the reader and the failure scanner that the
-driver uses, and the driver's own functions are asked: ``judge_curve`` while it runs, ``diagnose`` and ``conclude`` at
-its end, ``facts`` for the objective. Time limits, queues and silences are the cluster's, and are not played.
+driver uses, and the driver's own functions are asked: ``judge_curve`` while it runs, ``diagnose``, ``conclude`` and
+``impossible_times`` at its end, ``facts`` for the objective. Time limits, queues and silences are the cluster's, and
+are not played.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lora_tune.config.formula import FormulaError
 from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study, WorkloadTable
 from lora_tune.controller import policy, pruning, results
+from lora_tune.controller.acceptance import impossible_times
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.mllog import LogReader, MllogReader
@@ -120,7 +122,9 @@ class Replay:
         """
         announced = run.hyperparameters.get("target_accuracy")
         objective, workload = self._study.objective, self._study.workload
-        other = workload.kind == "mlperf" and run.hyperparameters.get("submission_benchmark", _benchmark(workload))
+        other = workload.kind.startswith("mlperf") and run.hyperparameters.get(
+            "submission_benchmark", _benchmark(workload)
+        )
         if not isinstance(announced, int | float):
             return self._study
         if other and other != _benchmark(workload):
@@ -137,6 +141,10 @@ def _benchmark(workload: WorkloadTable) -> str:
     return str((workload.model_extra or {}).get("benchmark", BENCHMARK))
 
 
+_ENDED = JobStatus(state=JobState.ENDED)
+"""All that is known of a finished log's job."""
+
+
 class _Player:
     """One log's trial while it is played."""
 
@@ -145,6 +153,7 @@ class _Player:
         self._study = study.model_copy(update={"budget": once})
         self._work, self._trial, self._attempt = book, trial, attempt
         self._reader, self._scanner = reader, FailureScanner()
+        self._stamped = isinstance(reader, MllogReader)
         self._train_points = 0
         self._verdicts: dict[str, ReplayedVerdict] = {}
         self._stopped: tuple[policy.Stop, RunLog] | None = None
@@ -159,7 +168,8 @@ class _Player:
         self._train_points = len(run.train)
         if not (fresh or new_train) or (not self._study.maximise and run.reached(self._study.objective.target)):
             return
-        stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run)
+        trusted = impossible_times(run, _ENDED, stamped=self._stamped) is None
+        stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run) if trusted else None
         if stop is not None and stop.kind.value not in self._verdicts:
             self._verdicts[stop.kind.value] = ReplayedVerdict(stop.kind.value, _seconds(run), stop.sentence)
             if self._stopped is None:
@@ -168,9 +178,12 @@ class _Player:
     def end(self) -> ReplayedLog:
         """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
         run = self._run_that_counts()
-        status = JobStatus(state=JobState.ENDED)
-        diagnosis = diagnose(self._scanner, state=status.state.value, run=run)
-        action = policy.conclude(self._study, [self._attempt], status, run, diagnosis)
+        diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run)
+        action = policy.conclude(self._study, [self._attempt], _ENDED, run, diagnosis)
+        if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
+            # Whether it ran with the study's own values is another question: old logs mostly did not.
+            untrue = impossible_times(run, _ENDED, stamped=self._stamped)
+            action = policy.refuse(self._study, [self._attempt], untrue) if untrue else action
         kind = _KINDS.get(action.verdict if isinstance(action, policy.Finish) else Verdict.FAILED)
         if kind is not None and kind not in self._verdicts:
             self._verdicts[kind] = ReplayedVerdict(kind, _seconds(run), action.sentence)

@@ -72,7 +72,7 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
     if isinstance(workload, MlperfWorkload):
         yield from files.implementation(workload, study)
         known = _known_places(study, workload)
-        yield files.container(known.get("CONT"))
+        yield (files.container if workload.engine == "pyxis" else files.docker_image)(known.get("CONT"))
         if (study.workload.model_extra or {}).get("benchmark") == llama31_405b.BENCHMARK:
             yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
         else:
@@ -88,6 +88,8 @@ def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
     except LoraTuneError:
         return places(study.site)  # said among the files
     known = {**found.values, **places(study.site, found.reads)}
+    if workload.engine != "pyxis" and "DATADIR" in known:
+        known.setdefault("MODEL", known["DATADIR"])  # its scripts mount DATADIR's two folders, data and model
     return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
 
 
@@ -123,7 +125,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         return
     yield cluster.accounting(ask)
     yield cluster.partition(ask, study.site)
-    if "CONT" in _places(study, workload):
+    if "CONT" in _places(study, workload) and getattr(workload, "engine", "pyxis") == "pyxis":
         yield cluster.pyxis(ask)
     yield cluster.mpi(ask, study.site)
     try:

@@ -48,7 +48,8 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
     else:
         low, high = time_interval(trial)
         result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
-        result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; 1 run, seed {trial.seed}"
+        result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; "
+        result += f"1 run, seed {facts.get('seed', trial.seed)}"
         result = "; ".join(filter(None, (result, estimate_words(facts))))
     more: tuple[str, ...] = ()
     if "confirmed" in facts:

@@ -31,7 +31,7 @@ class WorkloadTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    kind: str = Field(description="peft, nemo, mlperf, command or surface")
+    kind: str = Field(description="peft, nemo, mlperf, mlperf_docker, command or surface")
 
 
 class Objective(_Frozen):

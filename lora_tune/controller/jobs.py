@@ -95,4 +95,6 @@ def write_files(job: Job) -> None:
     """Make the job's folder and write its files. Raises OSError."""
     job.folder.mkdir(parents=True, exist_ok=True)
     for name, text in job.files.items():
-        (job.folder / name).write_text(text, encoding="utf-8")
+        file = job.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")

@@ -60,6 +60,8 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, 
         found |= _second_phase(timing.healed)
     if run.evals:
         found["crossing_method"] = crossing.method
+    if (seed := _announced_seed(run)) not in (None, trial.seed):
+        found["seed"] = seed
     return found
 
 
@@ -79,6 +81,12 @@ def estimate_words(facts: Mapping[str, Any]) -> str:
     return f"{estimated:.3g} s of it are estimated, nobody read its log then" if estimated else ""
 
 
+def _announced_seed(run: RunLog) -> int | None:
+    """The seed that the log states: some launch scripts draw their own, whatever they are given."""
+    seed = run.hyperparameters.get("seed")
+    return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+
 def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str, Any]]:
     """The facts of each run of a job that made several, oldest first, with its ``seed``, ``seconds`` and ``samples``.
 
@@ -93,7 +101,7 @@ def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str
             continue
         known = {k: v for k, v in facts(study, trial, (), run, 0.0).items() if k != "node_hours"}
         ends = {"seconds": stop.seconds if stop else None, "samples": stop.samples if stop else None}
-        found.append({**known, **ends, "seed": trial.seed + i, "position": i})
+        found.append({**known, **ends, "seed": _announced_seed(run) or trial.seed + i, "position": i})
     return found
 
 

@@ -16,6 +16,7 @@ KINDS = {
     "peft": "lora_tune.workloads.recipe:PeftWorkload",
     "nemo": "lora_tune.workloads.recipe:NemoWorkload",
     "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
+    "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
     "command": "lora_tune.workloads.command:CommandWorkload",
     "surface": "lora_tune.simulation.workload:SurfaceWorkload",
 }

@@ -72,6 +72,7 @@ class Job:
     environment: variables added for this job (all strings).
     log: the file in which the job's output appears.
     token: of the attempt that this job runs; the launcher writes it into what it records. "" where there is none.
+    contained: a command that runs in the site's container where it has one; False: it starts its own.
     run_logs: the files in which a job of several runs keeps each run's output, oldest first; () where it does not.
     slot: how it can share a job with other trials; None where it needs one of its own.
     """
@@ -87,6 +88,7 @@ class Job:
     run_logs: tuple[Path, ...] = ()
     resources: Resources = Resources()
     script: bool = False
+    contained: bool = True
     exclude_nodes: tuple[str, ...] = ()
     slot: Slot | None = None
 

@@ -85,6 +85,8 @@ class MlperfWorkload:
     """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
 
     Settings = MlperfSettings
+    engine = "pyxis"
+    """What starts the container: Slurm's plugin, or a command that the launch script calls."""
 
     def __init__(self, study: Study, settings: MlperfSettings) -> None:
         file = f"study {study.name}"
@@ -168,7 +170,7 @@ class MlperfWorkload:
         return [
             *elsewhere,
             *unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)}),
-            *script_doubts(found.folder / self._settings.script, {*job.environment, *os.environ}),
+            *script_doubts(found.folder / self._settings.script, job.environment),
         ]
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:

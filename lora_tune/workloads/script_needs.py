@@ -23,7 +23,8 @@ _ASSIGNED = re.compile(
     r"|\bread\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
 )
 _VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
-_STARTED = re.compile(r"(?<![\w/.])\./([\w.-]+\.sh)\b")
+_STARTED = re.compile(r"(?<!bash )(?<!sh )(?<!source )(?<![\w/.])\./([\w.-]+\.sh)\b")
+_OWN_PLACES = re.compile(r"^\s*export\s+(CONT|DATADIR|MODEL|LOGDIR)=(?!.*\$\{\1)", re.MULTILINE)
 _OPENS = re.compile(r"^(?:if|case)\b")
 _CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
 
@@ -65,8 +66,8 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
     A file beside it that it starts as a program and that may not be executed counts as well.
     """
     found = [
-        f"{script.name} needs {needed.name}, which nothing sets, and ends at `{needed.line[:120]}`; export "
-        f"{needed.name}, or set it in [site.environment]"
+        f"{script.name} needs {needed.name}, which nothing sets, and ends at `{needed.line[:120]}`; "
+        f"set {needed.name} in [site.environment]"
         for needed in needed_variables(script)
         if needed.name not in known
     ]
@@ -75,6 +76,10 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
             f"{script.name} sources {config} itself: what that sets, no trial can; remove the line from a copy of it"
         )
     code = _code(script.read_text(encoding="utf-8", errors="replace"))
+    for name in dict.fromkeys(_OWN_PLACES.findall(code)):
+        found.append(
+            f"{script.name} sets {name} itself, so the study's does not count; remove the line from a copy of it"
+        )
     for name in dict.fromkeys(_STARTED.findall(code)):
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
             found.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")

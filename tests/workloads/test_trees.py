@@ -27,7 +27,9 @@ def tree(tmp_path: Path) -> Path:
     return Path(shutil.copytree(STANDIN, tmp_path / "tree"))
 
 
-def workload(tree: Path, system: str = "H100", **settings: object) -> tuple[Study, MlperfWorkload]:
+def workload(
+    tree: Path, system: str = "H100", environment: dict[str, str] | None = None, **settings: object
+) -> tuple[Study, MlperfWorkload]:
     study = Study.model_validate(
         {
             "name": "t",
@@ -39,6 +41,7 @@ def workload(tree: Path, system: str = "H100", **settings: object) -> tuple[Stud
                 "container": "image",
                 "data": "/data",
                 "model": "/model",
+                "environment": environment or {},
             },
             "space": {"LR": 4e-4, "MAX_STEPS": 800, "layout": {"type": "layout", "tp": [4], "gbs": [8]}},
             "budget": {"trials": 1},
@@ -161,21 +164,23 @@ class TestWhatAScriptNeeds:
 
     def test_each_doubt_says_what_ends_and_what_to_do(self, tmp_path: Path) -> None:
         (tmp_path / "run.sub").write_text(
-            "set -eux\nsource config_DGXB200_1x8x1xtp1pp1cp1.sh\necho ${WORK_DIR} ${KNOWN}\nsrun ./run_and_time.sh\n"
+            "set -eux\nsource config_DGXB200_1x8x1xtp1pp1cp1.sh\necho ${WORK_DIR} ${KNOWN}\n"
+            "srun ./run_and_time.sh\nbash ./tunables.sh\n"
         )
-        (tmp_path / "run_and_time.sh").write_text("true\n")
+        for name in ("run_and_time.sh", "tunables.sh"):  # bash reads the second, whatever its mode
+            (tmp_path / name).write_text("true\n")
         needs, sources, started = script_doubts(tmp_path / "run.sub", {"KNOWN"})
         assert "needs WORK_DIR, which nothing sets" in needs
-        assert "export WORK_DIR" in needs
+        assert "set WORK_DIR in [site.environment]" in needs
         assert "sources config_DGXB200_1x8x1xtp1pp1cp1.sh itself" in sources
         assert f"chmod +x {tmp_path}/run_and_time.sh" in started
         (tmp_path / "run_and_time.sh").chmod(0o755)
         assert len(script_doubts(tmp_path / "run.sub", {"KNOWN", "WORK_DIR"})) == 1
 
     def test_the_sweep_and_its_dry_run_say_it_beforehand(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORK_DIR", "/work")  # of the shell's variables few reach a job
         (tree / "run.sub").open("a").write('echo "${WORK_DIR}"\n')
-        monkeypatch.delenv("WORK_DIR", raising=False)
         _, found = workload(tree)
         assert any("needs WORK_DIR" in doubt for doubt in found.check())
-        monkeypatch.setenv("WORK_DIR", "/work")
-        assert not any("needs WORK_DIR" in doubt for doubt in found.check())
+        _, told = workload(tree, environment={"WORK_DIR": "/work"})
+        assert not any("needs WORK_DIR" in doubt for doubt in told.check())

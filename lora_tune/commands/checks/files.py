@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,24 @@ def container(image: str | None) -> Finding:
     return good(f"container {image}, {path.stat().st_size / GB:.1f} GB")
 
 
+def docker_image(image: str | None) -> Finding:
+    """CONT of a launch script that starts its container itself: an image that the engine has, or can pull."""
+    why = "the launch script starts the training in this container"
+    if not image:
+        return problem("no container", why, "set site.container, or export CONT=IMAGE")
+    if shutil.which("docker") is None:
+        fix = "nothing, where trials run on other nodes that have it; else install Docker, or podman-docker"
+        return warning("docker is not on PATH here", "the launch script calls it on the node", fix)
+    asked = subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False, timeout=60)
+    if asked.returncode:
+        return warning(
+            f"container {image} is not among the images of this machine",
+            "docker run pulls it anew on each node, or fails",
+            f"docker pull {image}, or build it with the implementation's Dockerfile, on each node",
+        )
+    return good(f"container {image}, known to docker")
+
+
 def data(folder: str | None) -> Iterator[Finding]:
     """DATADIR with the two prepared arrays."""
     why = "mountcheck ends the job with a RuntimeError without it"
@@ -59,7 +77,7 @@ def data(folder: str | None) -> Iterator[Finding]:
         yield problem("no data folder", why, "set site.data, or export DATADIR=/path/to/gov_report")
         return
     root = Path(folder)
-    place = next((p for p in (root, root / "gov_report") if (p / "train.npy").is_file()), root)
+    place = next((p for p in (root, root / "gov_report", root / "data") if (p / "train.npy").is_file()), root)
     for name in ("train.npy", "validation.npy"):
         file = place / name
         fix = "prepare it with the implementation's scripts (convert_dataset.py), or correct site.data"
@@ -191,7 +209,7 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
         job = workload.job(some_proposal(study), Path("/tmp/doctor"))
         if not found.in_container:
             yield good(f"it reads all of {', '.join(study.space)}")
-        for doubt in script_doubts(found.folder / job.argv[0], {*job.environment, *os.environ}):
+        for doubt in script_doubts(found.folder / Path(job.argv[-1]).name, job.environment):
             what, _, fix = doubt.rpartition("; ")
             yield problem(what, "every trial would run into it", fix)
     except LoraTuneError as error:

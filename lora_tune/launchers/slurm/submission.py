@@ -83,7 +83,7 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
 def _own_steps(job: Job, site: Site) -> dict[str, Any]:
     """How submitit starts our own recipes: one task that runs the recipe, in the site's container if it has one."""
     steps = [f"--output={_literal(job.log)}", "--open-mode=append", "--kill-on-bad-exit=1"]
-    if site.container:
+    if site.container and job.contained:
         mounts = ",".join((f"{job.folder}:{job.folder}", *site.container_mounts))
         steps += [f"--container-image={site.container}", f"--container-mounts={mounts}"]
     # A batch shell that dies of SIGTERM takes srun along, and the step then looks for it for seconds.

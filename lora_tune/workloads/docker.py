@@ -1,0 +1,157 @@
+"""MLPerf implementations that start their container themselves: ``run_with_docker.sh`` of AMD's and partners' trees.
+
+The script looks for ``config_${DGXSYSTEM}.sh`` beside itself and passes on to the container the variables that this
+file exports, and no others. A trial therefore has a copy of the folder's launch scripts in its own folder, unchanged,
+and its config beside them; the implementation's folder is only read. It runs on one node, by Slurm or on a bare host.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from pydantic import Field
+
+from lora_tune.base.errors import SetupError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.study import Study
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, some_proposal
+from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.implementation import Implementation, config_files, read_implementation
+from lora_tune.workloads.mlperf import MlperfSettings, MlperfWorkload
+from lora_tune.workloads.places import places
+from lora_tune.workloads.script_needs import script_doubts
+
+ENGINE = "docker"
+"""The command that the scripts call; podman's package ``podman-docker`` provides it too."""
+
+_CONFIG_PLACE = re.compile(r"^readonly _config_file=\"?(?:\./)?([\w./-]*?)config_\$\{?DGXSYSTEM", re.MULTILINE)
+
+
+class DockerSettings(MlperfSettings):
+    """Keys of ``[workload]`` for ``kind = "mlperf_docker"``."""
+
+    script: str = Field("run_with_docker.sh", description="the launch script in it")
+    base: str | None = Field(
+        None,
+        description="the config that trials start from, e.g. config_MI355X_1x8x1.sh [the folder's one for the system]",
+    )
+
+
+class DockerWorkload(MlperfWorkload):
+    """Trials of ``run_with_docker.sh``. Seeds are the script's own: the log's ``seed`` is the truth."""
+
+    Settings = DockerSettings
+    engine = ENGINE
+
+    def __init__(self, study: Study, settings: DockerSettings) -> None:
+        super().__init__(study, settings)
+        self._docker = settings
+
+    @functools.cached_property
+    def implementation(self) -> Implementation:
+        """The folder as read now, with the values of its base config."""
+        settings = self._docker
+        given = settings.implementation or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
+        folder = Path(given).expanduser().resolve()
+        base = settings.base or base_for(folder, self._study.site.system)
+        return read_implementation(folder, settings.script, settings.common, (*settings.before, base), settings.reads)
+
+    @property
+    def _base(self) -> Path:
+        """The base config, whole path; ``implementation`` has found it."""
+        folder = self.implementation.folder
+        return folder / (self._docker.base or base_for(folder, self._study.site.system))
+
+    @functools.cached_property
+    def _script(self) -> str:
+        return (self.implementation.folder / self._docker.script).read_text(encoding="utf-8", errors="replace")
+
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """The attempt's config, the launch scripts beside it, and the script with exactly its environment."""
+        site, tree = self._study.site, self.implementation.folder
+        name = f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}"
+        exports = self._exports(proposal)
+        sources = [
+            f"source {shlex.quote(str(file))}" for file in (*(tree / c for c in self.implementation.common), self._base)
+        ]
+        place = _CONFIG_PLACE.search(self._script)
+        logs = site.log_folder / name if site.log_folder else folder / "results"
+        environment = {
+            **self.implementation.values,
+            **{key: value_text(value) for key, value in exports.items()},
+            "SEED": str(proposal.seed),
+            "NEXP": str(proposal.replicates),
+            "LOGDIR": str(logs),
+            "CHECK_COMPLIANCE": str(int(self._settings.compliance)),
+            **places(site, self.implementation.reads),
+            **site.environment,
+        }
+        return Job(
+            name=name,
+            folder=folder,
+            files={
+                **{file.name: file.read_text(encoding="utf-8", errors="replace") for file in _launch_scripts(tree)},
+                f"{place[1] if place else ''}{self._file_name(proposal)}": render(exports, before=sources),
+            },
+            argv=("bash", self._docker.script),
+            environment=environment,
+            cwd=folder,
+            contained=False,
+            log=AttemptPaths(folder).log,
+            run_logs=tuple(logs / f"result_{i}.txt" for i in range(proposal.replicates)),
+            resources=Resources(
+                nodes=self._nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
+            ),
+        )
+
+    def check(self) -> list[str]:
+        """The implementation's folder, its image and data, and on a bare host the container engine.
+
+        Raises SetupError when one is missing; returns a sentence for each thing that trials may run into.
+        """
+        job = self.job(some_proposal(self._study), Path("/tmp/check"))
+        for name, key in (("CONT", "container"), ("DATADIR", "data")):
+            if not job.environment.get(name):
+                raise SetupError(
+                    f"{name} is not set, and {self._docker.script} needs it; set site.{key}, or export {name}"
+                )
+        if self._study.site.launcher == "local" and shutil.which(ENGINE) is None:
+            raise SetupError(
+                f"{ENGINE} is not on PATH, and {self._docker.script} calls it; install Docker, or podman-docker"
+            )
+        return script_doubts(self.implementation.folder / self._docker.script, job.environment)
+
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The config as its users keep it: beside the base config, which it sources from its own folder."""
+        name, base = self._file_name(proposal), self._base
+        usage = (
+            f"cd {shlex.quote(self.implementation.folder.name)} && source {base.parent.name}/{name} && "
+            f"bash {self._docker.script}"
+        ).replace(f"{self.implementation.folder.name}/{name}", name)
+        before = [f'source "$(dirname "${{BASH_SOURCE[0]}}")"/{shlex.quote(base.name)}']
+        comments = (*provenance, f"Run beside {base.name}, with CONT, DATADIR and LOGDIR exported: {usage}")
+        return Export(files={name: render(self._exports(proposal), comments=comments, before=before)}, usage=usage)
+
+
+def base_for(folder: Path, system: str) -> str:
+    """The config that a folder has for ``system``, or its only one, relative to it.
+
+    Raises SetupError with the configs that there are, where it cannot be told.
+    """
+    found = [file for file in config_files(folder) if "common" not in file.name] if folder.is_dir() else []
+    mine = [file for file in found if file.name.startswith(f"config_{system}_")]
+    for candidates in (mine, found):
+        if len(candidates) == 1:
+            return str(candidates[0].relative_to(folder))
+    names = ", ".join(str(file.relative_to(folder)) for file in found) or "none"
+    raise SetupError(f'{folder}: which config do trials start from? workload.base = "..."; there are: {names}')
+
+
+def _launch_scripts(tree: Path) -> list[Path]:
+    """The shell scripts that the launch script may call beside itself."""
+    return [file for file in sorted(tree.glob("*.sh")) if not file.name.startswith("config_")]

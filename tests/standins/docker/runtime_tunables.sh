@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "the machine's tunables are set"

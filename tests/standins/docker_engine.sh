@@ -1,0 +1,20 @@
+#!/bin/bash
+# Stands in for the command docker: containers are processes in the folder $STANDIN_IMAGE, with the variables that
+# --env names and no others. What is asked is appended to $STANDIN_IMAGE/asked.
+echo "$*" >>"$STANDIN_IMAGE/asked"
+case $1 in
+run) echo "a container of $STANDIN_IMAGE" ;;
+container) ;;
+exec)
+    shift
+    passed=()
+    while [[ $1 == --env=* ]]; do
+        name=${1#--env=}
+        [[ $name == *=* ]] && passed+=("$name") || passed+=("$name=${!name}")
+        shift
+    done
+    shift # the container's name
+    cd "$STANDIN_IMAGE" && exec env -i PATH="$PATH" "${passed[@]}" "$@"
+    ;;
+*) echo "docker_engine.sh: $1 is not known" >&2 && exit 125 ;;
+esac

@@ -1,0 +1,263 @@
+"""``run_with_docker.sh`` trees: what a trial is given, and whole sweeps with podman and with a stand-in for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune.base.errors import SetupError
+from lora_tune.commands.doctor import main as doctor
+from lora_tune.commands.export import main as export
+from lora_tune.commands.sweep import main as sweep
+from lora_tune.config.study import Study, parse_study
+from lora_tune.workloads import load
+from lora_tune.workloads.base import some_proposal
+from lora_tune.workloads.docker import DockerWorkload, base_for
+from lora_tune.workloads.implementation import sourced_file
+from tests.cluster import Cluster
+from tests.recorded import recorded
+
+STANDINS = Path(__file__).resolve().parents[1] / "standins"
+
+STUDY = """
+[workload]
+kind = "mlperf_docker"
+implementation = "{tree}"
+[site]
+system = "MI300X"
+launcher = "{launcher}"
+gpus_per_node = 8
+container = "localhost/standin:1"
+data = "{data}"
+[site.environment]
+{environment}
+[space]
+LR = {{ type = "float", low = 2e-4, high = 8e-4, log = true }}
+[objective]
+target = 0.925
+[budget]
+trials = 2
+trial_minutes = 5
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder of one's own, as the stand-in has it."""
+    return Path(shutil.copytree(STANDINS / "docker", tmp_path / "tree"))
+
+
+def study_text(tree: Path, launcher: str = "local", **environment: str) -> str:
+    for name in ("data", "model"):
+        (tree.parent / "prepared" / name).mkdir(parents=True, exist_ok=True)
+    lines = "\n".join(f'{name} = "{value}"' for name, value in environment.items())
+    return STUDY.format(tree=tree, launcher=launcher, data=tree.parent / "prepared", environment=lines)
+
+
+def workload(tree: Path, more: str = "") -> tuple[Study, DockerWorkload]:
+    text = study_text(tree).replace('kind = "mlperf_docker"\n', f'kind = "mlperf_docker"\n{more}\n')
+    study = parse_study(text, Path("t.toml"))
+    found = load(study, "t.toml")
+    assert isinstance(found, DockerWorkload)
+    return study, found
+
+
+class TestJob:
+    def test_the_config_lies_where_the_unchanged_script_looks_and_holds_all_of_the_base(
+        self, tree: Path, tmp_path: Path
+    ) -> None:
+        study, found = workload(tree)
+        job = found.job(some_proposal(study), tmp_path / "attempt")
+        assert job.argv == ("bash", "run_with_docker.sh")
+        assert job.files["run_with_docker.sh"] == (tree / "run_with_docker.sh").read_text()
+        (tmp_path / "attempt").mkdir()
+        for name, text in job.files.items():
+            (tmp_path / "attempt" / name).write_text(text)
+        config = tmp_path / "attempt" / f"config_{job.environment['DGXSYSTEM']}.sh"
+        base, trial = sourced_file(tree / "config_MI300X_1x8x1.sh"), sourced_file(config)
+        assert base.keys() <= trial.keys()
+        changed = {name for name in base if base[name] != trial[name]}
+        assert changed == {"LR", "DGXSYSTEM"}
+        # What the script passes on by name alone it takes from its own environment.
+        assert {name: job.environment[name] for name in trial if name != "WALLTIME"} == {
+            name: value for name, value in trial.items() if name != "WALLTIME"
+        }
+
+    def test_the_folder_of_the_implementation_is_only_read(self, tree: Path, tmp_path: Path) -> None:
+        before = sorted(p.name for p in tree.rglob("*"))
+        study, found = workload(tree)
+        found.job(some_proposal(study), tmp_path / "attempt")
+        assert sorted(p.name for p in tree.rglob("*")) == before
+
+    def test_a_script_that_looks_in_configs_finds_it_there(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "configs").mkdir()
+        (tree / "config_MI300X_1x8x1.sh").rename(tree / "configs" / "config_MI300X_1x8x1.sh")
+        script = tree / "run_with_docker.sh"
+        script.write_text(script.read_text().replace("./config_", "./configs/config_"))
+        study, found = workload(tree)
+        files = found.job(some_proposal(study), tmp_path / "a").files
+        assert "configs/config_MI300X_1x8x1xtp1pp1cp1.sh" in files
+
+    def test_which_config_is_the_base(self, tree: Path) -> None:
+        (tree / "config_MI325X_1x8x1.sh").write_text("export LR=1\n")
+        assert base_for(tree, "MI325X") == "config_MI325X_1x8x1.sh"
+        with pytest.raises(SetupError, match=r"workload.base.*config_MI300X_1x8x1.sh, config_MI325X_1x8x1.sh"):
+            base_for(tree, "MI400")
+        _, found = workload(tree, 'base = "config_MI325X_1x8x1.sh"')
+        assert found.implementation.values["LR"] == "1"
+
+
+class TestCheck:
+    def test_without_an_engine_on_a_bare_host(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        _, found = workload(tree)
+        with pytest.raises(SetupError, match="docker is not on PATH"):
+            found.check()
+
+    def test_a_script_that_sets_its_places_or_sources_its_config_itself(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As Dell's of v5.0 does: then the study's would not count."""
+        engine(tree, monkeypatch)
+        script = tree / "run_with_docker.sh"
+        script.write_text(
+            script.read_text().replace("set -e", "export DATADIR=/mnt\nsource config_MI300X_1x8x1.sh\nset -e", 1)
+        )
+        _, found = workload(tree)
+        doubts = " ".join(found.check())
+        assert "sets DATADIR itself" in doubts
+        assert "sources config_MI300X_1x8x1.sh itself" in doubts
+
+    def test_doctor_looks_for_image_data_and_model_where_the_script_mounts_them(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tree.parent / "docker.toml").write_text(study_text(tree))
+        (tree.parent / "prepared" / "data" / "train.npy").write_bytes(b"\x93NUMPY")
+        monkeypatch.setenv("PATH", "/nowhere")
+        said = CliRunner().invoke(doctor, ["--study", str(tree.parent / "docker.toml")]).output
+        assert "docker is not on PATH here" in said
+        assert f"ok       {tree.parent}/prepared/data/train.npy" in said
+        assert f"{tree.parent}/prepared holds no model of a known form" in said
+        engine(tree, monkeypatch)
+        monkeypatch.setenv("STANDIN_IMAGE", str(tree.parent / "image"))
+        said = CliRunner().invoke(doctor, ["--study", str(tree.parent / "docker.toml")]).output
+        assert "container localhost/standin:1 is not among the images" in said
+
+
+def engine(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in engine as ``docker`` on PATH; returns the folder that is its image."""
+    place = tree.parent / "bin"
+    place.mkdir(exist_ok=True)
+    shutil.copy(STANDINS / "docker_engine.sh", place / "docker")
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    image = tree.parent / "image"
+    image.mkdir(exist_ok=True)
+    shutil.copy(tree / "run_and_time.sh", image)
+    return image
+
+
+def swept(tree: Path, text: str) -> Path:
+    """The folder of a finished sweep of the study ``text``."""
+    (tree.parent / "docker.toml").write_text(text)
+    folder = tree.parent / "sweep"
+    arguments = ["--study", str(tree.parent / "docker.toml"), "--output", str(folder), "--quiet"]
+    done = CliRunner().invoke(sweep, arguments)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def expect_two_reached(folder: Path) -> None:
+    trials = recorded(folder / "sweep.db", "docker").trials.values()
+    assert [trial.verdict for trial in trials] == ["reached", "reached"]
+    for trial in trials:
+        log = next(folder.glob(f"trials/{trial.number:04d}*/**/job.log")).read_text()
+        assert f'"key": "seed", "value": {trial.facts["seed"]},' in log
+        assert f'"key": "opt_base_learning_rate", "value": {trial.parameters["LR"]}' in log
+        passed = next(line for line in log.splitlines() if line.startswith("trained with:")).split()
+        assert "NVTE_USE_HIPBLASLT" in passed
+        assert "LOGDIR" not in passed  # the config does not export it
+
+
+class TestSweep:
+    def test_on_a_bare_host(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        image = engine(tree, monkeypatch)
+        folder = swept(tree, study_text(tree, STANDIN_IMAGE=str(image)))
+        expect_two_reached(folder)
+        assert "container rm -f mlperf_llama2sft" in (image / "asked").read_text()
+        told = CliRunner().invoke(
+            export,
+            ["--study", str(tree.parent / "docker.toml"), "--output", str(folder), "--to", str(tree.parent / "o")],
+        )
+        assert told.exit_code == 0, told.output
+        (config,) = (tree.parent / "o").glob("config_MI300X_1x8x1xtp1pp1cp1*.sh")
+        best = recorded(folder / "sweep.db", "docker").best()
+        assert best is not None
+        assert f"seed {best.facts['seed']}" in config.read_text()
+        assert 'source "$(dirname "${BASH_SOURCE[0]}")"/config_MI300X_1x8x1.sh' in config.read_text()
+
+    @pytest.mark.slurm
+    def test_under_slurm(self, tree: Path, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        image = engine(tree, monkeypatch)
+        expect_two_reached(swept(tree, study_text(tree, "slurm", STANDIN_IMAGE=str(image))))
+
+
+@pytest.fixture
+def podman(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """podman as ``docker`` on PATH, with an image made here; no network, no registry. Skips where it cannot run."""
+    if os.geteuid() or not all(map(shutil.which, ("podman", "runc", "catatonit"))):
+        pytest.skip("needs root, and podman, runc and catatonit (tests/packages.txt)")
+    place = Path(tempfile.mkdtemp(prefix="pod", dir="/tmp"))  # its runroot may have 50 characters
+    for name in ("root", "run", "bin"):
+        (place / name).mkdir(parents=True)
+    (place / "containers.conf").write_text("[containers]\ndefault_ulimits = []\n")
+    command = [
+        *("podman", "--root", str(place / "root"), "--runroot", str(place / "run"), "--runtime", "runc"),
+        *("--cgroup-manager", "cgroupfs", "--storage-driver", "vfs"),
+    ]
+    monkeypatch.setenv("CONTAINERS_CONF", str(place / "containers.conf"))
+    subprocess.run(
+        [*command, "import", "-", "localhost/standin:1"], input=_image(tree), check=True, capture_output=True
+    )
+    trial = subprocess.run([*command, "run", "--rm", "--net=host", "localhost/standin:1", "true"], capture_output=True)
+    if trial.returncode:
+        pytest.skip(f"podman cannot run a container here: {trial.stderr.decode(errors='replace').strip()[-200:]}")
+    docker = place / "bin" / "docker"
+    # The devices of AMD's GPUs, which are not here, are left out.
+    docker.write_text(f'#!/bin/bash\nset -- "${{@/#\\/dev\\/*/\\/dev\\/null}}"\nexec {" ".join(command)} "$@"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
+    yield command
+    subprocess.run([*command, "rm", "--force", "--all"], capture_output=True, check=False)
+    subprocess.run([*command, "rmi", "--force", "--all"], capture_output=True, check=False)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _image(tree: Path) -> bytes:
+    """A root file system as tar: bash and what the stand-in's training calls, with their libraries."""
+    root = tree.parent / "rootfs"
+    for name in ("bin", "proc", "sys", "dev", "etc", "tmp", "data", "ckpt"):
+        (root / name).mkdir(parents=True)
+    for program in ("bash", "sleep", "date", "true"):
+        found = shutil.which(program)
+        assert found is not None
+        shutil.copy(found, root / "bin")
+        listed = subprocess.run(["ldd", found], capture_output=True, text=True, check=True).stdout
+        for word in listed.split():
+            if word.startswith("/") and not (root / word[1:]).exists():
+                (root / word[1:]).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, root / word[1:])
+    shutil.copy(tree / "run_and_time.sh", root)
+    return subprocess.run(["tar", "-C", str(root), "-c", "."], capture_output=True, check=True).stdout
+
+
+def test_in_real_containers(tree: Path, podman: list[str]) -> None:
+    expect_two_reached(swept(tree, study_text(tree)))
+    left = subprocess.run([*podman, "ps", "--all", "--quiet"], capture_output=True, text=True, check=True).stdout
+    assert left == ""
