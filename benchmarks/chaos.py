@@ -1,16 +1,23 @@
-"""Faults by the hundred: ``python -m benchmarks.chaos --faults 200 --seed 1``, on real Slurm and real PostgreSQL.
+"""Faults by the hundred: ``python -m benchmarks.chaos --faults 400 --seed 1``, on real Slurm, PostgreSQL and disks.
 
-Sweeps of a deterministic workload run one after another on the test cluster, every other one with its records in
-PostgreSQL and every third one on a small file system that can be full; faults strike at random moments
-(``tests/chaos/faults.py``). After each sweep: no trial lost, none run twice, no job left behind or unknown, node-hours
-as Slurm accounts them, and the results, hence the ranking, of an undisturbed sweep. Each fault is drawn from the seed
-and its own number, and written down as it happens; ``--only`` takes some kinds out of all. Exits 1 when something is
-wrong, and says what.
+Sweeps of deterministic workloads run one after another, in turn
+
+- on the Slurm test cluster, every other one with its records in PostgreSQL and every third one on a small file system
+  that can be full (``tests/chaos/faults.py``);
+- on this machine with time stamps in the trials' logs, and on this machine without: on an ext4 disk of their own whose
+  power can be cut, so that what was not synced is gone (``tests/chaos/local_faults.py``, ``tests/chaos/power.py``).
+
+Faults strike at random moments. After each sweep: no trial lost, none run twice, no process or job left behind, nothing
+wrong. On Slurm: node-hours as Slurm accounts them, and the results, hence the ranking, of an undisturbed sweep. On this
+machine: every number recomputed from the run that made it, by its own ledger and a clock that nobody sets, and the
+exported configuration is that of the best. Each fault is drawn from the seed and its own number, and written down as it
+happens; ``--only`` takes some kinds out of all. Exits 1 when something is wrong, and says what.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -20,52 +27,70 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faults import FAULTS
+from tests.chaos import faults, local_faults, power
+from tests.chaos.local_room import LocalRoom
 from tests.chaos.room import Room
 from tests.cluster import Cluster
 from tests.cluster.cluster import missing
 from tests.postgres import Postgres
 from tests.postgres import missing as postgres_missing
 
-TRIALS = 16
-QUIET_SECONDS = 240.0
+TRIALS = 10
+QUIET_SECONDS = 300.0
 
 
-def strike(room: Room, seed: int, number: int, kinds: list[str], journal: Path) -> str:
-    """Fault ``number`` of ``seed``, after its pause; returns its kind, "" when there was nothing to hit."""
-    chance = random.Random(f"{seed} {number}")
-    kind = chance.choice(kinds)
-    time.sleep(chance.uniform(0.2, 2.5))
-    if room.driver.poll() is not None:
-        if room.finished():
-            return ""
-        assert room.driver.returncode not in (1, 2), f"a driver gave up\n{room.said[-3000:]}"
-        room.start()  # as a service manager would
-    hit = FAULTS[kind](room, chance)
-    line = {"at": round(time.time(), 3), "seed": seed, "fault": number, "kind": kind, "hit": hit, "sweep": room.name}
-    with journal.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    return kind if hit else ""
+@dataclass(kw_only=True)
+class Sweep:
+    """A sweep to disturb: where it runs, what may happen to it, and what is wrong with it in the end."""
+
+    room: Any  # a Room or a LocalRoom
+    where: str
+    faults: Mapping[str, Callable[[Any, random.Random], str]]
+    losses: Callable[[], list[str]]
+    struck: Counter[str] = field(default_factory=Counter)
+
+    def strike(self, seed: int, number: int, journal: Path) -> None:
+        """Fault ``number`` of ``seed``, after its pause."""
+        chance = random.Random(f"{seed} {number}")
+        kind = chance.choice(sorted(self.faults))
+        time.sleep(chance.uniform(0.2, 2.5))
+        if self.room.driver.poll() is not None:
+            if self.room.finished():
+                return
+            code = self.room.driver.returncode
+            assert code not in (1, 2), f"a driver gave up: exit {code}\n{self.room.said[-3000:]}"
+            self.room.start()  # as a service manager would
+        hit = self.faults[kind](self.room, chance)
+        line = {"at": round(time.time(), 3), "seed": seed, "fault": number, "kind": kind, "hit": hit}
+        with journal.open("a") as file:
+            file.write(json.dumps({**line, "sweep": self.room.name}) + "\n")
+        if hit:
+            self.struck[kind] += 1
+
+    def disturb(self, seed: int, first: int, most: int, journal: Path) -> None:
+        """Faults until the sweep has ended or ``most`` have struck; then it is left to end in peace."""
+        self.room.start()
+        number = first
+        while self.struck.total() < most and not self.room.finished():
+            self.strike(seed, number, journal)
+            number += 1
+        self.room.set_clock_right()
+        if self.room.driver.poll() is not None and not self.room.finished():
+            self.room.start()
+        self.room.finish_all(QUIET_SECONDS)
 
 
-def disturbed(room: Room, seed: int, first: int, most: int, kinds: list[str], journal: Path) -> Counter[str]:
-    """Faults until the sweep has ended or ``most`` have struck; then it is left to end in peace."""
-    struck: Counter[str] = Counter()
-    room.start()
-    number = first
-    while sum(struck.values()) < most and not room.finished():
-        kind = strike(room, seed, number, kinds, journal)
-        number += 1
-        if kind:
-            struck[kind] += 1
-    room.set_clock_right()
-    if room.driver.poll() is not None and not room.finished():
-        room.start()
-    room.finish_all(QUIET_SECONDS)
-    return struck
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where sweeps can run: makes the next one in a folder, given its number."""
+
+    name: str
+    make: Callable[[Path, int], Sweep]
 
 
 def undisturbed(folder: Path, cluster: Cluster, trials: int) -> dict[int, Any]:
@@ -80,57 +105,90 @@ def undisturbed(folder: Path, cluster: Cluster, trials: int) -> dict[int, Any]:
         room.close()
 
 
+def on_slurm(cluster: Cluster, database: Postgres | None, folder: Path, trials: int, kinds: set[str]) -> Place:
+    """Sweeps on the test cluster."""
+    expected = undisturbed(folder / "undisturbed", cluster, trials)
+    chosen = {name: fault for name, fault in faults.FAULTS.items() if name in kinds}
+
+    def make(place: Path, number: int) -> Sweep:
+        cluster.clear()
+        postgres = database if number % 2 else None
+        room = Room(place, cluster, trials, postgres=postgres, small=number % 3 == 2)
+        where = f"Slurm, {'PostgreSQL' if postgres else 'SQLite'}{', small disk' if room.small else ''}"
+        return Sweep(room=room, where=where, faults=chosen, losses=lambda: room.losses(expected))
+
+    return Place(name="slurm", make=make)
+
+
+def on_this_machine(stamps: bool, trials: int, kinds: set[str]) -> Place:
+    """Sweeps of local trials whose logs have time stamps or not."""
+    chosen = {name: fault for name, fault in local_faults.FAULTS.items() if name in kinds}
+
+    def make(place: Path, number: int) -> Sweep:
+        room = LocalRoom(place, trials, stamps=stamps, seed=number)
+        where = f"this machine, logs {'with' if stamps else 'without'} time stamps"
+        return Sweep(room=room, where=where, faults=chosen, losses=room.losses)
+
+    return Place(name="local", make=make)
+
+
+@contextlib.contextmanager
+def places(folder: Path, wanted: set[str], trials: int, kinds: set[str]) -> Iterator[list[Place]]:
+    """Where sweeps run in turn."""
+    found = []
+    with contextlib.ExitStack() as stack:
+        if "slurm" in wanted and kinds & set(faults.FAULTS):
+            cluster = stack.enter_context(Cluster(folder / "cluster"))
+            database = stack.enter_context(Postgres()) if postgres_missing() == "" else None
+            found.append(on_slurm(cluster, database, folder, trials, kinds))
+        if "local" in wanted and kinds & set(local_faults.FAULTS):
+            found += [on_this_machine(stamps, trials, kinds) for stamps in (True, False)]
+        yield found
+
+
+def judged(sweep: Sweep, seed: int, first: int, most: int, journal: Path) -> list[str]:
+    """What is wrong with a sweep after its faults; nothing when all is right."""
+    try:
+        sweep.disturb(seed, first, most, journal)
+        return sweep.losses()
+    except AssertionError as error:
+        return [str(error)]
+    finally:
+        sweep.room.close()
+
+
 def main() -> int:
+    every = sorted({*faults.FAULTS, *local_faults.FAULTS})
     arguments = argparse.ArgumentParser(description="faults on running sweeps")
     arguments.add_argument("--faults", type=int, default=200)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of one sweep")
     arguments.add_argument("--minutes", type=float, default=120.0, help="begin no further sweep after so long")
-    arguments.add_argument("--only", nargs="*", choices=sorted(FAULTS), help="these kinds of fault")
+    arguments.add_argument("--only", nargs="*", choices=every, help="these kinds of fault")
+    arguments.add_argument("--places", nargs="*", choices=("slurm", "local"), default=("slurm", "local"))
     options = arguments.parse_args()
-    if reason := missing(accounting=False):
-        print(reason)
-        return 3
-    kinds = sorted(options.only or FAULTS)
-    total: Counter[str] = Counter()
+    for place, reason in (("slurm", missing(accounting=False)), ("local", power.missing())):
+        if place in options.places and reason:
+            print(f"{place}: {reason}")
+            return 3
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     journal = folder / "faults.jsonl"
     print(f"{datetime.date.today()}, {os.cpu_count()} cores, {platform.machine()}; seed {options.seed}, {journal}")
+    total: Counter[str] = Counter()
     failed, sweeps, began = 0, 0, time.monotonic()
-    with Cluster(folder / "cluster") as cluster:
-        expected = undisturbed(folder / "undisturbed", cluster, options.trials)
-        database = Postgres() if postgres_missing() == "" else None
-        if database:
-            database.__enter__()
-        try:
-            while sum(total.values()) < options.faults and time.monotonic() - began < 60 * options.minutes:
-                postgres = database if sweeps % 2 else None
-                room = Room(
-                    folder / f"sweep{sweeps}", cluster, options.trials, postgres=postgres, small=sweeps % 3 == 2
-                )
-                try:
-                    first = 1000 * sweeps
-                    left = options.faults - sum(total.values())
-                    struck = disturbed(room, options.seed, first, left, kinds, journal)
-                    wrong = room.losses(expected)
-                except AssertionError as error:
-                    struck, wrong = Counter({"unknown": 1}), [str(error)]
-                finally:
-                    room.close()
-                total += struck
-                sweeps += 1
-                failed += bool(wrong)
-                where = ("PostgreSQL" if postgres else "SQLite") + (", small disk" if room.small else "")
-                print(
-                    f"{room.name} ({where}): {sum(struck.values())} faults: {'; '.join(wrong) or 'right'}", flush=True
-                )
-                cluster.clear()
-        finally:
-            if database:
-                database.__exit__()
+    with places(folder, set(options.places), options.trials, set(options.only or every)) as turns:
+        while total.total() < options.faults and time.monotonic() - began < 60 * options.minutes:
+            place = turns[sweeps % len(turns)]
+            sweep = place.make(folder / f"sweep{sweeps}", sweeps // len(turns))
+            wrong = judged(sweep, options.seed, 1000 * sweeps, options.faults - total.total(), journal)
+            total += sweep.struck
+            sweeps += 1
+            failed += bool(wrong)
+            said = "; ".join(wrong) or "right"
+            print(f"{sweep.room.name} ({sweep.where}): {sweep.struck.total()} faults: {said}", flush=True)
     kinds_hit = ", ".join(f"{n} {kind}" for kind, n in sorted(total.items()))
-    print(f"{sum(total.values())} faults in {sweeps} sweeps, {time.monotonic() - began:.0f} s: {kinds_hit}")
-    print("nothing lost, nothing twice, nothing left behind" if not failed else f"{failed} sweeps are wrong")
+    print(f"{total.total()} faults in {sweeps} sweeps, {time.monotonic() - began:.0f} s: {kinds_hit}")
+    print("0 lost, 0 twice, 0 orphaned, 0 wrong" if not failed else f"{failed} sweeps are wrong")
     return 1 if failed else 0
 
 

@@ -1,0 +1,277 @@
+"""A sweep of local trials that faults are let loose on, and the questions that it must answer after.
+
+The folder lies on a disk of its own whose power can be cut. Every run of a trial leaves the truth in a ledger outside
+of it (:mod:`tests.chaos.trial`), so each number that the sweep reports is recomputed from the run that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import StoreError
+from lora_tune.base.paths import AttemptPaths, SweepPaths
+from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from tests.chaos.power import LoopDisk
+from tests.chaos.trial import BATCH, TARGET, samples_to_target
+
+HERE = Path(__file__).resolve().parents[2]
+_NUMBERS = itertools.count()
+
+STUDY = """
+[workload]
+kind = "command"
+argv = [{python}, "-m", "tests.chaos.trial"]
+cwd = {here}
+environment = {{ CHAOS_LEDGER = {ledger}, CHAOS_CLOCK = {clock}, CHAOS_PACE = "{pace}", CHAOS_STAMPS = "{stamps:d}" }}
+log = {log}
+[site]
+launcher = "local"
+system = "TEST"
+stall_minutes = 1
+kill_seconds = 2
+[space]
+LR = {{ type = "float", low = 1e-4, high = 1e-3, log = true }}
+[objective]
+target = {target}
+[search]
+sampler = "random"
+seed = {seed}
+[pruning]
+rule = "none"
+cap = false
+[budget]
+trials = {trials}
+parallel = 3
+attempts = 60
+trial_minutes = 5
+"""
+
+PLAIN = (
+    "{ kind = 'regex', eval = 'eval at (?P<samples>\\d+): (?P<loss>\\S+)', start = '^run_start', "
+    "stop = '^run_stop', global_batch_size = " + str(BATCH) + " }"
+)
+"""How the log of a trial without time stamps is read."""
+
+MEASURED_SECONDS, ARRIVAL_SECONDS = 0.15, 2.0
+"""By how much a time may differ from the truth: from stamps in the log, and from when its lines arrived."""
+
+
+class LocalRoom:
+    """One sweep of ``trials`` and the means to disturb it. ``start`` first, then :meth:`finish_all`.
+
+    stamps: whether the trials' logs have time stamps. pace: seconds between two evals.
+    """
+
+    def __init__(self, folder: Path, trials: int, *, stamps: bool = True, pace: float = 0.35, seed: int = 1) -> None:
+        folder.mkdir(parents=True)
+        self.name, self.stamps, self.trials = f"local{next(_NUMBERS)}", stamps, trials
+        self.ledger, self._clock = folder / "ledger", folder / "clock"
+        self.ledger.mkdir()
+        self.set_clock_right()
+        self.disk = LoopDisk(folder / "disk.img", folder / "sweep", megabytes=96)
+        self.paths = SweepPaths(folder / "sweep" / "here")
+        self.study = folder / f"{self.name}.toml"
+        quoted = {name: json.dumps(str(value)) for name, value in self._places().items()}
+        log = "{ kind = 'mllog' }" if stamps else PLAIN
+        self.study.write_text(
+            STUDY.format(**quoted, pace=pace, stamps=stamps, log=log, target=TARGET, seed=seed, trials=trials)
+        )
+        self._output = (folder / "driver.out").open("ab")
+        self._drivers: list[subprocess.Popen[bytes]] = []
+
+    def _places(self) -> dict[str, Any]:
+        return {"python": sys.executable, "here": HERE, "ledger": self.ledger, "clock": self._clock}
+
+    # -- drivers
+
+    @property
+    def driver(self) -> subprocess.Popen[bytes]:
+        return self._drivers[-1]
+
+    def command(self, *further: str) -> list[str]:
+        """The command that drives the sweep."""
+        command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(self.study), "--quiet"]
+        return [*command, "--output", str(self.paths.root), *further]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a driver, after doing what the one before has advised a person to do."""
+        if self.paths.rescued.exists() and "rescued.db" in self.said.splitlines()[-1]:
+            for path in self.database_files():
+                path.unlink()
+            shutil.copy(self.paths.rescued, self.paths.database)
+        started = subprocess.Popen(self.command(), cwd=HERE, stdout=self._output, stderr=subprocess.STDOUT)
+        self._drivers.append(started)
+        return started
+
+    def kill_driver(self) -> None:
+        self.driver.kill()
+        self.driver.wait()
+
+    def finished(self) -> bool:
+        """Whether a driver has ended the sweep."""
+        return bool(self._drivers) and self.driver.poll() in (0, 4)
+
+    def finish_all(self, seconds: float) -> None:
+        """Drivers, one after another, until one ends the sweep. AssertionError after that time."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                code = self.driver.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"not ended in {seconds:g} s\n{self.said[-3000:]}") from None
+            if code in (0, 4):
+                return
+            assert code not in (1, 2), f"a driver gave up: exit {code}\n{self.said[-3000:]}"
+            assert time.monotonic() < end, f"drivers do not end the sweep: exit {code}\n{self.said[-3000:]}"
+            time.sleep(0.5)
+            self.start()
+
+    @property
+    def said(self) -> str:
+        """What the drivers printed."""
+        return Path(self._output.name).read_text()
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            if driver.poll() is None:
+                driver.send_signal(signal.SIGCONT)
+                driver.kill()
+                driver.wait()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._output.close()
+        self.disk.unmount()
+
+    # -- what faults hit
+
+    def step_clock(self, seconds: float) -> None:
+        """The trials' wall clock is wrong by so much from now on."""
+        new = self._clock.with_suffix(".new")
+        new.write_text(f"{seconds}")
+        new.replace(self._clock)
+
+    def set_clock_right(self) -> None:
+        self.step_clock(0.0)
+
+    def attempts(self) -> list[AttemptPaths]:
+        """Every attempt's folder, the one that changed last at the end."""
+        found = list(self.paths.trials.glob("*/attempt-*"))
+        return [AttemptPaths(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+    def live(self, chance: random.Random) -> AttemptPaths | None:
+        """An attempt that has begun and not ended."""
+        found = [a for a in self.attempts() if a.claim.exists() and not a.ended.exists()]
+        return chance.choice(found) if found else None
+
+    def database_files(self) -> list[Path]:
+        name = self.paths.database.name
+        return [p for p in self.paths.root.iterdir() if re.fullmatch(re.escape(name) + "(-wal|-shm|-journal)?", p.name)]
+
+    def processes(self) -> list[int]:
+        """Living processes of trials: they carry the ledger's path in their environment."""
+        wanted, found = os.fsencode(f"CHAOS_LEDGER={self.ledger}"), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def runners(self) -> list[int]:
+        """Living processes that run a job of this sweep: submitit's, whose command line names an attempt's folder."""
+        wanted, found = os.fsencode(str(self.paths.trials)), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    # -- what must hold after it
+
+    def sweep(self) -> Sweep:
+        store = Store(sqlite_url(self.paths.database), read_only=True)
+        try:
+            found = store.load(self.name)
+        finally:
+            store.close()
+        assert found is not None
+        return found
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The ledger: one entry for each run of a trial's program."""
+        found = []
+        for file in self.ledger.glob("*.json"):
+            with contextlib.suppress(ValueError):  # it was killed while it wrote
+                found.append(json.loads(file.read_text()))
+        return found
+
+    def losses(self) -> list[str]:
+        """What is wrong with the ended sweep, in words; nothing when all is right."""
+        try:
+            sweep = self.sweep()
+        except StoreError as error:
+            return [f"the records are lost: {error}"]
+        wrong = []
+        unfinished = [t.number for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+        if unfinished or len(sweep.trials) != self.trials:
+            wrong.append(f"lost: {len(sweep.trials)} of {self.trials} trials, unfinished {unfinished}")
+        runs = self.runs()
+        if twice := {token: n for token, n in Counter(run["token"] for run in runs).items() if n > 1}:
+            wrong.append(f"ran twice: {twice}")
+        if orphans := self.processes():
+            wrong.append(f"orphaned: {orphans}")
+        by_token = {run["token"]: run for run in runs}
+        for trial in sweep.trials.values():
+            last = sweep.attempts_of(trial.number)[-1:]
+            wrong += self._wrong(trial, by_token.get(last[0].token) if last else None)
+        return wrong + self._wrong_export(sweep)
+
+    def _wrong(self, trial: Trial, run: dict[str, Any] | None) -> list[str]:
+        """What a trial reports that its own run does not bear out."""
+        rate, expected = float(trial.parameters["LR"]), samples_to_target(float(trial.parameters["LR"]), trial.seed)
+        if trial.verdict is not Verdict.REACHED:
+            missed = expected is not None or trial.verdict not in (Verdict.CENSORED, Verdict.PRUNED)
+            return [f"wrong: trial {trial.number} is {trial.verdict}: {trial.sentence}"] if missed else []
+        if run is None or (run["rate"], run["seed"]) != (rate, trial.seed):
+            return [f"wrong: trial {trial.number} reports a run that was not its own: {run}"]
+        if trial.samples != expected:
+            return [f"wrong: trial {trial.number} has {trial.samples} samples, its curve {expected}"]
+        allowed = MEASURED_SECONDS if self.stamps else ARRIVAL_SECONDS
+        if run["seconds"] is None or trial.seconds is None:
+            return [f"wrong: trial {trial.number} reports {trial.seconds} s of a run that did not get there"]
+        if abs(trial.seconds - run["seconds"]) > allowed and not _marked(trial):
+            return [
+                f"wrong: trial {trial.number} took {run['seconds']:.2f} s, reported {trial.seconds:.2f} s, unmarked"
+            ]
+        return []
+
+    def _wrong_export(self, sweep: Sweep) -> list[str]:
+        best = sweep.best()
+        files = list(self.paths.best.glob("*.sh"))
+        if best is None or not files:
+            return [] if best is None and not files else [f"wrong: the export is {files}, the best trial {best}"]
+        exported = re.search(r"export LR=(\S+)", files[0].read_text())
+        if exported is None or float(exported[1]) != best.parameters["LR"]:
+            return [f"wrong: {files[0].name} exports {exported and exported[1]}, trial {best.number} is the best"]
+        return []
+
+
+def _marked(trial: Trial) -> bool:
+    """Whether a result says that its time is an estimate."""
+    return any("estimated" in str(key) or "estimated" in str(value) for key, value in trial.facts.items()) or (
+        "estimated" in trial.sentence
+    )
