@@ -147,7 +147,9 @@ class TestABackupRestoredWhileNobodyDrove:
 
     def test_it_is_refused_with_both_ways_on(self, house: House) -> None:
         count = SaveCount(house.store, house.study.name, house.paths.saved)
-        with pytest.raises(StoreError, match=r"older than this folder.*Put the newer database back; or.*remove .*json"):
+        with pytest.raises(
+            StoreError, match=r"older than this folder.*Put the newer database back, or rescued.*remove .*json"
+        ):
             count.refuse_older()
         house.paths.saved.unlink()
         count.refuse_older()

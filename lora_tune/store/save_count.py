@@ -29,8 +29,8 @@ class SaveCount:
         raise StoreError(
             f"the database {safe_url(self._store.url)} is older than this folder: it was written to {saves} times for "
             f"{self._name}, and {self._path} says {seen}. It was restored from a backup or rolled back, and does not "
-            "know what ran since. Put the newer database back; or, to go on from the older one and run what it does "
-            f"not know again, remove {self._path}"
+            "know what ran since. Put the newer database back, or rescued.db where a driver has left one; or, to go on "
+            f"from the older one and run what it does not know again, remove {self._path}"
         )
 
     def note(self) -> None:

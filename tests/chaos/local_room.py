@@ -91,6 +91,7 @@ class LocalRoom:
             STUDY.format(**quoted, pace=pace, stamps=stamps, log=log, target=TARGET, seed=seed, trials=trials)
         )
         self._output = (folder / "driver.out").open("ab")
+        self._said = 0  # characters that drivers before the present one have printed
         self._drivers: list[subprocess.Popen[bytes]] = []
 
     def _places(self) -> dict[str, Any]:
@@ -109,13 +110,19 @@ class LocalRoom:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a driver, after doing what the one before has advised a person to do."""
-        if self.paths.rescued.exists() and "rescued.db" in self.said.splitlines()[-1]:
+        if self.paths.rescued.exists() and (self._advised() or not self.paths.database.exists()):
             for path in self.database_files():
                 path.unlink()
             shutil.copy(self.paths.rescued, self.paths.database)
+        self._said = len(self.said)
         started = subprocess.Popen(self.command(), cwd=HERE, stdout=self._output, stderr=subprocess.STDOUT)
         self._drivers.append(started)
         return started
+
+    def _advised(self) -> bool:
+        """Whether the last driver ended with the advice to put the kept records in the place of the database."""
+        last = "".join(self.said[self._said :].splitlines()[-1:])
+        return any(words in last for words in ("rescued.db", "does not hold them"))
 
     def kill_driver(self) -> None:
         self.driver.kill()
