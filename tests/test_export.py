@@ -182,3 +182,14 @@ def test_the_line_to_type_names_this_interpreter_and_the_file_from_here(
     (tmp_path / ".venv/bin/python").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", str(tmp_path / ".venv/bin"))
     assert export.typed(written, workload).endswith(" && python -m lora_tune.x")
+
+
+def test_a_package_that_is_not_installed_here_is_left_out_of_the_provenance(
+    swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch often comes with a container, and is no package of the environment that exports."""
+    monkeypatch.setattr(export, "_PACKAGES", ("optuna", "no-such-package"))
+    assert run().exit_code == 0
+    text = the_config(swept).read_text()
+    assert "# optuna " in text
+    assert "no-such-package" not in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import platform
 import shlex
@@ -22,6 +21,7 @@ from lora_tune.analysis.replicates import runs_words
 from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.format import visible
 from lora_tune.base.paths import near
+from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.controller.results import estimate_words
@@ -58,7 +58,8 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
             mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
             words += f"; mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"
         more = (f"{facts['confirmed']} with further seeds: {words}",)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    # torch of a container, or of trials that run elsewhere, is no package of this environment.
+    versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
         f"study {study.name}, hash {study.digest}, trial {trial.number}",

@@ -10,7 +10,7 @@ import math
 import platform
 import time
 from collections.abc import Mapping
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lora_tune.analysis.summary import Overview, objective_words, overview, pass
 from lora_tune.base.errors import SetupError
 from lora_tune.base.format import duration, visible
 from lora_tune.base.redact import redact
+from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.review.plots import charts, svg
@@ -207,7 +208,7 @@ def _text(value: object) -> str:
 
 
 def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
-    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := installed(name))]
     seeds = [t.seed for t in sweep.trials.values()]
     return {
         "Study": f"{study.name}, hash {sweep.digest}",
@@ -228,13 +229,6 @@ def _where(study: Study) -> str:
     nodes = f"{site.nodes} node{'s' if site.nodes > 1 else ''}"
     gpus = f" x {site.gpus_per_node} GPU{'s' if site.gpus_per_node > 1 else ''}" if site.gpus_per_node else ", CPU only"
     return f"{site.system}: {nodes}{gpus}, launcher {site.launcher}"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _moment(seconds: float) -> str:
