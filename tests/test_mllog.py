@@ -354,8 +354,9 @@ class TestDamage:
             reader.feed(b"\n" + V4.encode())
             assert evals(reader.run()) == V4_EVALS
 
-    def test_a_flood_of_facts_takes_bounded_memory(self) -> None:
+    def test_a_flood_of_facts_takes_bounded_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A trial that prints evals, losses, marks, hyperparameters and new runs for ever."""
+        monkeypatch.setattr(facts, "MAX_EVALS", facts.MAX_POINTS)
         reader = MllogReader()
         reader.feed(record("run_start").encode())
         for step in range(3 * facts.MAX_POINTS):
@@ -364,7 +365,7 @@ class TestDamage:
             line += record("block_stop", at=step) + record("tracked_stats", {"throughput": 1.0}, at=step)
             reader.feed(line.encode())
         run = reader.run()
-        assert len(run.evals) == facts.MAX_POINTS
+        assert (len(run.evals), run.lost_evals) == (facts.MAX_EVALS, 2 * facts.MAX_POINTS)
         assert facts.MAX_POINTS // 2 <= len(run.train) <= facts.MAX_POINTS
         assert run.train[-1].samples == 3 * facts.MAX_POINTS - 1, "the newest train points are kept"
         assert len(run.hyperparameters) == facts.MAX_HYPERPARAMETERS

@@ -51,6 +51,7 @@ def why_untrue(
         or _other_values(trial, run)
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
+        or _lost_evals(study, run)
         or impossible_times(run, status, stamped=stamped)
         or _no_time(study, trial, run)
     )
@@ -143,7 +144,7 @@ def _same(given: Value, announced: object) -> bool:
         return True  # the start of a warm-up, or nothing
     exponent = Decimal(repr(announced)).normalize().as_tuple().exponent
     assert isinstance(exponent, int)
-    last_digit = 0.5 * 10.0 ** min(exponent, 0) if isinstance(announced, float) else 0.0
+    last_digit = 0.501 * 10.0 ** min(exponent, 0) if isinstance(announced, float) else 0.0
     return abs(given - announced) <= max(ROUNDING * abs(given), last_digit)
 
 
@@ -165,6 +166,15 @@ def _no_training(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
         return None
     what = f"the target {study.objective.target:g} is met at step 0, before any training"
     return Diagnosis(FailureKind.CONFIGURATION, what, "give a lower objective.target")
+
+
+def _lost_evals(study: Study, run: RunLog) -> Diagnosis | None:
+    """There were more evals than a reader keeps, and the target may have been met by one of the others."""
+    if not run.lost_evals or study.maximise or run.reached(study.objective.target) is not None:
+        return None
+    kept = len(run.evals)
+    what = f"the log has {kept + run.lost_evals} evals, of which the first {kept} were kept: none of them at the target"
+    return Diagnosis(FailureKind.CONFIGURATION, what, "evaluate less often")
 
 
 def _stop(study: Study, trial: Trial, run: RunLog) -> Eval | None:

@@ -53,6 +53,7 @@ class RunLog:
     hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...), and
         ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
+    lost_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
     """
 
     init_start_ms: int | None = None
@@ -69,6 +70,7 @@ class RunLog:
     train: tuple[TrainPoint, ...] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     dropped_lines: int = 0
+    lost_evals: int = 0
 
     def reached(self, target: float) -> Eval | None:
         """The first eval with ``loss <= target`` (NaN never), or None."""
@@ -97,8 +99,11 @@ class LogReader(Protocol):
         ...
 
 
+MAX_EVALS = 32768
+"""Evals that one run keeps; later ones are counted. Real runs have hundreds."""
+
 MAX_POINTS = 4096
-"""Evals that one run keeps, and train points (every second one goes when they are full). Real runs have hundreds."""
+"""Train points and marks that one run keeps (of train points every second one goes when they are full)."""
 
 MAX_HYPERPARAMETERS = 512
 MAX_TEXT = 1000
@@ -121,6 +126,7 @@ class RunBuilder:
         "init_start",
         "init_stop",
         "last",
+        "lost_evals",
         "measured",
         "overall",
         "paused",
@@ -141,6 +147,7 @@ class RunBuilder:
         self.measured = -1  # the latest eval, train point or run_stop
         self.last = -1  # the latest start or stop of anything else
         self.evals: dict[float, tuple[float, int]] = {}
+        self.lost_evals = 0
         self.train: dict[float, tuple[float, int]] = {}
         self.eval_start: dict[float, int] = {}
         self.eval_stop: dict[float, int] = {}
@@ -151,10 +158,14 @@ class RunBuilder:
         self.announced: dict[bytes, object] = {}
 
     def add_eval(self, samples: float, loss: float, ms: int) -> None:
-        if samples not in self.evals and len(self.evals) < MAX_POINTS:
-            self.evals[samples] = loss, ms
-            if ms > self.measured:
-                self.measured = ms
+        if samples in self.evals:
+            return
+        if len(self.evals) == MAX_EVALS:
+            self.lost_evals += 1
+            return
+        self.evals[samples] = loss, ms
+        if ms > self.measured:
+            self.measured = ms
 
     def add_train(self, samples: float, loss: float, ms: int) -> None:
         train = self.train
@@ -232,6 +243,7 @@ class RunBuilder:
             train=_since(start, self.train, TrainPoint),
             hyperparameters=Announced({**printed, **self.announced}),
             dropped_lines=dropped_lines,
+            lost_evals=self.lost_evals,
         )
 
     def _timing(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -17,6 +17,7 @@ from lora_tune.commands.ingest import read_logs
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureKind
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
 from tests.builders import STUDY, study_of
@@ -120,6 +121,19 @@ def test_a_log_of_another_learning_rate_is_a_named_failure(tmp_path: Path) -> No
     assert sweep.attempts[0, 0].failure == "mismatch"
 
 
+def test_evals_beyond_the_four_thousandth_count(tmp_path: Path) -> None:
+    """The target was reached by the 5,000th, and the trial called censored."""
+
+    def many(environment: Mapping[str, str], start: float) -> Script:
+        yield 1.0, record(start + 1, "run_start", None)
+        for i in range(1, 5001):
+            loss = -0.01 if i == 5000 else 3.0 - i / 2000
+            yield 1.0 + i / 100, record(start + 1 + i / 100, "eval_accuracy", loss, samples_count=8 * i)
+
+    sweep = swept(tmp_path, many, trials=1)
+    assert (sweep.trials[0].verdict, sweep.trials[0].samples) == (Verdict.REACHED, 40_000)
+
+
 # -- without a sweep
 
 STUDY_OF = study_of()
@@ -179,6 +193,21 @@ def test_points_that_ranks_print_a_little_out_of_order_are_no_step() -> None:
     evals = (Eval(100.0, 0.95, 10.0), Eval(200.0, 0.93, 20.0))
     late = RunLog(run_start_ms=0, evals=evals, train=(TrainPoint(90.0, 1.0, 10.4), TrainPoint(110.0, 1.0, 9.9)))
     assert impossible_times(late, ENDED, stamped=True) is None
+
+
+def test_evals_that_no_reader_keeps_are_said_where_one_of_them_may_have_met_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lora_tune.logs.run.MAX_EVALS", 10)
+    reader = MllogReader()
+    lines = [record(1 + i, "eval_accuracy", 2.0 - i / 10, samples_count=8 * i) for i in range(1, 13)]
+    reader.feed("\n".join([record(1, "run_start", None), *lines, ""]).encode())
+    assert (len(reader.run().evals), reader.run().lost_evals) == (10, 2)
+    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, ENDED, reader.run(), stamped=True)
+    assert found is not None
+    assert found.line == "the log has 12 evals, of which the first 10 were kept: none of them at the target"
+    met = why_untrue(study_of(STUDY.replace("0.925", "1.5")), TRIAL, ATTEMPT, ENDED, reader.run(), stamped=True)
+    assert met is None
 
 
 @given(st.floats(1e-7, 10), st.integers(1, 17))

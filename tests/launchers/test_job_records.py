@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.paths import AttemptPaths
@@ -158,6 +158,7 @@ NAMES = ("token", "pid", "start_ticks", "host", "boot", "at", "steady", "exit_co
 COMMAND = ("token", "argv", "environment", "cwd", "log")
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(NAMES), JSON))
 def test_a_record_of_any_values_is_read_or_refused(content: dict[str, object]) -> None:
     for read in (job_records._process, job_records._end):
@@ -165,7 +166,7 @@ def test_a_record_of_any_values_is_read_or_refused(content: dict[str, object]) -
         assert record is None or record.at == content["at"]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.dictionaries(st.sampled_from(COMMAND), JSON))
 def test_a_command_of_any_values_is_read_or_refused(
     content: dict[str, object], tmp_path_factory: pytest.TempPathFactory
