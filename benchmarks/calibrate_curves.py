@@ -18,7 +18,6 @@ import numpy as np
 from scipy.special import betaincinv
 
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
-from lora_tune import mlperf
 from lora_tune.curves.crossing import Z90, estimate
 from lora_tune.curves.family import HUBER, Family, Offset, fit_offset
 from lora_tune.curves.forecast import expected_stop, forecast
@@ -28,6 +27,7 @@ from lora_tune.curves.points import points
 from lora_tune.curves.stall import worst_pair
 from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf.published_curves import CALIBRATION, envelope
+from lora_tune.mlperf.registry import LORA, find_benchmark
 
 GOOD = 1.2
 NOISE_BINS = (-0.75, -0.5, -0.3, -0.15, 0.0, 0.15)
@@ -72,7 +72,7 @@ def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
 
 
 def _reference(gbs: int) -> float:
-    found = mlperf.reference(gbs)
+    found = find_benchmark(LORA).reference(gbs)
     assert found is not None, f"public run at GBS {gbs}"
     return found.mean
 

@@ -27,6 +27,9 @@ def announce(at: float, seed: int) -> None:
         "eval_samples": 173, "global_batch_size": BATCH, "opt_base_learning_rate": 4e-4, "lora_rank": 16,
         "lora_alpha": 32, "opt_learning_rate_training_steps": 800, "opt_gradient_clip_norm": 0.3,
         "opt_adamw_weight_decay": 1e-4, "gradient_accumulation_steps": 1,
+        "lowest_numerical_precision_in_linear": "fp8", "lowest_numerical_precision_in_attn": "bfloat16",
+        "lowest_numerical_precision_in_comm": "bfloat16", "tensor_parallelism": 1, "pipeline_parallelism": 1,
+        "context_parallelism": 1, "expert_parallelism": 1, "micro_batch_size": 1, "config_filename": "config_X.sh",
     }.items():  # fmt: skip
         say(at, key, value)
 

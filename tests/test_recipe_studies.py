@@ -13,7 +13,6 @@ from lora_tune.base.errors import StudyError
 from lora_tune.config.layout import LayoutAxes, parse_layout
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study, load_study, parse_study
-from lora_tune.mlperf import llama31_405b
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal
 from tests.conftest import REPOSITORY
@@ -194,10 +193,19 @@ class TestLlama31405b:
     @pytest.mark.parametrize(
         ("line", "problem"),
         [
-            ("LR = 8e-5", "LR = 8e-05 at GBS 896, but it must be 6.22222e-05"),
+            (
+                "LR = 8e-5",
+                "LR = 8e-05 at GBS 896: in the closed division of llama31_405b opt_base",
+            ),
             ('LR = { type = "float", low = 1e-5, high = 1e-4 }', "LR is tuned"),
-            ("WEIGHT_DECAY = 0.01", "WEIGHT_DECAY = 0.01, but it must be 0.1"),
-            ("WARMUP_STEPS = 8000", "WARMUP_STEPS = 8000 at GBS 896, but it must be 10286"),
+            (
+                "WEIGHT_DECAY = 0.01",
+                "WEIGHT_DECAY = 0.01 at GBS 896: in the closed division of",
+            ),
+            (
+                "WARMUP_STEPS = 8000",
+                "WARMUP_STEPS = 8000 at GBS 896: in the closed division of",
+            ),
         ],
     )
     def test_the_rules_tie_the_rate_to_the_batch(self, line: str, problem: str) -> None:
@@ -206,23 +214,6 @@ class TestLlama31405b:
         with pytest.raises(StudyError, match=re.escape(problem)):
             study_of("llama31_405b", (rate, replaced))
         study_of("llama31_405b", (rate, replaced), ('division = "closed"', 'division = "open"'))
-
-    def test_the_formulas_are_those_of_mlcommons_checker(self) -> None:
-        """Read from the installed checker's own file."""
-        import mlperf_logging
-
-        file = Path(mlperf_logging.__file__).parent / "compliance_checker/training_5.1.0/closed_llama31_405b.yaml"
-        text = file.read_text()
-        assert "v['value'] * 1152 == s['global_batch_size'] * 8e-5" in text
-        assert "v['value'] == 0.1" in text
-        assert "(v['value'] <= 5.6)" in text
-        assert llama31_405b.learning_rate(1152) == 8e-5
-        assert llama31_405b.TARGET == 5.6
-
-    def test_evals_come_every_18432_sequences_in_whole_steps(self) -> None:
-        assert llama31_405b.eval_schedule(1152).interval_samples == 18_432
-        assert llama31_405b.eval_schedule(896).interval_samples == 18_816
-        assert llama31_405b.eval_schedule(896).first_samples == 18_816
 
 
 class TestTheLineThatIsTypedByHand:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import math
-import tempfile
 from pathlib import Path
 
 from benchmarks.public_runs import TARGET, by_submission, folder, load
-from lora_tune import mlperf
 from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.mlperf.registry import LORA, find_benchmark
+from lora_tune.mlperf.score import Score, score
+from lora_tune.mlperf.submission import read_submission
+from lora_tune.mlperf.verdict import sentences
 
 Times = tuple[list[float], list[float]]
 
@@ -30,10 +32,10 @@ def main() -> None:
         else:
             times = known.get(name) or twin(row, known)
             twins += 1
-        score = mlperf.score(*times, gbs=int(row["gbs"]))
-        official += math.isclose(score.olympic_minutes, summarized(times[0]), rel_tol=1e-12)
-        if not agrees(row, score):
-            differing.append((name, row, score, times))
+        scored = score(find_benchmark(LORA), *times, int(row["gbs"]))
+        official += math.isclose(scored.olympic_minutes, summarized(times[0]), rel_tol=1e-12)
+        if not agrees(row, scored):
+            differing.append((name, row, scored, times))
     scaled = sum(float(r["rcp_scaling"] or 1) > 1 for r in rows)
     print(
         f"{len(rows)} submissions ({scaled} scaled by their RCP): {from_logs} read from raw logs, {twins} with the logs"
@@ -45,10 +47,10 @@ def main() -> None:
     )
     print("rounded by the factor, and so does this comparison.")
     compliance(root, rows)
-    for name, row, score, (minutes, _) in differing:
+    for name, row, scored, (minutes, _) in differing:
         done = sorted(m for m in minutes if math.isfinite(m))
         inner = sum(done[1:-1]) / (len(done) - 2)
-        print(f"  {name}: table {row['time_min']} min, by the rule {score.olympic_minutes:.3f} min; {len(done)} of")
+        print(f"  {name}: table {row['time_min']} min, by the rule {scored.olympic_minutes:.3f} min; {len(done)} of")
         print(f"    {len(minutes)} runs finished, and the table drops the slowest of those too: that gives {inner:.3f}")
 
 
@@ -62,19 +64,18 @@ def summarized(minutes: list[float]) -> float:
 
 
 def compliance(root: Path, rows: list[dict[str, str]]) -> None:
-    """mlperf_logging's checkers, as ``rules.run_compliance`` runs them, on every folder of logs."""
+    """mlperf_logging's checkers, as ``python -m lora_tune.score`` runs them, on every folder of logs."""
     passing, agreeing, refused = 0, 0, []
     for row in rows:
         logs = root / "logs" / row["round"] / row["submitter"] / row["system"]
         if not logs.is_dir():
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            for path in logs.glob("result_*.txt.gz"):
-                (Path(folder) / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-            found = mlperf.run_compliance(Path(folder), f"{row['round'][1:]}.0")
+        found = read_submission(logs, f"{row['round'][1:]}.0")
         passing += found.passes
         agreeing += math.isclose(found.factor, float(row["rcp_scaling"] or 1), rel_tol=1e-12)
-        refused += [] if found.passes else [f"  refused: {logs.relative_to(root / 'logs')}: {found.sentence}"]
+        refused += (
+            [] if found.passes else [f"  refused: {logs.relative_to(root / 'logs')}: {'; '.join(sentences(found))}"]
+        )
     print(f"mlperf_logging's checkers on the raw logs: {passing} pass, factor as in the table in {agreeing}.")
     for line in refused:
         print(line)
@@ -99,7 +100,7 @@ def twin(row: dict[str, str], known: dict[str, Times]) -> Times:
     raise LookupError(f"no runs for {row['submitter']}/{row['system']}")
 
 
-def agrees(row: dict[str, str], score: mlperf.Score) -> bool:
+def agrees(row: dict[str, str], score: Score) -> bool:
     minutes = round(score.olympic_minutes, 3)
     return (
         minutes == float(row["time_min"])

@@ -23,7 +23,7 @@ from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.logs.printed_config import printed_values
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.mlperf import BENCHMARK
+from lora_tune.mlperf.registry import LORA
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 
@@ -138,7 +138,7 @@ class Replay:
 
 def _benchmark(workload: WorkloadTable) -> str:
     """Whose rules an ``mlperf`` workload follows."""
-    return str((workload.model_extra or {}).get("benchmark", BENCHMARK))
+    return str((workload.model_extra or {}).get("benchmark", LORA))
 
 
 _ENDED = JobStatus(state=JobState.ENDED)

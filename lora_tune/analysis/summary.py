@@ -17,7 +17,7 @@ from lora_tune.controller.results import estimate_words
 from lora_tune.store.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
-    from lora_tune.mlperf import Prediction
+    from lora_tune.mlperf.predict import Prediction
 
 STOPPED_EARLY = (Verdict.PRUNED, Verdict.CAPPED)
 
@@ -183,13 +183,14 @@ def _normalised(study: Study, trial: Trial) -> str:
 def passing(study: Study, best: Trial | None) -> Prediction | None:
     """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
 
-    None where the study is not of llama2_70b_lora. Loads ``mlperf_logging``, which takes about a second.
+    None where the study is of no benchmark of MLPerf. Loads ``mlperf_logging``, which takes about a second.
     """
-    if best is None or study.objective.curves != "llama2_70b_lora" or best.seconds is None or best.samples is None:
+    benchmark = study.benchmark
+    if best is None or benchmark is None or best.seconds is None or best.samples is None:
         return None
     batch = best.parameters.get("GBS")
     if not isinstance(batch, int):
         return None
-    from lora_tune import mlperf
+    from lora_tune.mlperf.predict import predict
 
-    return mlperf.predict([best.seconds / 60], [best.samples], batch)
+    return predict(benchmark, [best.seconds / 60], [best.samples], batch)

@@ -15,7 +15,7 @@ from lora_tune.commands.options import guarded, output_option, storage_option, s
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
 from lora_tune.launchers.slurm.submission import submission_command
-from lora_tune.mlperf import llama31_405b
+from lora_tune.mlperf.registry import LORA
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Workload, some_proposal
 from lora_tune.workloads.mlperf import MlperfWorkload
@@ -73,7 +73,8 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
         yield from files.implementation(workload, study)
         known = _known_places(study, workload)
         yield (files.container if workload.engine == "pyxis" else files.docker_image)(known.get("CONT"))
-        if (study.workload.model_extra or {}).get("benchmark") == llama31_405b.BENCHMARK:
+        benchmark = study.benchmark
+        if benchmark is not None and benchmark.name != LORA:
             yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
         else:
             yield from _data_and_model(known, paths)

@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.config.site import Site
-from lora_tune.config.space import FixedParameter, Parameter, Space, SpaceError, Value, as_parameter
+from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_parameter
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-    from lora_tune.mlperf import Violation
+    from lora_tune.mlperf.benchmark import Benchmark
+    from lora_tune.mlperf.gate import Violation
 
 
 class _Frozen(BaseModel):
@@ -37,7 +38,14 @@ class WorkloadTable(BaseModel):
 class Objective(_Frozen):
     """What is to be minimised."""
 
-    target: float = Field(0.925, description="eval loss to reach")
+    benchmark: str | None = Field(
+        None,
+        description="MLPerf benchmark whose target, rules, runs and score apply; else the workload's own",
+    )
+    ruleset: str | None = Field(
+        None, description='round of MLPerf\'s rules, such as "6.1"; the newest installed that has the benchmark'
+    )
+    target: float = Field(0.925, description="eval loss to reach; the benchmark's where one is named")
     score: Literal["time_to_target", "mlperf_score", "throughput"] = Field(
         "time_to_target",
         description="seconds to the target; the same after RCP normalisation; or samples/s (maximised, no target)",
@@ -48,6 +56,13 @@ class Objective(_Frozen):
     curves: Literal["own", "llama2_70b_lora"] = Field(
         "own", description="what a good curve looks like: this study's own runs, or the public MLPerf runs"
     )
+
+    @field_validator("benchmark")
+    @classmethod
+    def _known_benchmark(cls, name: str | None) -> str | None:
+        from lora_tune.mlperf.registry import check_name
+
+        return None if name is None else check_name(name)
 
 
 class Search(_Frozen):
@@ -109,6 +124,37 @@ class Study(_Frozen):
     @classmethod
     def _bare_values_are_fixed(cls, table: Any) -> Any:
         return {k: as_parameter(v) for k, v in table.items()} if isinstance(table, dict) else table
+
+    @model_validator(mode="before")
+    @classmethod
+    def _target_of_the_benchmark(cls, table: Any) -> Any:
+        """The benchmark's own target where the study names one and no target."""
+        if not isinstance(table, dict) or not isinstance(table.get("objective", {}), dict):
+            return table
+        objective, workload = table.get("objective", {}), table.get("workload")
+        name = objective.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
+        if name is None or "target" in objective:
+            return table
+        from lora_tune.mlperf.registry import find_benchmark
+
+        try:
+            target = find_benchmark(str(name), objective.get("ruleset")).target
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        return {**table, "objective": {**objective, "target": target}}
+
+    @property
+    def benchmark(self) -> Benchmark | None:
+        """The MLPerf benchmark whose rules and score apply, under the study's ruleset; None where it is of none.
+
+        Raises InputError for a ruleset that does not have it.
+        """
+        from lora_tune.mlperf.registry import LORA, find_benchmark
+
+        name = self.objective.benchmark or (self.workload.model_extra or {}).get("benchmark")
+        if name is None and self.objective.curves != LORA and self.division == "open":
+            return None
+        return find_benchmark(str(name or LORA), self.objective.ruleset)
 
     @property
     def search_space(self) -> Space:
@@ -216,8 +262,8 @@ def _check_whole(study: Study, path: Path) -> None:
     for violation in closed_violations(study):
         if violation.fatal:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
-    if study.objective.score == "mlperf_score" and study.objective.curves != "llama2_70b_lora":
-        raise StudyError(path, "objective.score", 'mlperf_score needs curves = "llama2_70b_lora" beside it')
+    if study.objective.score == "mlperf_score" and study.benchmark is None:
+        raise StudyError(path, "objective.score", "mlperf_score needs objective.benchmark beside it")
     _check_search(study, path)
 
 
@@ -251,15 +297,23 @@ def _within(distribution: BaseDistribution, value: Value) -> bool:
 
 def closed_violations(study: Study) -> list[Violation]:
     """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
-    if study.division == "open":
+    benchmark = study.benchmark
+    if study.division == "open" or benchmark is None:
         return []
-    from lora_tune.mlperf import check_closed, llama31_405b
+    from lora_tune.mlperf.gate import check_space
 
     space = study.search_space
-    if (study.workload.model_extra or {}).get("benchmark") == llama31_405b.BENCHMARK:
-        return llama31_405b.check_closed(tuned=space.distributions(), points=space.each_layout())
-    fixed = {n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)}
-    return check_closed(tuned=space.distributions(), values=fixed, batch_sizes=space.batch_sizes())
+    return check_space(benchmark, {name: _ends(d) for name, d in space.distributions().items()}, space.each_layout())
+
+
+def _ends(distribution: BaseDistribution) -> tuple[Value, ...]:
+    """The lowest and the highest value that a distribution proposes, or its choices."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(distribution.choices)  # type: ignore[arg-type]  # studies hold no None
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    return distribution.low, distribution.high
 
 
 def study_changes(before: Study, after: Study) -> list[str]:

@@ -13,7 +13,9 @@ from statistics import fmean, median, stdev
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
-from lora_tune.mlperf import BENCHMARK, INTERVAL_NAMES, SKIP_NAMES, eval_schedule
+from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
+from lora_tune.mlperf.registry import LORA
+from lora_tune.search.grey_box.objective import closed_schedule
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
 
 FREE = ("mlperf", "surface")
@@ -48,7 +50,7 @@ def chosen(study: Study, sweep: Sweep, parameters: Mapping[str, Value]) -> tuple
         _expected([float(t.facts["crossing_samples"]) for t in alike]),
         _timing(alike, parameters),
         step=batch,
-        current=eval_schedule(batch),
+        current=closed_schedule(batch),
         whole=True,
     )
     schedule, steps = plan.schedule, parameters.get("MAX_STEPS")
@@ -63,7 +65,7 @@ def _free(study: Study) -> bool:
     """Whether nothing but us says when trials evaluate."""
     settings = study.workload.model_extra or {}
     named = {name.upper() for name in study.space} & {*INTERVAL_NAMES, *SKIP_NAMES}
-    given = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", BENCHMARK) != BENCHMARK
+    given = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", LORA) != LORA
     return study.division == "open" and study.workload.kind in FREE and not (named or given or study.maximise)
 
 

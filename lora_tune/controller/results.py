@@ -120,12 +120,11 @@ def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> 
 def _mlperf_seconds(study: Study, trial: Trial, seconds: float, samples: float) -> float | None:
     """``seconds`` after RCP normalisation: a run that converges faster than the reference is scaled back to it.
 
-    None where the study is not of llama2_70b_lora, or its batch size has no reference.
+    None where the study is of no benchmark of MLPerf, or its batch size has no reference.
     """
     batch = trial.parameters.get("GBS")
-    if study.objective.curves != "llama2_70b_lora" or not isinstance(batch, int):
+    benchmark = study.benchmark
+    if benchmark is None or not isinstance(batch, int):
         return None
-    from lora_tune import mlperf
-
-    reference = mlperf.reference(batch)
+    reference = benchmark.reference(batch)
     return None if reference is None else seconds * max(1.0, reference.mean / samples)

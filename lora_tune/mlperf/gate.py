@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.header import log_lines
-from lora_tune.mlperf.knobs import announced, keys_of
+from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES, announced, keys_of
 from lora_tune.mlperf.log_check import findings, parse
 
 
@@ -57,7 +58,8 @@ def check_range(
     found: dict[str, Violation] = {}
     seen: set[tuple[tuple[str, str], ...]] = set()
     keys = keys_of(benchmark.name)
-    for point in points:
+    for resolved in points:
+        point = {name: value for name, value in resolved.items() if name not in tuned}  # of a tuned one, only its ends
         said = tuple(sorted((key, repr(value)) for key, value in announced(benchmark.name, point).items()))
         if said in seen:
             continue
@@ -71,6 +73,75 @@ def check_range(
                 about = [v for v in check_values(benchmark, {**point, name: end}) if v.name == name]
                 found.update((v.name, _tuned(v)) for v in about[:1] if name not in found)
     return list(found.values())
+
+
+def check_space(
+    benchmark: Benchmark, tuned: Mapping[str, Sequence[object]], points: Sequence[Mapping[str, object]]
+) -> list[Violation]:
+    """All that a search space breaks of the closed division: values, the eval schedule; batch sizes are warned of.
+
+    tuned and points: as for :func:`check_range`.
+    """
+    batches = sorted({batch for point in points if isinstance(batch := point.get("GBS"), int)})
+    found = check_range(benchmark, tuned, points)
+    return [*found, *_schedule_violations(benchmark, tuned, points), *_unreferenced(benchmark, batches)]
+
+
+def _schedule_violations(
+    benchmark: Benchmark, tuned: Mapping[str, object], points: Sequence[Mapping[str, object]]
+) -> list[Violation]:
+    """Eval schedules other than the one that follows from the batch size, under any of the names for it."""
+    found: dict[str, Violation] = {}
+    for point in points:
+        batch = point.get("GBS")
+        schedule = benchmark.eval_schedule(batch) if isinstance(batch, int) else None
+        for name in point if schedule else ():
+            if name in tuned:
+                if name.upper() in INTERVAL_NAMES + SKIP_NAMES:
+                    words = f"{name} is tuned, but the eval schedule follows from GBS: {_grid(benchmark, batch)}"
+                    found[name] = Violation(name, f"{words}; remove it, or use the open division")
+            elif schedule and (need := _needed(name, point[name], schedule, batch)):
+                words = f"{name} = {point[name]}, but it must be {need} at GBS {batch}: {_grid(benchmark, batch)}"
+                found.setdefault(name, Violation(name, f"{words}; remove the line"))
+    return list(found.values())
+
+
+def _needed(name: str, value: object, schedule: Schedule, batch: object) -> str:
+    """What a variable of the eval schedule must be; "" where it is that, or is no such variable.
+
+    Implementations count an interval in samples or in steps, and some round a shorter one up to whole steps.
+    """
+    interval, upper = schedule.interval_samples, name.upper()
+    if not isinstance(value, int | float) or not isinstance(batch, int):
+        return ""
+    if upper in INTERVAL_NAMES and not (math.ceil(value / batch) * batch == interval or value * batch == interval):
+        return f"{interval:g} samples"
+    skipped = round(schedule.first_samples / interval) - 1
+    return str(skipped) if upper in SKIP_NAMES and value != skipped else ""
+
+
+def _grid(benchmark: Benchmark, batch: object) -> str:
+    schedule = benchmark.eval_schedule(batch) if isinstance(batch, int) else None
+    assert schedule is not None
+    source = benchmark.text.sources.get("evals", "mlperf_logging")
+    return (
+        f"at GBS {batch} the first eval is at {schedule.first_samples:g}, then one every {schedule.interval_samples:g} "
+        f"({benchmark.name}, {source}, ruleset {benchmark.ruleset})"
+    )
+
+
+def _unreferenced(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
+    """A warning for batch sizes above the largest reference convergence point."""
+    largest = max(benchmark.batch_sizes, default=0)
+    above = [batch for batch in batches if batch > largest]
+    if not largest or not above:
+        return []
+    listed = ", ".join(map(str, above))
+    sentence = (
+        f"GBS {listed} is above {largest}, the largest batch size with a reference convergence point: such a "
+        f"submission fails the RCP check until a reference is submitted for it; keep GBS <= {largest}"
+    )
+    return [Violation("GBS", sentence, fatal=False)]
 
 
 def _tuned(violation: Violation) -> Violation:

@@ -7,6 +7,17 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+INTERVAL_NAMES = ("VAL_CHECK_INTERVAL", "EVAL_INTERVAL", "EVAL_EVERY", "EVAL_STEPS")
+"""Variables that say how often a run evaluates, in samples or in steps."""
+
+INTERVAL_IN_STEPS = frozenset({"llama31_405b", "llama31_8b", "gpt_oss_20b", "deepseekv3_671b"})
+"""Benchmarks whose public implementations count VAL_CHECK_INTERVAL in optimizer steps; others count samples.
+
+Source: conf/custom.yaml of NVIDIA's llama31_405b and llama31_8b (v5.0 to v6.0), conf/gpt_oss.yaml (v6.0)."""
+
+SKIP_NAMES = ("SKIP_EVALS", "SKIP_EVAL")
+"""Variables that say how many evals are left out at the start."""
+
 
 @cache
 def keys_of(benchmark: str) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""What ten runs of a configuration would score, and whether they would pass, from the runs there are."""
+"""What a submission of a configuration would score, and whether it would pass, from the runs there are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.mlperf.score import RULESET, RUNS, reference
+from lora_tune.mlperf.benchmark import Benchmark
 
 PRIOR_CV = 0.067
 """Relative sd of samples to target within a public submission (212 of 3,150 samples at GBS 8)."""
@@ -25,9 +25,9 @@ DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a submission of ten new runs would give, from ``runs`` runs so far.
+    """What a submission of new runs would give, from ``runs`` runs so far.
 
-    passes: probability that at least nine converge and the RCP check accepts their mean.
+    passes: probability that all but one converge and the RCP check accepts their mean.
     scaled: probability that faster convergence is (partly) taken back. factor: expected RCP normalisation.
     minutes, low, high: expected score and its central 90% interval, infinite draws left out.
     """
@@ -43,16 +43,18 @@ class Prediction:
 
 
 def predict(
+    benchmark: Benchmark,
     minutes: Sequence[float],
     samples: Sequence[float],
     gbs: int,
     *,
     unconverged: int = 0,
-    interval: float = 384.0,
-    ruleset: str = RULESET,
+    interval: float | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """Simulate ten new runs of a configuration ``DRAWS`` times, from the minutes and samples of its converged runs.
+    """Simulate a submission of a configuration ``DRAWS`` times, from the minutes and samples of its converged runs.
+
+    samples: progress in the benchmark's unit. interval: between evals in it, by default the closed division's.
 
     Samples to target are normal with unknown mean and variance (the usual posterior, the variance shrunk towards
     ``PRIOR_CV``), rounded to whole ``interval``s; minutes follow samples in proportion. ``unconverged`` counts runs
@@ -61,13 +63,15 @@ def predict(
     if not minutes or len(minutes) != len(samples):
         raise ValueError(f"{len(minutes)} times and {len(samples)} sample counts came; give both for at least one run")
     rng = np.random.default_rng(seed)
-    drawn = _draw_samples(np.asarray(samples, dtype=np.float64), interval, rng)
+    schedule = benchmark.eval_schedule(gbs) if interval is None else None
+    interval = interval or (schedule.interval_samples if schedule else 1.0)
+    drawn = _draw_samples(np.asarray(samples, dtype=np.float64), interval, benchmark.runs, rng)
     rate = float(np.sum(minutes) / np.sum(samples))
     times = drawn * rate
     fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(samples), size=DRAWS)
     failed = rng.random(drawn.shape) < fail[:, None]
     means, scores = _olympic(drawn, failed), _olympic(times, failed)
-    against = reference(gbs, ruleset)
+    against = benchmark.reference(gbs)
     if against is None:
         factor, passing = np.ones(DRAWS), np.zeros(DRAWS, dtype=bool)
     else:
@@ -86,21 +90,23 @@ def predict(
 
 
 def _hopeless(runs: int, unconverged: int) -> Prediction:
-    """Where no drawn submission has nine runs that converge."""
+    """Where every drawn submission has more than one run that does not converge."""
     return Prediction(
         runs, 0.0, 0.0, 1.0, math.inf, math.inf, math.inf,
-        f"ten runs would not pass: {unconverged} of {runs + unconverged} runs did not converge, one of ten is allowed",
+        f"a submission would not pass: {unconverged} of {runs + unconverged} runs did not converge, one of them may",
     )  # fmt: skip
 
 
-def _draw_samples(seen: NDArray[np.float64], interval: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(DRAWS, RUNS) samples to target of new runs."""
+def _draw_samples(
+    seen: NDArray[np.float64], interval: float, runs: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """(DRAWS, runs) samples to target of new runs."""
     mean, n = float(seen.mean()), len(seen)
     freedom = n - 1 + PRIOR_RUNS
     squares = float(((seen - mean) ** 2).sum()) + PRIOR_RUNS * (PRIOR_CV * mean) ** 2
     sd = np.sqrt(squares / rng.chisquare(freedom, size=DRAWS))
     centre = mean + sd / np.sqrt(n) * rng.standard_normal(DRAWS)
-    drawn = centre[:, None] + sd[:, None] * rng.standard_normal((DRAWS, RUNS))
+    drawn = centre[:, None] + sd[:, None] * rng.standard_normal((DRAWS, runs))
     return np.asarray(np.maximum(np.round(drawn / interval), 1) * interval, dtype=np.float64)
 
 
@@ -114,8 +120,8 @@ def _sentence(
     runs: int, passes: float, scaled: float, factor: float, minutes: float, interval: tuple[float, float]
 ) -> str:
     words = (
-        f"ten runs would score {minutes:.2f} min (90%: {interval[0]:.2f} to {interval[1]:.2f}) and pass compliance of "
-        f"convergence and RCP with probability {passes:.0%}, judged from {runs} run{'s' if runs > 1 else ''}"
+        f"a submission would score {minutes:.2f} min (90%: {interval[0]:.2f} to {interval[1]:.2f}) and pass the "
+        f"checks of convergence with probability {passes:.0%}, judged from {runs} run{'s' if runs > 1 else ''}"
     )
     if scaled > 0.5:
         words += f"; faster convergence would be taken back (x{factor:.3f}), so only throughput and eval time pay"

@@ -67,6 +67,11 @@ class Submission:
         return broken == 0 or broken <= OUTLIERS < len(self.files)
 
     @property
+    def passes(self) -> bool:
+        """Whether MLPerf would take the folder: as many files as the rules want, logs that comply, the RCP check."""
+        return self.compliant and self.convergence.passes and (self.runs is None or len(self.files) == self.runs)
+
+    @property
     def olympic_minutes(self) -> float | None:
         """The mean minutes that the result summarizer prints before scaling; None where it prints none."""
         minutes = [f.minutes for f in self.files if f.counts and f.minutes is not None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import optuna
@@ -90,10 +91,14 @@ def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> Base
     from lora_tune.search.published import llama2_70b_lora
 
     space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
+    benchmark = study.benchmark
+    gridded = study.division == "closed" and benchmark is not None and benchmark.progress == "samples_count"
     goal = Goal(
         target=study.objective.target,
-        schedule=closed_schedule if study.division == "closed" else None,
-        reference_samples=rcp_mean if study.objective.score == "mlperf_score" else no_reference,
+        schedule=partial(closed_schedule, benchmark=benchmark) if gridded else None,
+        reference_samples=partial(rcp_mean, benchmark=benchmark)
+        if study.objective.score == "mlperf_score"
+        else no_reference,
         family=public_family if public else no_family,
         nodes=study.site.nodes,
         limit_seconds=60 * study.budget.trial_minutes,

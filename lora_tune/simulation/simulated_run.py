@@ -9,8 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from lora_tune.mlperf.division import skipped_evals
-from lora_tune.mlperf.score import reference
+from lora_tune.mlperf.registry import LORA, find_benchmark
 from lora_tune.simulation import convergence
 from lora_tune.simulation.convergence import AVERAGE, TARGET, Array, Recipe, Site
 from lora_tune.simulation.machine import Degrees, Machine
@@ -23,15 +22,17 @@ DRAWS = 512
 
 def rcp_samples(gbs: int) -> float:
     """Mean samples of the reference convergence point at ``gbs``; 0 where there is none."""
-    found = reference(gbs)
+    found = find_benchmark(LORA).reference(gbs)
     return found.mean if found else 0.0
 
 
 def eval_samples(parameters: Mapping[str, object], gbs: int, total: int) -> Array:
     """Samples at which a run evaluates: the closed division's schedule unless VAL_CHECK_INTERVAL, SKIP_EVALS differ."""
-    every = math.ceil(int(str(parameters.get("VAL_CHECK_INTERVAL") or 384)) / gbs) * gbs
+    rule = find_benchmark(LORA).eval_schedule(gbs)
+    assert rule is not None, "llama2_70b_lora has an eval grid"
+    every = math.ceil(int(str(parameters.get("VAL_CHECK_INTERVAL") or rule.interval_samples)) / gbs) * gbs
     skip = parameters.get("SKIP_EVALS")
-    skipped = skipped_evals(gbs) if skip in (None, "") else int(str(skip))
+    skipped = round(rule.first_samples / rule.interval_samples) - 1 if skip in (None, "") else int(str(skip))
     return np.arange(every * (skipped + 1), total + 1, every, dtype=np.float64)
 
 

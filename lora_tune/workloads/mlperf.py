@@ -10,19 +10,23 @@ import difflib
 import functools
 import math
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
-from lora_tune.mlperf import eval_schedule, llama31_405b
+from lora_tune.mlperf.benchmark import Benchmark
+from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
+from lora_tune.mlperf.registry import LORA, check_name, find_benchmark
+from lora_tune.mlperf.rulesets import rulesets
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
@@ -64,8 +68,8 @@ class MlperfSettings(BaseModel):
     implementation: Path | None = Field(
         None, description="the implementation's folder; LORA_TUNE_IMPLEMENTATION when absent"
     )
-    benchmark: Literal["llama2_70b_lora", "llama31_405b"] = Field(
-        "llama2_70b_lora", description="whose rules the evals and the closed division follow"
+    benchmark: Annotated[str, AfterValidator(check_name)] = Field(
+        LORA, description="MLPerf benchmark whose rules the evals and the closed division follow"
     )
     script: str = Field("run.sub", description="the batch script in it")
     before: tuple[str, ...] = Field((), description="files in it to source before the config, e.g. env.sh")
@@ -220,18 +224,38 @@ class MlperfWorkload:
         _refuse_illegal({**self.implementation.values, **exports})
         return exports
 
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The benchmark under the study's ruleset, else under the one that the implementation's scripts name."""
+        stated = self._study.objective.ruleset or stated_ruleset(self.implementation.folder / self._settings.script)
+        return find_benchmark(self._settings.benchmark, stated)
+
     def _evals(self, proposal: Proposal) -> dict[str, Value]:
-        """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise."""
-        pretraining = self._settings.benchmark == llama31_405b.BENCHMARK
-        rule = (llama31_405b.eval_schedule if pretraining else eval_schedule)(self._gbs(proposal))
-        tuned = proposal.parameters.get("VAL_CHECK_INTERVAL")
-        every = int(tuned) if tuned else self._settings.eval_every or int(rule.interval_samples)
+        """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise.
+
+        Nothing where the rules count epochs, or where steps are counted and the first evals skipped: there the
+        implementations keep the rules by themselves.
+        """
+        gbs, given = self._gbs(proposal), (self._settings.first_eval, self._settings.eval_every)
+        rule, tuned = self.benchmark.eval_schedule(gbs), proposal.parameters.get("VAL_CHECK_INTERVAL")
+        in_steps = self.benchmark.name in INTERVAL_IN_STEPS
+        asked = bool(tuned or any(given))
+        if rule is None or self.benchmark.progress == "epoch_num":
+            return {}
+        if (
+            in_steps
+            and not asked
+            and (rule.first_samples > rule.interval_samples or not self.implementation.knows("VAL_CHECK_INTERVAL"))
+        ):
+            return {}
+        unit = gbs if in_steps else 1
+        every = int(tuned) if tuned else math.ceil((self._settings.eval_every or rule.interval_samples) / unit)
         first = self._settings.first_eval or int(rule.first_samples)
-        derived: dict[str, Value] = {"VAL_CHECK_INTERVAL": every, "SKIP_EVALS": max(0, round(first / every) - 1)}
+        derived: dict[str, Value] = {
+            "VAL_CHECK_INTERVAL": every, "SKIP_EVALS": max(0, round(first / (every * unit)) - 1),
+        }  # fmt: skip
         if not self.implementation.mentions("SKIP_EVALS", "SKIP_EVAL"):
             del derived["SKIP_EVALS"]
-        if pretraining and not self.implementation.knows("VAL_CHECK_INTERVAL"):
-            del derived["VAL_CHECK_INTERVAL"]  # such an implementation keeps the rule by itself
         return {name: value for name, value in derived.items() if name not in proposal.parameters}
 
     def _file_name(self, proposal: Proposal) -> str:
@@ -266,6 +290,18 @@ class MlperfWorkload:
 
 
 _WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
+
+
+_RULESET = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
+
+
+def stated_ruleset(script: Path) -> str | None:
+    """The ruleset that a batch script sets MLPERF_RULESET to by itself; None where it names none that is installed."""
+    try:
+        found = _RULESET.search(script.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # the implementation's own check says that it is missing
+        return None
+    return found[1] if found and found[1] in rulesets() else None
 
 
 def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:

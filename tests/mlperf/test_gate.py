@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_tune.base.errors import StudyError
+from lora_tune.config.study import closed_violations, parse_study
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.disclosures import disclosure_exports, disclosures, precisions
-from lora_tune.mlperf.gate import check_range, check_values
+from lora_tune.mlperf.gate import check_range, check_space, check_values
 from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.knobs import announced, keys_of
 from lora_tune.mlperf.log_check import complaints, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
+from tests.conftest import REPOSITORY
 
 LORA = read_benchmark("llama2_70b_lora")
+SIMULATED = REPOSITORY / "studies" / "simulated_h100.toml"
 
 
 def says(benchmark: str, **values: object) -> str:
@@ -67,6 +71,37 @@ def test_a_tuned_range_is_refused_where_an_end_of_it_is() -> None:
     assert check_range(dlrm, {"LEARNING_RATE": (6e-7, 1.4e-6)}, [{"GBS": 8192}]) == []
     tuned = {"LR": (1e-4, 1e-3), "LORA_RANK": (8, 16), "NCCL_MIN_CTAS": (8, 32)}
     assert [v.name for v in check_range(LORA, tuned, [{"GBS": 8}, {"GBS": 16}])] == ["LORA_RANK"]
+
+
+def space_says(text: str, *changes: tuple[str, str]) -> str:
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    try:
+        return " | ".join(v.sentence for v in closed_violations(parse_study(text, SIMULATED)))
+    except StudyError as error:
+        return str(error)
+
+
+def test_a_study_of_the_closed_division_is_held_to_its_rules() -> None:
+    text = SIMULATED.read_text().replace('division = "open"', 'division = "closed"')
+    space = "[space]\n"
+    assert space_says(text) == ""
+    assert "VAL_CHECK_INTERVAL is tuned, but the eval schedule follows from GBS" in space_says(
+        text, (space, space + 'VAL_CHECK_INTERVAL = { type = "int", low = 96, high = 384 }\n')
+    )
+    assert "SKIP_EVALS = 9, but it must be 3 at GBS 8" in space_says(text, (space, space + "SKIP_EVALS = 9\n"))
+    assert space_says(text, (space, space + "VAL_CHECK_INTERVAL = 384\n")) == ""
+    assert "must be 384 samples at GBS 8" in space_says(text, (space, space + "VAL_CHECK_INTERVAL = 192\n"))
+    assert "lora_rank must be 16" in space_says(text, (space, space + "LORA_RANK = 8\n"))
+    assert "GBS 256 is above 128" in space_says(text, ("gbs = [8, 16, 32]", "gbs = [8, 256]"))
+
+
+def test_an_interval_in_steps_is_read_as_such() -> None:
+    eight = read_benchmark("llama31_8b")
+    assert check_space(eight, {}, [{"GBS": 16, "VAL_CHECK_INTERVAL": 768}]) == []
+    (found,) = check_space(eight, {}, [{"GBS": 16, "VAL_CHECK_INTERVAL": 384}])
+    assert "must be 12288 samples" in found.sentence
 
 
 KEYS = [

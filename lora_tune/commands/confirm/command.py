@@ -55,10 +55,16 @@ class Options:
     settings: RaceSettings
 
 
+USUAL_RUNS = 10
+"""Most runs of a configuration where no rules say how many a result takes."""
+
+
 @click.command()
 @study_option
 @click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="leading configurations that race")
-@click.option("--seeds", type=click.IntRange(1), default=10, show_default=True, help="most runs of each configuration")
+@click.option(
+    "--seeds", type=click.IntRange(1), help="most runs of each configuration [those of a submission, else 10]"
+)
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 0.999),
@@ -76,7 +82,14 @@ class Options:
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
 @guarded
 def main(
-    study_name: str, top: int, seeds: int, confidence: float, dry_run: bool, quiet: bool, as_json: bool, **given: Any
+    study_name: str,
+    top: int,
+    seeds: int | None,
+    confidence: float,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Run more seeds of a sweep's leading configurations until one is shown to be better, and score it.
 
@@ -87,6 +100,8 @@ def main(
         raise errors.InputError(
             f"{review.study.name} measures throughput, which one run knows to 0.2%: there is nothing to confirm"
         )
+    benchmark = review.study.benchmark
+    seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
     per_job = SEEDS_PER_JOB.get(review.study.workload.kind, 1)
     options = Options(
         review=review,
@@ -203,7 +218,7 @@ def _hand_over(
     checks = None
     if folder is not None and found.chosen is not None:
         write_results(folder, _texts(options, race, runs[found.chosen][: options.settings.most]))
-        checks = check(folder)
+        checks = check(folder, review.study.objective.ruleset)
     record = {**as_json(found), "checks": asdict(checks) if checks else None, "confidence": options.settings.confidence}
     text = json.dumps(record, indent=1, default=str)
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")

@@ -105,30 +105,32 @@ def _place(trial: int, runs: Sequence[Replicate], mean: tuple[float, float, floa
 
 def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[float, float, float]) -> Scored | None:
     """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three."""
-    from lora_tune import mlperf
+    from lora_tune.mlperf.predict import predict
+    from lora_tune.mlperf.score import olympic_mean, score
 
     if len(runs) < 3:
         return None
     minutes = [r.seconds / 60 if r.seconds is not None else math.inf for r in runs]
     batch = trial.parameters.get("GBS")
-    olympic = mlperf.olympic_mean(minutes)
+    olympic = olympic_mean(minutes)
+    benchmark = study.benchmark
     none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
-    if study.objective.curves != mlperf.BENCHMARK or not isinstance(batch, int):
+    if benchmark is None or not isinstance(batch, int):
         low, high = (bound / 60 for bound in mean[1:])
         words = f"olympic mean of {len(runs)} runs {duration(60 * olympic)}" if math.isfinite(olympic) else none
-        words += "; no reference convergence point applies, since the study is not of llama2_70b_lora"
+        words += "; no reference convergence point applies, since the study is of no benchmark of MLPerf"
         return Scored(
             runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
             sentences=(words,),
         )  # fmt: skip
     samples = [r.samples if r.samples is not None else math.inf for r in runs]
-    found = mlperf.score(minutes, samples, batch)
-    ahead = mlperf.predict(
+    found = score(benchmark, minutes, samples, batch)
+    ahead = predict(
+        benchmark,
         [m for m in minutes if math.isfinite(m)],
         [s for s in samples if math.isfinite(s)],
         batch,
         unconverged=sum(map(math.isinf, minutes)),
-        interval=mlperf.eval_schedule(batch).interval_samples,
     )
     words = (
         f"olympic mean of {len(runs)} runs {found.olympic_minutes:.2f} min x {found.factor:.4f} "

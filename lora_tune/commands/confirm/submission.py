@@ -9,11 +9,10 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 from lora_tune.base.redact import redact
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.mlperf import BENCHMARK, RULESET, run_compliance
+from lora_tune.mlperf.registry import benchmark_names
+from lora_tune.mlperf.submission import read_submission
+from lora_tune.mlperf.verdict import sentences
 from lora_tune.workloads.base import Job
-
-SHOWN_COMPLAINTS = 8
-LONGEST = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +65,20 @@ def write_results(folder: Path, texts: Sequence[str]) -> list[Path]:
     return written
 
 
-def check(folder: Path) -> Checks:
-    """Run MLPerf's compliance and RCP checkers on a result folder, where they apply."""
+def check(folder: Path, ruleset: str | None = None) -> Checks:
+    """Run MLPerf's compliance and RCP checkers on a result folder, where they apply.
+
+    ruleset: of the study; None: the newest that has the logs' benchmark.
+    """
     named = {_benchmark(path) for path in folder.glob("result_*.txt")}
-    if named != {BENCHMARK}:
+    if len(named) != 1 or not named <= set(benchmark_names()):
         shown = ", ".join(sorted(name or "none" for name in named))
-        return Checks(
-            False, False,
-            (f"MLPerf's compliance and RCP checks do not apply: the logs name the benchmark {shown}, not {BENCHMARK}",),
-        )  # fmt: skip
-    found = run_compliance(folder)
-    broken = [(name, words) for name, words in found.files.items() if words]
-    complaints = [f"{name}: {words}" for name, heard in broken[:1] for words in short_complaints(heard)]
-    return Checks(True, found.passes, (f"rules {RULESET}: {found.sentence}", *complaints))
-
-
-def short_complaints(heard: Sequence[str]) -> list[str]:
-    """What the compliance checker said of one file, a line a complaint, without the state that it dumps with each."""
-    lines = [line.strip() for words in heard for line in words.splitlines()]
-    kept = [line for line in lines if line.startswith(("Required", "CHECK"))] or lines
-    shown = [f"{line[:LONGEST]} ..." if len(line) > LONGEST else line for line in kept[:SHOWN_COMPLAINTS]]
-    more = len(kept) - SHOWN_COMPLAINTS
-    return shown + ([f"and {more} more complaints"] if more > 0 else [])
+        words = (
+            f"MLPerf's compliance and RCP checks do not apply: the logs name the benchmark {shown}, none of MLPerf's"
+        )
+        return Checks(False, False, (words,))
+    found = read_submission(folder, ruleset)
+    return Checks(True, found.passes, tuple(sentences(found)))
 
 
 def _benchmark(path: Path) -> str:

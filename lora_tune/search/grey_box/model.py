@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lora_tune.curves import Schedule
-from lora_tune.mlperf.division import EVAL_SAMPLES
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
@@ -24,6 +23,8 @@ from lora_tune.search.grey_box.objective import HALF, Goal
 from lora_tune.search.grey_box.weak_priors import convergence_prior, eval_prior, scale_belief, speed_prior
 from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
 
+USUAL_EVAL_SAMPLES = 384.0
+"""Samples between evals where neither a study nor a trial says it: those of MLPerf's LoRA."""
 INIT_SECONDS = 90.0
 """Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
 DOUBT = 3.0
@@ -109,7 +110,7 @@ class SearchModel:
     def block_samples(self, batch: float) -> float:
         """Samples between evals at a batch; the closed division's where neither the study nor a trial says it."""
         if self.goal.schedule is None and not self.schedules and not self.coordinates.eval_interval > 0:
-            return EVAL_SAMPLES
+            return USUAL_EVAL_SAMPLES
         return self.schedule(batch).interval_samples
 
 

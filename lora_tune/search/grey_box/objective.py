@@ -9,20 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from lora_tune.curves import Family, Schedule
-from lora_tune.mlperf.division import eval_schedule
+from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.published_curves import published
-from lora_tune.mlperf.score import reference
+from lora_tune.mlperf.registry import LORA, find_benchmark
 from lora_tune.search.grey_box.gaussian import Array
 
 
-def closed_schedule(batch: float) -> Schedule:
-    """The closed division's eval schedule at a global batch size."""
-    return eval_schedule(round(batch))
+def closed_schedule(batch: float, benchmark: Benchmark | None = None) -> Schedule:
+    """The closed division's eval schedule at a global batch size; of llama2_70b_lora where no benchmark is given.
+
+    Raises ValueError for a benchmark without an eval grid.
+    """
+    known = benchmark or find_benchmark(LORA)
+    schedule = known.eval_schedule(round(batch))
+    if schedule is None:
+        raise ValueError(f"{known.name} has no eval grid in ruleset {known.ruleset}")
+    return schedule
 
 
-def rcp_mean(batch: float) -> float:
+def rcp_mean(batch: float, benchmark: Benchmark | None = None) -> float:
     """Mean samples of the reference convergence point at a global batch size; 0 where there is none."""
-    found = reference(round(batch))
+    found = (benchmark or find_benchmark(LORA)).reference(round(batch))
     return found.mean if found else 0.0
 
 
