@@ -16,6 +16,7 @@ from mlperf_logging.compliance_checker.mlp_parser.ruleset_610 import parse_gener
 from mlperf_logging.rcp_checker import rcp_checker
 from mlperf_logging.result_summarizer import result_summarizer
 
+from lora_tune.commands.confirm.submission import check
 from lora_tune.commands.score import main
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.log_check import parse
@@ -229,6 +230,15 @@ def test_public_submissions_score_as_mlperf_scores_them(name: str, public_data: 
         str(tmp_path), "training", ruleset, False, False, rcp_pass="pruned_rcps"
     )
     assert (ours.olympic_minutes, ours.factor, ours.convergence.passes) == (theirs, factor, passes)
+
+
+def test_confirm_says_of_its_result_folder_what_score_says(tmp_path: Path) -> None:
+    found = check(ten(tmp_path / "ten"))
+    assert (found.applies, found.passes) == (True, True)
+    assert "10 result files, all comply with 6.1.0" in found.sentences
+    other = result_folder(tmp_path / "other", [run_log(LORA, {"submission_benchmark": "mine", "global_batch_size": 8})])
+    assert not check(other).applies
+    assert "the logs name the benchmark mine" in check(other).sentences[0]
 
 
 def test_folders_below_are_found_by_name(tmp_path: Path) -> None:
