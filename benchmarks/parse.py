@@ -23,8 +23,7 @@ from mlperf_logging.compliance_checker.mlp_parser import parse_file
 from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
 from lora_tune.logs.tail import LogTail
-
-RULESET = "5.0.0"
+from lora_tune.mlperf.rulesets import rulesets
 
 
 def machine() -> str:
@@ -53,7 +52,7 @@ def ours(files: list[Path]) -> int:
 def theirs(files: list[Path]) -> int:
     evals = 0
     for file in files:
-        lines, _ = parse_file(str(file), ruleset=RULESET)
+        lines, _ = parse_file(str(file), ruleset=rulesets()[-1])
         evals += sum(line.key == "eval_accuracy" for line in lines)
     return evals
 

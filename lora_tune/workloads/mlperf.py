@@ -292,13 +292,13 @@ class MlperfWorkload:
 _WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
 
 
-_RULESET = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
+_STATED = re.compile(r"MLPERF_STATED:?[=-]\"?(\d+\.\d+\.\d+)")
 
 
 def stated_ruleset(script: Path) -> str | None:
-    """The ruleset that a batch script sets MLPERF_RULESET to by itself; None where it names none that is installed."""
+    """The ruleset that a batch script sets MLPERF_STATED to by itself; None where it names none that is installed."""
     try:
-        found = _RULESET.search(script.read_text(encoding="utf-8", errors="replace"))
+        found = _STATED.search(script.read_text(encoding="utf-8", errors="replace"))
     except OSError:  # the implementation's own check says that it is missing
         return None
     return found[1] if found and found[1] in rulesets() else None
