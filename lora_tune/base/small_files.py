@@ -1,4 +1,4 @@
-"""Small JSON files that survive a power cut when written and any damage when read.
+"""Small files that survive a power cut when written and any damage when read.
 
 A job, a driver and a launcher tell each other facts by files of a few hundred bytes. Whoever reads one may find it
 absent, empty, cut, filled with zeros, replaced by a folder, or written by somebody else: none of that is an error of
@@ -34,11 +34,16 @@ class SmallFile:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace ``path`` as :func:`write_text` does."""
+    write_text(path, json.dumps(content))
+
+
+def write_text(path: Path, text: str) -> None:
     """Replace ``path`` so that a reader, also after a power cut, sees the old file or the whole new one.
 
     Raises OSError where the disk takes none of it; the old file is left then.
     """
-    partial = _written(path, content)
+    partial = _written(path, text)
     try:
         partial.replace(path)
     except OSError:
@@ -53,7 +58,7 @@ def create_json(path: Path, content: Mapping[str, Any]) -> None:
     A hard link is exclusive on network file systems too. Where a file system has none, the file is made first and
     filled then, and a reader may find it empty for a moment.
     """
-    partial = _written(path, content)
+    partial = _written(path, json.dumps(content))
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -69,11 +74,11 @@ def create_json(path: Path, content: Mapping[str, Any]) -> None:
     sync_folder(path.parent)
 
 
-def _written(path: Path, content: Mapping[str, Any]) -> Path:
-    """A file beside ``path`` with the content, on the disk."""
+def _written(path: Path, text: str) -> Path:
+    """A file beside ``path`` with the text, on the disk."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     return partial

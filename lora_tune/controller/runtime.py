@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
+from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
@@ -97,7 +98,7 @@ def settle(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> N
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
     store.place(lease, plan.file.resolve(), plan.paths.root, plan.options)
-    plan.paths.study.write_text(plan.text, encoding="utf-8")
+    write_text(plan.paths.study, plan.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

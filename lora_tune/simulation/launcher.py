@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.base.small_files import number_of, read_json
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.simulation import SurfaceFunction, load
@@ -73,6 +75,20 @@ class _Record:
     started_at: float | None = None
     nodes: tuple[str, ...] = ()
     cancelled_at: float | None = None
+
+
+def _record(content: Mapping[str, Any] | None) -> _Record | None:
+    """What a job's record says, None where it says nothing that can be read: then nobody knows of the job."""
+    if content is None:
+        return None
+    try:
+        made = _Record(**{**content, "nodes": tuple(content["nodes"])})
+    except (TypeError, KeyError):
+        return None
+    given = ("submitted_at", "eligible_at", "minutes", *(n for n in ("started_at", "cancelled_at") if content.get(n)))
+    numbers = all(number_of(content, name) is not None for name in given)
+    texts = all(isinstance(text, str) for text in (made.name, made.folder, made.log, *made.nodes))
+    return made if numbers and texts and isinstance(made.wanted, int) else None
 
 
 @dataclass(slots=True)
@@ -281,11 +297,9 @@ class SimulatedLauncher:
 
     def _restored(self, name: str, folder: Path) -> bool:
         """Take up a job that an earlier launcher started; time goes on from its latest moment."""
-        path = folder / RECORD
-        if not path.exists():
+        job = _record(read_json(folder / RECORD).content)
+        if job is None:
             return False
-        data = json.loads(path.read_text(encoding="utf-8"))
-        job = _Record(**{**data, "nodes": tuple(data["nodes"])})
         self._jobs[name] = job
         moments = [t for t in (job.submitted_at, job.started_at, job.cancelled_at) if t is not None]
         self._now = max(self._now, *moments)

@@ -108,10 +108,11 @@ def read(path: Path) -> tuple[int, Changes, int]:
             continue
         try:
             content = json.loads(line)
-            token = content.pop("token")
+            by = int(content.pop("token"))
             ((kind, record),) = content.items()
-            found.append(_changes(kind, record))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            found.append(_checked(_changes(kind, record)))
+            token = by
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             damaged += 1
     trials = tuple(t for c in found for t in c.trials)
     attempts = tuple(a for c in found for a in c.attempts)
@@ -132,6 +133,15 @@ def _plain(record: Any) -> Any:
     if isinstance(record, tuple):
         return [*record[:3], *record[3]]
     return rows.to_json(record)
+
+
+def _checked(changes: Changes) -> Changes:
+    """The changes, whose keys the database can hold. Raises ValueError."""
+    keys = [part for a in changes.attempts for part in (a.trial, a.number)] + [t.number for t in changes.trials]
+    keys += [part for point in changes.evals for part in point[:3]]
+    if not all(isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 2**31 for key in keys):
+        raise ValueError("a record without a number")
+    return changes
 
 
 def _changes(kind: str, record: Any) -> Changes:
