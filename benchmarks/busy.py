@@ -43,7 +43,7 @@ def run(nodes: int, node_hours: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = SweepPaths(Path(folder))
         store = Store(sqlite_url(paths.database))
-        launcher = of_study(study)
+        launcher = of_study(study, study.budget.parallel)
         store.begin(study.name, study.digest, STUDY.read_text(encoding="utf-8"), launcher.now())
         lease = store.take_lease(study.name, "benchmark", launcher.now())
         ports = Dependencies(

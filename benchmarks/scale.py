@@ -316,7 +316,7 @@ def drive(
         workload=load_workload(study, file), launcher=SlurmLauncher(study.site), store=store, session=session,
         clock=clock, view=watcher,
     )  # fmt: skip
-    driver = clock.driver = Driver(study, paths, ports, lease, period=1.0, settle=10.0)
+    driver = clock.driver = Driver(study, paths, ports, lease, period=1.0, submit_grace_seconds=10.0)
     print(
         f"records of {len(driver.sweep.trials)} trials read in {time.perf_counter() - begin:.1f} s, {resident():.0f} MB"
     )

@@ -25,7 +25,7 @@ from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import load_study
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.recorded import in_memory
-from lora_tune.search.session import make_sampler
+from lora_tune.search.samplers import make_sampler
 from lora_tune.store.locate import open_store
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.logs import readers
+from lora_tune.logs import line_reader, regex
 from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
 from lora_tune.logs.readers import make_reader
 
@@ -196,7 +196,7 @@ class TestRegex:
             make_reader("regex", eval=pattern)
 
     def test_a_pattern_that_is_slow_on_a_line_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(readers, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(regex, "SLOW_SECONDS", 0.0)
         clock = Clock()
         reader = make_reader("regex", clock=clock, eval=r"(?P<samples>\d+) (?P<loss>\S+)")
         run = follow(reader, clock, (0, "8 0.9"), (1, "16 0.8"))
@@ -206,14 +206,14 @@ class TestRegex:
     def test_only_the_first_characters_of_a_line_are_searched(self) -> None:
         clock = Clock()
         reader = make_reader("regex", clock=clock, eval=r"(?P<samples>\d+) (?P<loss>\S+)")
-        assert follow(reader, clock, (0, "x" * readers.MAX_PATTERN_LINE + "8 0.9")).evals == ()
+        assert follow(reader, clock, (0, "x" * regex.MAX_PATTERN_LINE + "8 0.9")).evals == ()
 
     def test_the_worst_allowed_pattern_ends_on_the_worst_line(self) -> None:
         """Polynomial patterns cannot be told from harmless ones; the length of a line bounds them."""
         clock = Clock()
         reader = make_reader("regex", clock=clock, eval=r"a*a*b(?P<samples>\d)(?P<loss>\d)")
         begin = time.thread_time()
-        run = follow(reader, clock, (0, "a" * readers.MAX_LINE), (1, "a" * readers.MAX_LINE), (2, "b19"))
+        run = follow(reader, clock, (0, "a" * line_reader.MAX_LINE), (1, "a" * line_reader.MAX_LINE), (2, "b19"))
         assert time.thread_time() - begin < 20
         assert points(run) in ([(1, 9.0, 2.0)], []), "found, unless the pattern was given up on a slow machine"
 
@@ -282,6 +282,6 @@ def test_a_line_without_end_takes_no_memory(kind: str) -> None:
     reader = KINDS[kind](Clock())
     for _ in range(100):
         reader.feed(b"x" * 100_000)
-    assert isinstance(reader, readers.LineReader)
-    assert len(reader._held) <= readers.MAX_LINE
+    assert isinstance(reader, line_reader.LineReader)
+    assert len(reader._held) <= line_reader.MAX_LINE
     assert reader.run().dropped_lines == 1

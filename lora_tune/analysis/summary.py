@@ -14,6 +14,7 @@ from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
 from lora_tune.controller.results import estimate_words
+from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def confirmed_words(best: Trial | None) -> str:
 
 def prior_words(study: Study, sweep: Sweep) -> str:
     """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
-    if study.search.sampler != "grey_box" or study.maximise:
+    if not sampler_kind(study).takes_old_runs or study.maximise:
         return ""
     from lora_tune.search import priors, published
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from lora_tune.base.kinds import WORKLOADS
 from lora_tune.config import space, study
 from lora_tune.config.site import Site
-from lora_tune.workloads import KINDS, workload_class
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("[objective]", "what is minimised", study.Objective),
@@ -42,7 +42,7 @@ def markdown() -> str:
         kind = typing.get_args(model.model_fields["type"].annotation)[0]
         summary = (model.__doc__ or "").strip().splitlines()[0]
         lines += [f'`type = "{kind}"`: {summary}', "", *_table(model, skip=("type",)), ""]
-    for kind in KINDS:
+    for kind in WORKLOADS.names():
         settings = _settings(kind)
         if settings is not None:
             lines += [f'**`[workload]`** with `kind = "{kind}"`', "", *_table(settings), ""]
@@ -51,7 +51,7 @@ def markdown() -> str:
 
 def _settings(kind: str) -> type[BaseModel] | None:
     try:
-        found: type[BaseModel] = workload_class(kind).Settings
+        found: type[BaseModel] = WORKLOADS.load(kind).Settings
     except ModuleNotFoundError:  # an optional workload
         return None
     return found

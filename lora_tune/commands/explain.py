@@ -51,7 +51,8 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
     from lora_tune.search import priors
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.session import expected_gain, make_sampler
+    from lora_tune.search.samplers import make_sampler
+    from lora_tune.search.session import expected_gain
 
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.objective.target))
     known = in_memory(study, sweep, sampler)

@@ -21,6 +21,7 @@ from lora_tune.config.space import FixedParameter, LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import MllogReader
+from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.records import PriorRun, Value
 
 MARK = b":::MLLOG"
@@ -159,7 +160,7 @@ def main(study_name: str, output: Path | None, source: str, pairs: tuple[str, ..
     _say(study, [*taken.values()], again, left_out)
     everything = priors.words([*known, *taken.values()])
     click.echo(f"{study.name} starts from {everything or 'no old run'}: {path}")
-    if study.search.sampler != "grey_box":
+    if not sampler_kind(study).takes_old_runs:
         click.echo(f"search.sampler is {study.search.sampler}, which uses no old runs; grey_box does", err=True)
     if not taken and not again:
         raise SystemExit(EXIT_NOTHING_REACHED)

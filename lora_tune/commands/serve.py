@@ -195,10 +195,10 @@ class Server:
             return gated[0]
 
         launcher = make_launcher(plan.study, plan.paths.packs)
-        simulated = plan.study.site.launcher == "simulated"
+        keeps_time = plan.launcher_kind.keeps_time
         around = Environment(
             launcher=launcher,
-            clock=make_clock(plan.study, launcher) if simulated else _Clock(self._stop),
+            clock=make_clock(plan.study, launcher) if keeps_time else _Clock(self._stop),
             view=_View(plan.study.name, self._gate, self._say),
             pause=self._pause,
             search=search,

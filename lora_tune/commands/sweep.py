@@ -29,7 +29,7 @@ from lora_tune.controller.runtime import (
     make_clock,
     open_sweep,
     own_folder,
-    settle,
+    record_study,
 )
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.store import Lease, Store, tune_sqlite
@@ -117,7 +117,7 @@ def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:
     lease = take_lease(store, plan.study.name, time.time())
     try:
         with given_back(store, lease), own_folder(plan, store, lease):
-            settle(plan, store, lease, accept_changes=accept_changes)
+            record_study(plan, store, lease, accept_changes=accept_changes)
     finally:
         store.close()
     click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")

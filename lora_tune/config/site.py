@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from lora_tune.base.hostlist import hostnames
+from lora_tune.base.kinds import LAUNCHERS
 
 
 class Site(BaseModel):
@@ -20,7 +21,9 @@ class Site(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: str | None = Field(None, description="TOML file with these keys, relative to the study file")
-    launcher: Literal["local", "slurm", "simulated"] = Field("local", description="who starts jobs")
+    launcher: Annotated[str, AfterValidator(LAUNCHERS.known)] = Field(
+        "local", description="who starts jobs: local, slurm, simulated, or one that was added"
+    )
     system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9_-]+$", description="system name in exported file names")
     nodes: int = Field(1, ge=1, description="nodes of one trial")
     gpus_per_node: int = Field(0, ge=0, description="GPUs of one node; 0: CPU only")

@@ -8,11 +8,12 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
+from lora_tune.base.kinds import SAMPLERS
 from lora_tune.config.site import Site
 from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_parameter
 
@@ -68,7 +69,9 @@ class Objective(_Frozen):
 class Search(_Frozen):
     """How trials are proposed."""
 
-    sampler: Literal["tpe", "random", "gp", "cmaes", "grey_box"] = Field("tpe", description="who proposes")
+    sampler: Annotated[str, AfterValidator(SAMPLERS.known)] = Field(
+        "tpe", description="who proposes: tpe, random, gp, cmaes, grey_box, or one that was added"
+    )
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
     startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
     probes: bool = Field(
@@ -270,13 +273,14 @@ def _check_whole(study: Study, path: Path) -> None:
 def _check_search(study: Study, path: Path) -> None:
     """What the search needs of the other sections."""
     space, budget = study.search_space, study.budget
-    if budget.stop_below is not None and study.search.sampler != "grey_box":
-        problem = 'needs search.sampler = "grey_box": no other sampler knows its expected gain'
+    sampler = SAMPLERS.load(study.search.sampler)
+    if budget.stop_below is not None and not getattr(sampler, "knows_gain", False):
+        problem = 'needs search.sampler = "grey_box": this sampler does not know its expected gain'
         raise StudyError(path, "budget.stop_below", problem)
-    if study.search.probes and study.search.sampler != "grey_box":
-        raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": no other sampler proposes them')
-    if space.varies_nodes and study.search.sampler == "grey_box":
-        problem = "grey_box models trials of one size, and NODES varies here; use tpe"
+    if study.search.probes and not getattr(sampler, "proposes_probes", False):
+        raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": this sampler does not propose them')
+    if space.varies_nodes and not getattr(sampler, "several_node_counts", True):
+        problem = f"{study.search.sampler} models trials of one size, and NODES varies here; use tpe"
         raise StudyError(path, "search.sampler", problem)
     tuned = space.distributions()
     for index, point in enumerate(study.search.enqueue):

@@ -51,8 +51,8 @@ class Driver:
     """Drives one sweep until its budget is spent. Construct, then :meth:`run`.
 
     ``interrupt`` may be set at any time (from a signal handler): the loop ends after the tick in progress.
-    settle: seconds after an unanswered submission before it counts as not made (a scheduler answers late).
-    mended_at: epoch seconds; a person has fixed what made trials fail before.
+    submit_grace_seconds: after an unanswered submission, before it counts as not made (a scheduler answers late).
+    fixed_at: epoch seconds; a person has fixed what made trials fail before.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Driver:
         lease: Lease,
         *,
         period: float,
-        settle: float = 0.0,
+        submit_grace_seconds: float = 0.0,
         fixed_at: float = -math.inf,
     ) -> None:
         self.interrupt = False
         self._fixed_at, self._refusal = fixed_at, Refusal()
         self._study, self._paths, self._dependencies, self._lease = study, paths, ports, lease
-        self._period, self._settle = period, settle
+        self._period, self._submit_grace = period, submit_grace_seconds
         found = ports.store.load(study.name)
         assert found is not None, "the sweep's row is made before its driver"
         self._work = UnitOfWork(found)
@@ -138,7 +138,7 @@ class Driver:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
         seen = self._watch.look(live)
         for attempt in seen.absent:
-            if self._now() - attempt.intended_at < self._settle:
+            if self._now() - attempt.intended_at < self._submit_grace:
                 continue
             if attempt.stop is StopKind.USER:
                 self._work.put_attempt(replace(attempt, ended_at=self._now()))

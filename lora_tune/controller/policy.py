@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lora_tune import curves
 from lora_tune.config.study import Study
-from lora_tune.launchers.base import JobState, JobStatus, Waits
+from lora_tune.launchers.base import JobState, JobStatus, Waits, launcher_kind
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog
 from lora_tune.store.records import Attempt, StopKind, Verdict
@@ -237,7 +237,7 @@ def _after_failure(
     if kind == "infeasible":
         before = any(a.failure == "infeasible" for a in attempts[:-1])
         last = diagnosis.certain or before or len(attempts) >= study.budget.attempts
-        if last or study.site.launcher == "local":
+        if last or launcher_kind(study.site).one_machine:
             return Finish(Verdict.INFEASIBLE, what)
         return Retry(f"{what}; once more on another node, memory failures can be flaky", status.nodes)
     if kind == "diverged":
@@ -245,7 +245,7 @@ def _after_failure(
     spent = len(attempts) >= study.budget.attempts
     if kind not in RETRIED:
         elsewhere = node_at_fault and not (diagnosis.certain or spent or _by_limit(attempt, status, diagnosis))
-        if elsewhere and study.site.launcher != "local":
+        if elsewhere and not launcher_kind(study.site).one_machine:
             node = ", ".join(status.nodes)
             return Retry(f"{kind}: {what}; once more on another node, so far only {node} fails like this", status.nodes)
         return Finish(Verdict.FAILED, f"{kind}: {what}")

@@ -18,7 +18,7 @@ from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
-from lora_tune.launchers.base import Launcher
+from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
 from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, safe_url, sqlite_url, tune_sqlite
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
@@ -41,18 +41,19 @@ class Plan:
     workload: Workload
 
     @property
-    def local(self) -> bool:
-        return self.study.site.launcher == "local"
+    def launcher_kind(self) -> LauncherKind:
+        """What the study's site names; it sets the driver's pace."""
+        return launcher_kind(self.study.site)
 
     @property
     def period(self) -> float:
         """Seconds between two ticks."""
-        return 0.25 if self.local else 1.0
+        return self.launcher_kind.period
 
 
 def make_clock(study: Study, launcher: Launcher) -> Clock:
     """This machine's clock; simulated jobs run on their launcher's own time."""
-    return cast(Clock, launcher) if study.site.launcher == "simulated" else RealClock()
+    return cast(Clock, launcher) if launcher_kind(study.site).keeps_time else RealClock()
 
 
 def doubts(workload: Workload) -> Sequence[str]:
@@ -83,7 +84,7 @@ def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
     return store
 
 
-def settle(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
+def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
     """Make the plan the sweep's; refuses a study that changed since it began, unless ``accept_changes``."""
     found = store.load(plan.study.name)
     assert found is not None, "the sweep's row is made before its lease"
@@ -122,7 +123,7 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
     The lease is renewed meanwhile and given back at the end.
     """
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
-        settle(plan, store, lease, accept_changes=accept_changes)
+        record_study(plan, store, lease, accept_changes=accept_changes)
         with at_work(plan, store, lease, around, lambda: _open_session(plan, store), plan.paths, lock) as driving:
             yield driving
 
@@ -196,15 +197,18 @@ def at_work(
         for doubt in doubts(plan.workload):
             around.view.line(doubt)
         _prepare_once(plan, ports, lease, around.pause, prepared)
-        patience = 0.0 if plan.local else 10.0
+        grace = plan.launcher_kind.submit_grace_seconds
         fixed_at = clock.now() if around.fixed else -math.inf
-        yield Driver(plan.study, plan.paths, ports, lease, period=plan.period, settle=patience, fixed_at=fixed_at)
+        yield Driver(
+            plan.study, plan.paths, ports, lease, period=plan.period, submit_grace_seconds=grace, fixed_at=fixed_at
+        )
 
 
 def _open_session(plan: Plan, store: Store) -> Search:
     """Optuna's side. Two programs that make its tables at one moment disturb each other: the loser tries again."""
     from lora_tune.search import priors
-    from lora_tune.search.session import Session, make_sampler
+    from lora_tune.search.samplers import make_sampler
+    from lora_tune.search.session import Session
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.objective.target)
     records = store.load(study.name)

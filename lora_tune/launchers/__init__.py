@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lora_tune.config.study import Study
-
-if TYPE_CHECKING:
-    from lora_tune.launchers.base import Launcher
-    from lora_tune.workloads.base import Job
-
+from lora_tune.launchers.base import Launcher, launcher_kind
+from lora_tune.workloads.base import Job
 
 MOST_SLOTS = 64
 """Trials that a pack is asked for at most where ``site.slots`` is "auto"; its memory decides how many train."""
@@ -31,23 +27,9 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
 
 def _plain(study: Study, jobs: int) -> Launcher:
     """The launcher of at most this many ``jobs`` at one time."""
-    if study.site.launcher == "slurm":
-        from lora_tune.launchers.slurm.launcher import SlurmLauncher
-
-        return SlurmLauncher(study.site)
-    if study.site.launcher == "simulated":
-        from lora_tune.simulation.launcher import of_study
-
-        return of_study(study)
-    from lora_tune.launchers.local import LocalLauncher
-
-    return LocalLauncher(range(study.site.gpus_per_node * jobs))
+    return launcher_kind(study.site).make(study, jobs)
 
 
 def preview(study: Study, job: Job) -> list[str]:
     """The command line that starts ``job``, for people to read; nothing is started."""
-    if study.site.launcher == "slurm":
-        from lora_tune.launchers.slurm import submission
-
-        return submission.preview(job, study.site)
-    return list(job.argv)
+    return launcher_kind(study.site).preview(job, study.site)

@@ -7,11 +7,14 @@ because identity is the job's name and folder, written down before submission.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.config.site import Site
+from lora_tune.config.study import Study
 from lora_tune.workloads.base import Job
 
 
@@ -118,3 +121,46 @@ class Launcher(Protocol):
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """Ask the job to end (``force``: kill it). Returns at once; ``poll`` tells when it is gone."""
         ...
+
+
+def command_line(job: Job, site: Site) -> list[str]:
+    """The job's own command, for a launcher that adds nothing to it."""
+    return list(job.argv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherKind:
+    """What ``site.launcher`` names.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(study, jobs)`` gives the launcher of at most ``jobs`` jobs at one time; raises SetupError when this
+        machine cannot do it.
+    preview : callable
+        ``preview(job, site)`` gives the command line that starts a job, for people to read; nothing is started.
+    period : float
+        Seconds between two ticks of the driver.
+    submit_grace_seconds : float
+        How late a job may appear whose submission nobody answered.
+    one_machine : bool
+        Jobs run on this machine and on no other: its files are theirs, and there is no other node to try.
+    keeps_time : bool
+        The launcher is its own clock (``now``, ``monotonic_now``, ``sleep``), as a simulation is.
+    """
+
+    make: Callable[[Study, int], Launcher]
+    preview: Callable[[Job, Site], list[str]] = command_line
+    period: float = 1.0
+    submit_grace_seconds: float = 10.0
+    one_machine: bool = False
+    keeps_time: bool = False
+
+
+def launcher_kind(site: Site) -> LauncherKind:
+    """The kind that the site names; a plain class or function counts as one that makes launchers.
+
+    Raises InputError for a name that is not known.
+    """
+    found = LAUNCHERS.load(site.launcher)
+    return found if isinstance(found, LauncherKind) else LauncherKind(make=found)

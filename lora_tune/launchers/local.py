@@ -12,7 +12,8 @@ from lora_tune.base.errors import LauncherError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.process import start_ticks, steady
 from lora_tune.base.small_files import create_json, write_json
-from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.job_records import JobRecords, alive, describe, read_records
@@ -141,3 +142,11 @@ def _deaf_to_the_terminal() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
+    return LocalLauncher(range(study.site.gpus_per_node * jobs))
+
+
+KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)
+"""``site.launcher = "local"``."""

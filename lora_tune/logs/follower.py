@@ -9,8 +9,8 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 from lora_tune.logs.arrival_times import Arrivals
 from lora_tune.logs.failures import FailureScanner
+from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
-from lora_tune.logs.readers import LineReader
 from lora_tune.logs.tail import LogTail
 
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lora_tune.logs.line_reader import Clock, ReaderKind
 from lora_tune.logs.run import MAX_TEXT, Eval, LogReader, RunBuilder, RunLog, TrainPoint, as_number
 
 __all__ = ["MAX_RECORD", "Eval", "LogReader", "MllogReader", "RunLog", "TrainPoint"]
@@ -298,3 +299,12 @@ _TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, _Metadata],
     b"reduced_train_loss": MllogReader._train_loss,
     b"tracked_stats": MllogReader._tracked_stats,
 }
+
+
+def _mllog_reader(clock: Clock) -> MllogReader:
+    """MLLOG lines carry their own time stamps: no clock is asked."""
+    return MllogReader()
+
+
+KIND = ReaderKind(make=_mllog_reader, settings={})
+"""``workload.log.kind = "mllog"``."""

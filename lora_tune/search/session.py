@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import optuna
@@ -21,11 +20,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.errors import StoreError
-from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
-from lora_tune.search.observations import Observation
-from lora_tune.search.tpe import WindowedTPESampler
+from lora_tune.search.samplers import KnowsGain, make_sampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
@@ -60,76 +57,9 @@ def _asked(trial: optuna.Trial | FrozenTrial) -> Asked:
     return Asked(trial.number, dict(trial.params), attributes.get("why", ""), probe=probe)
 
 
-def make_sampler(study: Study, priors: Callable[[], Sequence[Observation]] = tuple) -> BaseSampler:
-    """The sampler that a study names. priors: old runs as they are now, which the grey-box sampler starts from."""
-    search = study.search
-    if search.sampler == "random":
-        return optuna.samplers.RandomSampler(seed=search.seed)
-    if search.sampler == "gp":
-        return optuna.samplers.GPSampler(seed=search.seed, n_startup_trials=search.startup_trials)
-    if search.sampler == "cmaes":
-        return optuna.samplers.CmaEsSampler(seed=search.seed, n_startup_trials=search.startup_trials)
-    if search.sampler == "grey_box":
-        return _throughput(study) if study.maximise else _grey_box(study, priors)
-    # constant_liar keeps parallel proposals apart while their results are open.
-    return WindowedTPESampler(
-        seed=search.seed, n_startup_trials=search.startup_trials, multivariate=True, constant_liar=True
-    )
-
-
-def _grey_box(study: Study, priors: Callable[[], Sequence[Observation]]) -> BaseSampler:
-    """Our own sampler, with the rules that the study keeps and the public results where they apply."""
-    from lora_tune.search.grey_box.objective import (
-        Goal,
-        closed_schedule,
-        no_family,
-        no_reference,
-        public_family,
-        rcp_mean,
-    )
-    from lora_tune.search.grey_box.sampler import GreyBoxSampler
-    from lora_tune.search.published import llama2_70b_lora
-
-    space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
-    benchmark = study.benchmark
-    gridded = study.division == "closed" and benchmark is not None and benchmark.progress == "samples_count"
-    goal = Goal(
-        target=study.objective.target,
-        schedule=partial(closed_schedule, benchmark=benchmark) if gridded else None,
-        reference_samples=partial(rcp_mean, benchmark=benchmark)
-        if study.objective.score == "mlperf_score"
-        else no_reference,
-        family=public_family if public else no_family,
-        nodes=study.site.nodes,
-        limit_seconds=60 * study.budget.trial_minutes,
-    )
-    return GreyBoxSampler(
-        space.distributions(),
-        goal=goal,
-        gpus=space.gpus,
-        fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
-        prior=lambda: (*(llama2_70b_lora() if public else ()), *priors()),
-        probes=study.search.probes,
-        capped=study.pruning.cap,
-        seed=study.search.seed,
-    )
-
-
 def expected_gain(known: optuna.Study) -> float | None:
     """Share of the score by which the next node-hour is expected to improve the best; None where nobody knows."""
-    from lora_tune.search.grey_box.sampler import GreyBoxSampler
-    from lora_tune.search.throughput import ThroughputSampler
-
-    sampler = known.sampler
-    return sampler.expected_gain(known) if isinstance(sampler, GreyBoxSampler | ThroughputSampler) else None
-
-
-def _throughput(study: Study) -> BaseSampler:
-    """Our own sampler where there is no convergence to learn."""
-    from lora_tune.search.throughput import ThroughputSampler
-
-    space = study.search_space
-    return ThroughputSampler(space.distributions(), gpus=space.gpus, seed=study.search.seed)
+    return known.sampler.expected_gain(known) if isinstance(known.sampler, KnowsGain) else None
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

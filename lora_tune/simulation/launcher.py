@@ -22,7 +22,7 @@ import numpy as np
 from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.small_files import number_of, read_json
 from lora_tune.config.study import Study
-from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.simulation import SurfaceFunction, load
 from lora_tune.workloads.base import Job
 
@@ -47,13 +47,16 @@ class Cluster:
     preemptions: float = 0.0
 
 
-def of_study(study: Study) -> SimulatedLauncher:
-    """The simulated cluster of a study whose workload is a surface. Raises InputError, naming the key."""
+def of_study(study: Study, jobs: int) -> SimulatedLauncher:
+    """The simulated cluster of a study whose workload is a surface, with room for ``jobs`` trials unless it says.
+
+    Raises InputError, naming the key.
+    """
     table = study.workload.model_extra or {}
     if study.workload.kind != "surface" or "surface" not in table:
         raise InputError("site.launcher = simulated needs workload.kind = surface and a workload.surface; set both")
     cluster = Cluster(
-        nodes=table.get("cluster_nodes") or study.budget.parallel * study.site.nodes,
+        nodes=table.get("cluster_nodes") or jobs * study.site.nodes,
         queue_minutes=table.get("queue_minutes", 0.0),
         node_failures=table.get("node_failures_per_1000_hours", 0.0),
         preemptions=table.get("preemptions_per_1000_hours", 0.0),
@@ -314,3 +317,7 @@ class SimulatedLauncher:
             self._queue.add(name)
             self._start_waiting()
         return True
+
+
+KIND = LauncherKind(make=of_study, keeps_time=True)
+"""``site.launcher = "simulated"``."""

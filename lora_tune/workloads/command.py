@@ -15,6 +15,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
 from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study
+from lora_tune.logs.line_reader import SCALES
 from lora_tune.logs.mllog import LogReader
 from lora_tune.logs.readers import make_reader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
@@ -127,7 +128,7 @@ class CommandWorkload:
         """The reader that ``log`` names; a setting that is a parameter's name has the trial's value of it."""
         space = self._study.search_space
         values = proposal.parameters if proposal else space.resolve(space.corner())
-        settings = {key: values.get(v, v) if key in _SCALES else v for key, v in self._settings.log.items()}
+        settings = {key: values.get(v, v) if key in SCALES else v for key, v in self._settings.log.items()}
         try:
             return make_reader(settings.pop("kind", "mllog"), **settings)
         except (TypeError, ValueError, KeyError) as error:
@@ -164,7 +165,6 @@ class CommandWorkload:
         return {**places(site), **site.environment, **named, **{k: fill(v, values) for k, v in further.items()}}
 
 
-_SCALES = ("global_batch_size", "samples_per_epoch")
 _OWN_NAMES = ("SEED", "TARGET", "folder", "NODES", "GPUS")
 
 

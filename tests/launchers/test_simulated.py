@@ -15,7 +15,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import load_study
 from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.search.session import make_sampler
+from lora_tune.search.samplers import make_sampler
 from lora_tune.simulation.h100 import function as h100
 from lora_tune.simulation.launcher import Cluster, SimulatedLauncher, of_study
 from lora_tune.workloads import load
@@ -205,7 +205,7 @@ def test_the_log_reads_as_the_surface_meant_it(tmp_path) -> None:
 
 def test_the_shipped_study_loads_with_its_launcher_its_workload_and_its_sampler(tmp_path) -> None:
     study = load_study(STUDY)
-    launcher = of_study(study)
+    launcher = of_study(study, study.budget.parallel)
     workload = load(study, STUDY)
     tuned = study.search_space.corner()
     made = workload.job(Proposal(number=0, attempt=0, seed=1, parameters=study.search_space.resolve(tuned)), tmp_path)
@@ -213,7 +213,7 @@ def test_the_shipped_study_loads_with_its_launcher_its_workload_and_its_sampler(
     assert launcher.now() > 0
     assert type(make_sampler(study)).__name__ == "GreyBoxSampler"
     with pytest.raises(InputError, match=r"workload\.kind = surface"):
-        of_study(load_study(STUDY.with_name("tiny.toml")))
+        of_study(load_study(STUDY.with_name("tiny.toml")), 1)
 
 
 def test_a_probe_is_a_short_run_with_two_evals(tmp_path) -> None:

@@ -20,7 +20,7 @@ from lora_tune.config.study import load_study
 from lora_tune.search import throughput
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.session import make_sampler
+from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler, best, expected_improvement
 from lora_tune.simulation.machine import Degrees
 

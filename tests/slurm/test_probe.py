@@ -62,7 +62,7 @@ def test_a_probe_is_stopped_after_a_warm_block_and_one_eval(house: Callable[...,
         clock=RealClock(),
         view=Quiet(),
     )
-    Driver(study, home.paths, ports, lease, period=0.2, settle=10.0).run()
+    Driver(study, home.paths, ports, lease, period=0.2, submit_grace_seconds=10.0).run()
     store.close()
 
     (trial,) = search.told

@@ -21,12 +21,13 @@ from lora_tune.base.hostlist import hostnames
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.config.site import Site
-from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.job_records import foreign, read_records
 from lora_tune.launchers.job_runner import command_record, run_job
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.refusals import refusal
-from lora_tune.launchers.slurm.submission import executor, submission_command
+from lora_tune.launchers.slurm.submission import executor, preview, submission_command
 from lora_tune.workloads.base import Job
 
 ANSWER_SECONDS = 30.0
@@ -254,3 +255,11 @@ def _answer(error: Exception) -> str:
     """sbatch's own words within submitit's exception, on one line."""
     lines = [line.strip().removeprefix("sbatch: error: ") for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[-3:]) or type(error).__name__
+
+
+def _on_the_cluster(study: Study, jobs: int) -> SlurmLauncher:
+    return SlurmLauncher(study.site)
+
+
+KIND = LauncherKind(make=_on_the_cluster, preview=preview)
+"""``site.launcher = "slurm"``."""

@@ -1,0 +1,55 @@
+"""Every kind that a study file can name, one registry for each key. Adding one: docs/extending.md."""
+
+from __future__ import annotations
+
+from lora_tune.base.registry import Registry
+
+LAUNCHERS = Registry(
+    "lora_tune.launchers",
+    "launcher",
+    {
+        "local": "lora_tune.launchers.local:KIND",
+        "slurm": "lora_tune.launchers.slurm.launcher:KIND",
+        "simulated": "lora_tune.simulation.launcher:KIND",
+    },
+)
+"""``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`."""
+
+WORKLOADS = Registry(
+    "lora_tune.workloads",
+    "workload",
+    {
+        "peft": "lora_tune.workloads.recipe:PeftWorkload",
+        "nemo": "lora_tune.workloads.recipe:NemoWorkload",
+        "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
+        "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
+        "command": "lora_tune.workloads.command:CommandWorkload",
+        "surface": "lora_tune.simulation.workload:SurfaceWorkload",
+    },
+)
+"""``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings)."""
+
+SAMPLERS = Registry(
+    "lora_tune.samplers",
+    "sampler",
+    {
+        "tpe": "lora_tune.search.samplers:TPE",
+        "random": "lora_tune.search.samplers:RANDOM",
+        "gp": "lora_tune.search.samplers:GP",
+        "cmaes": "lora_tune.search.samplers:CMAES",
+        "grey_box": "lora_tune.search.samplers:GREY_BOX",
+    },
+)
+"""``search.sampler``: a :class:`lora_tune.search.samplers.SamplerKind`."""
+
+LOG_READERS = Registry(
+    "lora_tune.log_readers",
+    "log format",
+    {
+        "mllog": "lora_tune.logs.mllog:KIND",
+        "hf_trainer": "lora_tune.logs.hf_trainer:KIND",
+        "jsonl": "lora_tune.logs.jsonl:KIND",
+        "regex": "lora_tune.logs.regex:KIND",
+    },
+)
+"""``workload.log.kind``: a :class:`lora_tune.logs.line_reader.ReaderKind`."""

@@ -1,0 +1,109 @@
+"""Kinds of one thing under the names that study files use: ours, those of installed packages, and a user's own file.
+
+A kind is added without touching this package: an installed package declares an entry point of the registry's group, or
+a study names ``path/to/file.py:attribute``. docs/extending.md shows both for each group.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import InputError
+
+
+class Registry:
+    """Looks kinds up by name and imports them when they are asked for.
+
+    Parameters
+    ----------
+    group : str
+        Group of the entry points by which installed packages add kinds, such as ``lora_tune.launchers``.
+    what : str
+        What a kind is called in messages, such as "launcher".
+    shipped : mapping of str to str
+        This package's own kinds: name to ``module:attribute``.
+    """
+
+    def __init__(self, group: str, what: str, shipped: Mapping[str, str]) -> None:
+        self.group, self.what, self._shipped = group, what, dict(shipped)
+        self._files: dict[tuple[str, Path], Any] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Every name that is known on this machine, ours first."""
+        return (*self._shipped, *sorted(e.name for e in self._installed() if e.name not in self._shipped))
+
+    def known(self, name: str) -> str:
+        """``name``, where it is known or names a file; nothing is imported. Raises ValueError, as pydantic wants it."""
+        if name in self._shipped or self._is_file(name, Path()) or any(e.name == name for e in self._installed()):
+            return name
+        raise ValueError(self._unknown(name, Path()))
+
+    def load(self, name: str, folder: Path = Path()) -> Any:
+        """The object behind ``name``.
+
+        Parameters
+        ----------
+        name : str
+            A known name, or ``path/to/file.py:attribute``.
+        folder : Path
+            What a relative path is relative to.
+
+        Raises
+        ------
+        InputError
+            The name is unknown (the nearest known one is offered), or its module has no such attribute.
+        """
+        if name in self._shipped:
+            module, _, attribute = self._shipped[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        if self._is_file(name, folder):
+            key = (name, folder.resolve())
+            if key not in self._files:
+                self._files[key] = self._from_file(name, folder)
+            return self._files[key]
+        for entry in self._installed():
+            if entry.name == name:
+                return self._of_entry(entry)
+        raise InputError(self._unknown(name, folder))
+
+    def _installed(self) -> metadata.EntryPoints:
+        return metadata.entry_points(group=self.group)
+
+    def _of_entry(self, entry: metadata.EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+            raise InputError(f"{self.what} {entry.name!r} of {where} cannot be loaded: {error}") from error
+
+    @staticmethod
+    def _is_file(name: str, folder: Path) -> bool:
+        file, _, attribute = name.rpartition(":")
+        return bool(file and attribute) and file.endswith(".py") and (folder / file).is_file()
+
+    def _from_file(self, name: str, folder: Path) -> Any:
+        file, _, attribute = name.rpartition(":")
+        path = folder / file
+        spec = importlib.util.spec_from_file_location(f"lora_tune_{self.what.replace(' ', '_')}_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if not hasattr(module, attribute):
+            raise InputError(f"{self.what} {name!r}: {path} has no {attribute!r}; define it or name another")
+        return getattr(module, attribute)
+
+    def _unknown(self, name: str, folder: Path) -> str:
+        file, _, attribute = name.rpartition(":")
+        if attribute and file.endswith(".py"):
+            return f"{self.what} {name!r}: there is no file {folder / file}"
+        known = self.names()
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"{self.what} {name!r} is unknown{hint}; known are {', '.join(known)}, or path/to/file.py:name"

@@ -1,0 +1,46 @@
+"""JSON lines."""
+
+from __future__ import annotations
+
+import json
+
+from lora_tune.base.process import steady_epoch
+from lora_tune.logs.line_reader import FACTS, SCALES, Clock, LineReader, ReaderKind, scaled_samples
+
+
+class JsonLinesReader(LineReader):
+    """One JSON object a line; lines that start otherwise are ignored.
+
+    Each setting is the name under which the objects hold that fact: ``loss`` (of an eval), ``train_loss``,
+    ``samples`` or ``step`` or ``epoch``, ``seconds`` since the start of the run (without it, arrival times),
+    ``eval_seconds``, ``throughput`` in samples/s. global_batch_size turns steps, and samples_per_epoch epochs, into
+    samples.
+    """
+
+    def __init__(
+        self,
+        clock: Clock = steady_epoch,
+        *,
+        global_batch_size: float = 1.0,
+        samples_per_epoch: float = 1.0,
+        loss: str = "eval_loss",
+        **names: str,
+    ) -> None:
+        super().__init__(clock)
+        self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
+        self._names = {name: names.get(name, name) for name in FACTS} | {"loss": loss}
+
+    def line(self, text: str, now: int) -> bool:
+        text = text.lstrip()
+        if not text.startswith("{"):
+            return True
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        fields = {fact: record[name] for fact, name in self._names.items() if record.get(name) is not None}
+        return self.take_fields(fields, now, scaled_samples(fields, self._scale))
+
+
+KIND = ReaderKind(make=JsonLinesReader, settings={**SCALES, "loss": str, **dict.fromkeys(FACTS, str)})
+"""``workload.log.kind = "jsonl"``."""

@@ -1,0 +1,118 @@
+"""What the readers of line-by-line logs share: lines out of bytes, facts out of fields, and what a reader kind is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lora_tune.logs.run import LogReader, RunBuilder, RunLog, as_number
+
+Clock = Callable[[], float]
+
+MAX_LINE = 4096
+"""Bytes; longer lines are dropped and counted."""
+
+FACTS = ("samples", "step", "epoch", "train_loss", "seconds", "eval_seconds", "throughput")
+"""What a line may say beside an eval's loss."""
+
+NUMBER = (int, float)
+SCALES: Mapping[str, Any] = {"global_batch_size": NUMBER, "samples_per_epoch": NUMBER}
+"""Settings that turn steps and epochs into samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderKind:
+    """What ``workload.log.kind`` names.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(clock=..., **settings)`` gives a reader; ``clock()`` is the epoch time in seconds.
+    settings : mapping of str to type, or None
+        The settings that it takes, with their types; None leaves that to ``make``.
+    """
+
+    make: Callable[..., LogReader]
+    settings: Mapping[str, Any] | None = None
+
+
+class LineReader:
+    """Cuts bytes into lines and gathers a Run from them; a subclass says what a line means. clock: see above.
+
+    The run starts when the first bytes arrive, or where :meth:`line` says so. Carriage returns end lines too, as
+    progress bars print them.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._held = b""
+        self._skipping = False
+        self._dropped = 0
+        self.states_seconds = False
+        self.run_builder = RunBuilder()
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the log. Never raises for what they contain."""
+        now = int(self.clock() * 1000)
+        if chunk and self.run_builder.run_start is None:
+            self.run_builder.run_start = now
+        *lines, held = (self._held + chunk).replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            self._take(line, now)
+        self._held = held
+        if len(held) > MAX_LINE:
+            self._dropped += not self._skipping
+            self._skipping, self._held = True, b""
+
+    def run(self) -> RunLog:
+        """What the log says so far."""
+        return self.run_builder.run(self._dropped)
+
+    def _take(self, line: bytes, now: int) -> None:
+        if self._skipping:
+            self._skipping = False
+        elif len(line) > MAX_LINE:
+            self._dropped += 1
+        elif line:
+            self.run_builder.mark(now)
+            if not self.line(line.decode("utf-8", "replace"), now):
+                self._dropped += 1
+
+    def line(self, text: str, now: int) -> bool:
+        """Take one line that arrived at ``now`` (epoch ms); False for one that should have been understood."""
+        raise NotImplementedError
+
+    def take_fields(self, fields: Mapping[str, object], now: int, samples: float | None) -> bool:
+        """Take the facts of one line under this module's names; False when a loss is no number or has no samples.
+
+        fields: ``loss`` (an eval's), ``train_loss``, ``seconds`` (since the start of the run), ``eval_seconds``,
+        ``throughput`` (samples/s); each may be missing.
+        """
+        builder = self.run_builder
+        seconds = as_number(fields.get("seconds"))
+        if seconds is not None and abs(seconds) < 1e9 and builder.run_start is not None:
+            now = builder.run_start + round(seconds * 1000)
+            self.states_seconds = True
+        understood = True
+        for name, add in (("loss", builder.add_eval), ("train_loss", builder.add_train)):
+            if name in fields:
+                loss = as_number(fields[name])
+                if loss is None or samples is None or not 0 <= samples < float("inf"):
+                    understood = False
+                else:
+                    add(samples, loss, now)
+        length = as_number(fields.get("eval_seconds"))
+        if "loss" in fields and understood and length is not None and 0 <= length < 1e9:
+            builder.add_eval_start(samples, now - round(length * 1000))
+            builder.add_eval_stop(samples, now)
+        throughput = as_number(fields.get("throughput"))
+        if throughput is not None:
+            builder.add_stated(now, throughput, False)
+        return understood
+
+
+def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float]) -> float | None:
+    """Samples from the first of samples, step and epoch that is a number, times its scale; None without any."""
+    numbers = ((as_number(fields.get(name)), factor) for name, factor in scale.items())
+    return next((number * factor for number, factor in numbers if number is not None), None)

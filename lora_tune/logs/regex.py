@@ -1,0 +1,79 @@
+"""Lines of any form, by a user's patterns."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lora_tune.base.process import steady_epoch
+from lora_tune.logs.line_reader import SCALES, Clock, LineReader, ReaderKind, scaled_samples
+from lora_tune.logs.patterns import compile_safely
+
+MAX_PATTERN_LINE = 1000
+"""Characters of a line that a user's pattern is given: they bound a polynomial pattern's time to seconds."""
+
+SLOW_SECONDS = 1.0
+"""CPU seconds on one line after which a user's pattern is given up."""
+
+
+class RegexReader(LineReader):
+    """Lines of any form, by one pattern for evals and one for train losses.
+
+    eval, train: regular expressions searched for in each line, with the named group ``loss``, one of ``samples``,
+    ``step`` and ``epoch``, and if printed ``seconds`` (since the start of the run), ``eval_seconds`` and
+    ``throughput``. start, stop: patterns of the lines where the run starts and ends. global_batch_size and
+    samples_per_epoch: as for JSON lines.
+
+    Only the first 1,000 characters of a line are searched. A repetition within a repetition is refused, and a pattern
+    that needs more than a second for a line is given up (``dropped_lines`` counts it): a log line can make either hang.
+    """
+
+    def __init__(
+        self,
+        clock: Clock = steady_epoch,
+        *,
+        global_batch_size: float = 1.0,
+        samples_per_epoch: float = 1.0,
+        **patterns: str,
+    ) -> None:
+        super().__init__(clock)
+        if "eval" not in patterns:
+            raise ValueError("log kind 'regex' needs the setting 'eval': a pattern with the groups loss and samples")
+        self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
+        self._patterns = {name: compile_safely(name, pattern) for name, pattern in patterns.items()}
+        self._cpu = 0.0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the log. Never raises for what they contain."""
+        self._cpu = time.thread_time()  # too slow a call for every line
+        super().feed(chunk)
+
+    def line(self, text: str, now: int) -> bool:
+        understood = True
+        for name, pattern in list(self._patterns.items()):
+            begin = time.perf_counter()
+            found = pattern.search(text[:MAX_PATTERN_LINE])
+            if time.perf_counter() - begin > SLOW_SECONDS and time.thread_time() - self._cpu > SLOW_SECONDS:
+                del self._patterns[name]
+                understood = False
+            if found:
+                understood &= self._found(name, found.groupdict(), now)
+        return understood
+
+    def _found(self, name: str, groups: dict[str, Any], now: int) -> bool:
+        builder = self.run_builder
+        if name == "start" and not builder.evals and not builder.train:
+            builder.run_start = now
+        elif name == "stop" and builder.run_stop is None:
+            builder.run_stop = now
+        elif name in ("eval", "train"):
+            fields = {fact: value for fact, value in groups.items() if value is not None}
+            samples = scaled_samples(fields, self._scale)
+            if name == "train" and "loss" in fields:
+                fields["train_loss"] = fields.pop("loss")
+            return self.take_fields(fields, now, samples)
+        return True
+
+
+KIND = ReaderKind(make=RegexReader, settings={**SCALES, **dict.fromkeys(("eval", "train", "start", "stop"), str)})
+"""``workload.log.kind = "regex"``."""

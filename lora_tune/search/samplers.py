@@ -1,0 +1,153 @@
+"""What ``search.sampler`` can name, and what a study may ask of each. Libraries are imported when a sampler is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from lora_tune.base.kinds import SAMPLERS
+from lora_tune.config.space import FixedParameter
+from lora_tune.config.study import Study
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.samplers import BaseSampler
+
+    from lora_tune.search.observations import Observation
+
+    OldRuns = Callable[[], Sequence[Observation]]
+
+
+@runtime_checkable
+class KnowsGain(Protocol):
+    """A sampler that can say what another node-hour would bring."""
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerKind:
+    """What ``search.sampler`` names.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(study, old_runs)`` gives an Optuna sampler; ``old_runs()`` gives what ingested logs taught.
+    knows_gain : bool
+        It is a :class:`KnowsGain`, so that ``budget.stop_below`` can end the sweep.
+    proposes_probes : bool
+        It proposes short runs that measure a layout's speed (``search.probes``).
+    takes_old_runs : bool
+        It starts from ingested logs and published results.
+    several_node_counts : bool
+        It can compare trials that run on different numbers of nodes.
+    """
+
+    make: Callable[[Study, OldRuns], BaseSampler]
+    knows_gain: bool = False
+    proposes_probes: bool = False
+    takes_old_runs: bool = False
+    several_node_counts: bool = True
+
+
+def sampler_kind(study: Study) -> SamplerKind:
+    """The kind that the study names; a plain class or function counts as one that makes samplers.
+
+    Raises InputError for a name that is not known.
+    """
+    found = SAMPLERS.load(study.search.sampler)
+    return found if isinstance(found, SamplerKind) else SamplerKind(make=found)
+
+
+def make_sampler(study: Study, old_runs: OldRuns = tuple) -> BaseSampler:
+    """The sampler that a study names. old_runs: ingested runs as they are now, which some samplers start from."""
+    return sampler_kind(study).make(study, old_runs)
+
+
+def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
+    from lora_tune.search.tpe import WindowedTPESampler
+
+    # constant_liar keeps parallel proposals apart while their results are open.
+    return WindowedTPESampler(
+        seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True, constant_liar=True
+    )
+
+
+def _random(study: Study, old_runs: OldRuns) -> BaseSampler:
+    from optuna.samplers import RandomSampler
+
+    return RandomSampler(seed=study.search.seed)
+
+
+def _gp(study: Study, old_runs: OldRuns) -> BaseSampler:
+    from optuna.samplers import GPSampler
+
+    return GPSampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials)
+
+
+def _cmaes(study: Study, old_runs: OldRuns) -> BaseSampler:
+    from optuna.samplers import CmaEsSampler
+
+    return CmaEsSampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials)
+
+
+def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
+    return _throughput(study) if study.maximise else _time_to_target(study, old_runs)
+
+
+def _time_to_target(study: Study, old_runs: OldRuns) -> BaseSampler:
+    """Our own sampler, with the rules that the study keeps and the public results where they apply."""
+    from lora_tune.search.grey_box.objective import (
+        Goal,
+        closed_schedule,
+        no_family,
+        no_reference,
+        public_family,
+        rcp_mean,
+    )
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
+    from lora_tune.search.published import llama2_70b_lora
+
+    space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
+    benchmark = study.benchmark
+    gridded = study.division == "closed" and benchmark is not None and benchmark.progress == "samples_count"
+    scored = study.objective.score == "mlperf_score"
+    goal = Goal(
+        target=study.objective.target,
+        schedule=partial(closed_schedule, benchmark=benchmark) if gridded else None,
+        reference_samples=partial(rcp_mean, benchmark=benchmark) if scored else no_reference,
+        family=public_family if public else no_family,
+        nodes=study.site.nodes,
+        limit_seconds=60 * study.budget.trial_minutes,
+    )
+    return GreyBoxSampler(
+        space.distributions(),
+        goal=goal,
+        gpus=space.gpus,
+        fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
+        prior=lambda: (*(llama2_70b_lora() if public else ()), *old_runs()),
+        probes=study.search.probes,
+        capped=study.pruning.cap,
+        seed=study.search.seed,
+    )
+
+
+def _throughput(study: Study) -> BaseSampler:
+    """Our own sampler where there is no convergence to learn."""
+    from lora_tune.search.throughput import ThroughputSampler
+
+    space = study.search_space
+    return ThroughputSampler(space.distributions(), gpus=space.gpus, seed=study.search.seed)
+
+
+TPE = SamplerKind(make=_tpe)
+RANDOM = SamplerKind(make=_random)
+GP = SamplerKind(make=_gp)
+CMAES = SamplerKind(make=_cmaes)
+GREY_BOX = SamplerKind(
+    make=_grey_box, knows_gain=True, proposes_probes=True, takes_old_runs=True, several_node_counts=False
+)

@@ -1,0 +1,147 @@
+"""Kinds that other packages add: one file and one entry point each, driven by the real commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_tune.base.errors import InputError
+from lora_tune.base.kinds import LAUNCHERS, SAMPLERS
+from lora_tune.base.registry import Registry
+
+LAUNCHER = '''
+from lora_tune.launchers.base import LauncherKind
+from lora_tune.launchers.local import LocalLauncher
+
+
+class Counting(LocalLauncher):
+    """Jobs on this machine; each submission leaves a line in a file."""
+
+    def submit(self, job):
+        with open("submitted.txt", "a") as file:
+            file.write(job.name + "\\n")
+        return super().submit(job)
+
+
+KIND = LauncherKind(make=lambda study, jobs: Counting(), period=0.1, submit_grace_seconds=0.0, one_machine=True)
+'''
+
+SAMPLER = '''
+import optuna
+
+
+class Lowest(optuna.samplers.BaseSampler):
+    """Always the lower end of every range."""
+
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, name, distribution):
+        return distribution.low
+
+
+def lowest(study, old_runs):
+    return Lowest()
+'''
+
+READER = '''
+from lora_tune.logs.line_reader import LineReader
+
+
+class Percent(LineReader):
+    """Lines such as ``40 samples: loss 0.91``."""
+
+    def line(self, text, now):
+        samples, _, rest = text.partition(" samples: loss ")
+        if not rest:
+            return True
+        return self.take_fields({"loss": float(rest)}, now, float(samples))
+'''
+
+STUDY = """
+[objective]
+target = 0.5
+
+[workload]
+kind = "command"
+argv = ["{python}", "-uc", "import time; print('8 samples: loss 0.9'); time.sleep(0.8); print('16 samples: loss 0.4')"]
+log = {{ kind = "percent" }}
+
+[space]
+LR = {{ type = "float", low = 0.001, high = 0.01 }}
+
+[search]
+sampler = "lowest"
+
+[site]
+launcher = "counting"
+
+[budget]
+trials = 2
+attempts = 1
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A package that somebody else installed: three modules and their entry points."""
+    site = tmp_path / "site"
+    info = site / "their_kinds-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-kinds\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[lora_tune.launchers]\ncounting = their_launcher:KIND\nbroken = their_launcher:NOTHING\n"
+        "[lora_tune.samplers]\nlowest = their_sampler:lowest\n"
+        "[lora_tune.log_readers]\npercent = their_reader:Percent\n"
+    )
+    for name, text in (("launcher", LAUNCHER), ("sampler", SAMPLER), ("reader", READER)):
+        (site / f"their_{name}.py").write_text(text)
+    return site
+
+
+def test_a_launcher_a_sampler_and_a_log_format_of_another_package_drive_a_sweep(outside: Path, tmp_path: Path) -> None:
+    study = tmp_path / "theirs.toml"
+    study.write_text(STUDY.format(python=sys.executable))
+    path = os.pathsep.join(filter(None, [str(outside), os.environ.get("PYTHONPATH")]))
+    swept = subprocess.run(
+        [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--quiet"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert swept.returncode == 0, swept.stderr + swept.stdout
+    assert (tmp_path / "submitted.txt").read_text().split() == ["theirs-0000-0", "theirs-0001-0"]
+    assert "LR=0.001" in swept.stdout
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
+    with pytest.raises(InputError, match=r"launcher 'slrum' is unknown \(did you mean 'slurm'\?\)"):
+        LAUNCHERS.load("slrum")
+    with pytest.raises(ValueError, match=r"sampler 'grey' is unknown.*known are tpe, random, gp, cmaes, grey_box"):
+        SAMPLERS.known("grey")
+
+
+def test_an_entry_point_that_cannot_be_loaded_names_its_package(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(outside))
+    with pytest.raises(InputError, match=r"launcher 'broken' of their-kinds 1\.0 cannot be loaded"):
+        LAUNCHERS.load("broken")
+
+
+def test_a_file_of_ones_own_serves_as_well(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("KIND = object()\n")
+    registry = Registry("lora_tune.tests_only", "launcher", {})
+    found = registry.load("mine.py:KIND", tmp_path)
+    assert registry.load("mine.py:KIND", tmp_path) is found, "a file is executed once"
+    with pytest.raises(InputError, match="has no 'OTHER'"):
+        registry.load("mine.py:OTHER", tmp_path)
+    with pytest.raises(InputError, match="there is no file"):
+        registry.load("yours.py:KIND", tmp_path)
