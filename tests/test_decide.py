@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.controller import budgets, policy, pruning, results
+from lora_tune.controller import budgets, evidence, policy, pruning, results
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
@@ -242,23 +242,67 @@ def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
     assert found.sentence == "diverged: train loss is nan at 160 samples"
 
 
-def test_a_run_that_still_has_to_heal_is_not_judged_by_its_curve() -> None:
-    flat = run(*[1.0] * 9)
-    record = replace(trial(), parameters={**trial().parameters, "MAX_STEPS": 125})
-    assert pruning.judge_curve(study(), sweep(record), record, flat) is not None
-    heals = replace(record, parameters={**record.parameters, "HEALING_ITER": 110})
-    assert pruning.judge_curve(study(), sweep(heals), heals, flat) is None
-
-
-def test_only_curves_of_the_same_batch_size_are_compared() -> None:
-    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED}
-    other = replace(trial(2, **done), parameters={"GBS": 16})
-    records = replace(
-        sweep(trial(), trial(1, **done), other),
-        attempts={(n, 0): replace(attempt(), trial=n) for n in (1, 2)},
-        evals={(1, 0): run(1.0, 0.0).evals, (2, 0): run(2.0, 0.0).evals},
+def finished_well(count: int, **change: Any) -> Sweep:
+    """A sweep whose trials 1 to ``count`` have reached the target 0, one after another."""
+    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, **change}
+    numbers = range(1, count + 1)
+    return replace(
+        sweep(trial(), *(trial(n, finished_at=NOW + n, **done) for n in numbers)),
+        attempts={(n, 0): replace(attempt(), trial=n) for n in numbers},
+        evals={(n, 0): run(*(2.0 - 0.5 * k + 0.01 * n for k in range(6))).evals for n in numbers},
     )
-    assert pruning.references(records, trial()) == [run(1.0, 0.0).evals]
+
+
+FLAT = [2.0] * 4
+
+
+def test_a_run_is_compared_with_good_runs_once_there_are_enough() -> None:
+    assert pruning.judge_curve(study(), finished_well(7), trial(), run(*FLAT)) is None
+    found = pruning.judge_curve(study(), finished_well(8), trial(), run(*FLAT))
+    assert isinstance(found, policy.Stop)
+    assert "further above 8 good runs" in found.sentence
+
+
+def test_only_runs_that_nothing_could_have_stopped_support_a_rate() -> None:
+    found = evidence.courses(study(), finished_well(20))
+    assert [c.free for c in found] == [True] * 8 + [False] * 12
+    all_audits = study().with_options({"pruning": {"audit": 1.0}})
+    assert all(c.free for c in evidence.courses(all_audits, finished_well(20)))
+
+
+def test_an_audit_goes_on_though_the_rule_would_stop_it_and_divergence_stops_it_all_the_same() -> None:
+    audits = study().with_options({"pruning": {"audit": 1.0}})
+    found = pruning.judge_curve(audits, finished_well(8), trial(), run(*FLAT))
+    assert isinstance(found, pruning.Audited)
+    assert isinstance(pruning.judge_curve(audits, finished_well(8), trial(), run(1.0, math.nan, math.nan)), policy.Stop)
+
+
+def test_a_run_that_has_ended_by_itself_is_not_stopped() -> None:
+    assert pruning.judge_curve(study(), finished_well(8), trial(), replace(run(*FLAT), run_stop_ms=9)) is None
+
+
+def test_runs_of_another_batch_warm_up_or_precision_are_of_another_kind() -> None:
+    def kind(change: float = 0.0, **parameters: float) -> object:
+        return evidence.kind(trial(parameters={"GBS": 8, "MAX_STEPS": 1000, **parameters}), change)
+
+    assert kind() == kind(LR=1e-3, MAX_STEPS=1020, WARMUP_STEPS=30)
+    others = [kind(GBS=16), kind(MAX_STEPS=500), kind(WARMUP_STEPS=300), kind(change=2800.0)]
+    assert len({kind(), *others}) == 5
+
+
+def test_audits_are_a_share_of_the_trials_settled_by_their_seeds() -> None:
+    some = study().with_options({"pruning": {"audit": 0.2}})
+    chosen = [evidence.is_audit(some, replace(trial(), seed=seed)) for seed in range(500)]
+    assert 60 <= sum(chosen) <= 140
+    assert chosen == [evidence.is_audit(some, replace(trial(), seed=seed)) for seed in range(500)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "share"),
+    [({"trials": 12}, 0.0), ({"trials": 60}, 0.05), ({"trials": 60, "node_hours": 5, "trial_minutes": 60}, 0.0)],
+)
+def test_audits_are_the_default_where_a_trial_is_cheap(budget: dict[str, Any], share: float) -> None:
+    assert study().with_options({"budget": budget}).audit_share == share
 
 
 def test_facts_leave_out_what_is_unknown() -> None:

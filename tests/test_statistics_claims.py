@@ -1,4 +1,4 @@
-"""What docs/statistics.md claims of intervals, pruner, cap and race: on seeded simulations, and on public data."""
+"""What docs/statistics.md claims of intervals, stopping, cap and race: on seeded simulations, and on public data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks.statistics import perturbed
-from benchmarks.statistics.pruner import EARLY, by_verdict
 from lora_tune import curves as curve
+from lora_tune.curves.conformal import Course
+from lora_tune.curves.points import usable
+from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
@@ -27,6 +29,7 @@ from lora_tune.search.racing import (
 )
 
 TARGET = perturbed.TARGET
+EARLY = 0.6
 PUBLISHED = published_curves.published(8)
 NOISE = np.random.default_rng(5).normal(0, 1, 4000)
 
@@ -48,20 +51,27 @@ def test_nine_of_ten_intervals_hold_the_configurations_mean() -> None:
 def test_runs_that_never_reach_the_target_are_stopped_before_three_fifths_of_their_end(name: str) -> None:
     runs = perturbed.never_reach(perturbed.simulate(perturbed.BAD[name], NOISE, 60, 7))
     assert len(runs) >= 25
-    for reference in (PUBLISHED, curve.envelope_from(good(12, 3), TARGET)):
-        rule = by_verdict(reference)
-        stops = [(at, run) for run in runs if (at := rule(run)) is not None]
-        early = [run[at].samples < EARLY * perturbed.MAX_SAMPLES for at, run in stops]
-        assert sum(early) >= 0.95 * len(runs)
+    references = [Course(curve=usable(run), length=perturbed.MAX_SAMPLES) for run in good(50, 3)]
+    for evidence, share in ((Evidence(published=PUBLISHED), 0.95), (Evidence(references=references, rate=0.02), 0.8)):
+        stops = [at for run in runs if (at := stopped_at(run, evidence)) is not None]
+        assert sum(at < EARLY * perturbed.MAX_SAMPLES for at in stops) >= share * len(runs)
 
 
 def test_good_runs_and_runs_that_heal_late_go_on() -> None:
-    rule = by_verdict(PUBLISHED)
-    assert sum(rule(run) is not None for run in good(300, 11)) <= 3, "the stated 1%"
+    published = Evidence(published=PUBLISHED)
+    assert sum(stopped_at(run, published) is not None for run in good(300, 11)) <= 3, "the stated 1%"
     healing = perturbed.simulate(perturbed.healing, NOISE, 30, 99)
-    told = by_verdict(PUBLISHED, healing=perturbed.HEALING_SAMPLES)
-    assert not [run for run in healing if told(run) is not None]
-    assert all(rule(run) is not None for run in healing), "which only the declared healing step saves"
+    wary = Evidence(published=PUBLISHED, published_from=perturbed.HEALING_SAMPLES + 4 * 384)
+    assert not [run for run in healing if stopped_at(run, wary) is not None]
+    assert all(stopped_at(run, published) is not None for run in healing), "where nobody says that they will heal"
+
+
+def stopped_at(run: Sequence[Eval], evidence: Evidence, length: float = perturbed.MAX_SAMPLES) -> float | None:
+    """Samples at which the rule stops a run; None when it never does."""
+    for i, e in enumerate(run):
+        if verdict(run[: i + 1], TARGET, evidence, length=length).stop:
+            return e.samples
+    return None
 
 
 @pytest.mark.parametrize("risk", [0.05, 0.2])
@@ -124,18 +134,18 @@ def test_on_public_runs_that_it_never_saw_the_estimate_is_unbiased_and_its_inter
 
 
 @pytest.mark.public_data
-def test_on_public_runs_that_it_never_saw_the_pruner_keeps_its_rate_and_catches_bad_runs(public_data: Path) -> None:
+def test_on_public_runs_that_it_never_saw_the_envelope_keeps_its_rate_and_catches_bad_runs(public_data: Path) -> None:
     from benchmarks.calibrate_curves import is_good
     from benchmarks.public_runs import by_submission, is_test, load
-    from benchmarks.statistics.pruner import first_pair, on_public
 
-    groups = [g for submission, g in by_submission(load(public_data)).items() if is_test(submission)]
-    fine = [on_public(published_curves.published(r.gbs), 0.01, r) for g in groups if is_good(g) for r in g]
-    bad = [
-        (on_public(published_curves.published(r.gbs), 0.01, r), first_pair(r))
-        for g in groups
-        if not is_good(g)
-        for r in g
-    ]
-    assert sum(at is not None for at in fine) <= 0.01 * len(fine)
-    assert sum(at is not None and at <= first for at, first in bad) >= 0.7 * len(bad) > 0
+    killed, caught = [], []
+    for submission, group in by_submission(load(public_data)).items():
+        if is_test(submission):
+            published, length = (
+                Evidence(published=published_curves.published(group[0].gbs)),
+                group[0].max_steps * group[0].gbs,
+            )
+            stops = [stopped_at(r.run.evals, published, length) for r in group]
+            (killed if is_good(group) else caught).extend(s is not None for s in stops)
+    assert np.mean(killed) <= 0.01
+    assert np.mean(caught) >= 0.9

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.laboratory.problem import Problem
-from lora_tune import curves
-from lora_tune.curves import StallSettings, Timing
+from lora_tune.curves import Timing
+from lora_tune.curves.conformal import Course
+from lora_tune.curves.points import usable
+from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
@@ -24,20 +26,18 @@ class Stopper:
 
     def __init__(self, problem: Problem, *, published: bool) -> None:
         self._problem, self._published = problem, published
-        self._good: dict[float, list[list[Eval]]] = {}
+        self._good: list[Course] = []
         self._best: tuple[float, list[float], tuple[Any, ...]] = (math.inf, [], ())
 
     def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing) -> str:
         """Why a run with these evals so far is stopped, as a verdict: "pruned", "capped", or "" to let it go on."""
         batch = self._problem.coordinates.batch(tuned)
-        references = self._good.get(batch, [])[-NEWEST:]
         envelope = published_curves.published(batch) if self._published else None
-        settings = StallSettings(
-            false_prune_rate=RISK, max_samples=self._problem.coordinates.total_samples(tuned), reference=envelope
-        )
-        if curves.verdict(evals, self._problem.target, references, settings).stop:
+        evidence = Evidence(references=self._good[-NEWEST:], rate=RISK, published=envelope)
+        length = self._problem.coordinates.total_samples(tuned)
+        if verdict(evals, self._problem.target, evidence, length=length, kind=batch).stop:
             return "pruned"
-        family = envelope.family if envelope else curves.learn_family(references, self._problem.target)
+        family = envelope.family if envelope else None
         incumbent = Incumbent("the best", tuple(self._best[1]))
         now = evals[-1].seconds
         capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)
@@ -45,7 +45,8 @@ class Stopper:
 
     def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
         """A run reached the target."""
-        self._good.setdefault(self._problem.coordinates.batch(tuned), []).append(evals)
+        batch, length = self._problem.coordinates.batch(tuned), self._problem.coordinates.total_samples(tuned)
+        self._good.append(Course(curve=usable(evals), length=length, kind=batch, free=len(self._good) < FEWEST))
         key = tuple(sorted(tuned.items()))
         if key == self._best[2]:
             self._best[1].append(seconds)

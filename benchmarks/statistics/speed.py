@@ -7,6 +7,9 @@ import time
 import numpy as np
 
 from lora_tune import curves
+from lora_tune.curves.conformal import Course
+from lora_tune.curves.points import usable
+from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 
@@ -20,15 +23,19 @@ def main() -> None:
     rng = np.random.default_rng(0)
     usual = [_run(family, rng, 6) for _ in range(10_000)]
     long = [_run(family, rng, 3000) for _ in range(20)]
+    whole = (_run(family, rng, 18) for _ in range(400))
+    references = [c for c in (Course(curve=usable(e), length=8192) for e in whole) if c.stop(TARGET) < 8192][:200]
     calls = {
         "10,000 estimates, fixed shape, 6 evals": lambda: [curves.estimate(e, TARGET, family=family) for e in usual],
         "10,000 estimates, free fit, 6 evals": lambda: [curves.estimate(e, TARGET) for e in usual],
-        "10,000 stall verdicts, published reference": lambda: [
-            curves.stalled(e[:3], TARGET, reference=published, max_samples=8192) for e in usual
+        "10,000 verdicts, published envelope": lambda: [
+            verdict(e[:3], TARGET, Evidence(published=published), length=8192) for e in usual
+        ],
+        "100 verdicts, 200 references": lambda: [
+            verdict(e[:3], TARGET, Evidence(references=references), length=8192) for e in usual[:100]
         ],
         "1,000 forecasts": lambda: [curves.forecast(e[:3], TARGET, family=family) for e in usual[:1000]],
         "20 estimates of runs with 3,000 evals": lambda: [curves.estimate(e, TARGET) for e in long],
-        "an envelope learned from 200 runs": lambda: curves.envelope_from(usual[:200], TARGET),
     }
     for name, call in calls.items():
         begin = time.process_time()

@@ -79,7 +79,8 @@ class Replay:
     """
 
     def __init__(self, study: Study, reader_for: ReaderFor) -> None:
-        self._study, self._reader_for = study, reader_for
+        self._study = study.with_options({"pruning": {"audit": 0.0}})  # what the rule says, of every log
+        self._reader_for = reader_for
         self._books: dict[tuple[object, ...], UnitOfWork] = {}
 
     def play(self, log: bytes) -> ReplayedLog:
@@ -170,7 +171,7 @@ class _Player:
             return
         trusted = impossible_times(run, _ENDED, stamped=self._stamped) is None
         stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run) if trusted else None
-        if stop is not None and stop.kind.value not in self._verdicts:
+        if isinstance(stop, policy.Stop) and stop.kind.value not in self._verdicts:
             self._verdicts[stop.kind.value] = ReplayedVerdict(stop.kind.value, _seconds(run), stop.sentence)
             if self._stopped is None:
                 self._stopped = stop, run

@@ -12,7 +12,7 @@ from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.replicates import runs_words
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
-from lora_tune.controller import pruning
+from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
 from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
@@ -101,7 +101,7 @@ def saved_node_hours(study: Study, sweep: Sweep) -> float:
 
 def _saved(study: Study, sweep: Sweep, trial: Trial, usual: float | None) -> float:
     evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
-    end = pruning.max_samples(trial) or usual
+    end = max_samples(trial) or usual
     if not evals or not attempts or end is None or not evals[-1].samples > 0 or not evals[-1].seconds > 0:
         return 0.0
     last, attempt = evals[-1], attempts[-1]

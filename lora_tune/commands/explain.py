@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lora_tune import curves
 from lora_tune.analysis.advice import Advice, advise
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.importance import FEWEST, knobs
@@ -118,18 +117,12 @@ def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
     last, target = evals[-1], study.objective.target
     words = f"eval loss {last.loss:.4f} at {last.samples:g} samples, {last.loss - target:+.4f} against the target"
-    others = [o for o in pruning.references(sweep, trial) if o is not evals]
-    envelope = pruning.envelope(study, trial) or curves.envelope_from(others, target)
-    if envelope is None or not last.samples > 0:
+    band = pruning.band(study, sweep, trial)
+    reached = [row for row in band if row[0] <= last.samples * (1 + 1e-6)]
+    if not reached:
         return words
-    import numpy as np
-
-    at = np.array([last.samples])
-    usual = float(envelope.family.loss_at(at)[0])
-    unit = math.hypot(float(envelope.family.noise_at(at)[0]), envelope.family.spread)
-    limit = usual + envelope.threshold(study.pruning.false_prune_rate) * unit
-    share = f"{100 * study.pruning.false_prune_rate:g}%"
-    return f"{words}; good runs are at {usual:.4f} by then, and at most {share} of them above {limit:.4f}"
+    _, usual, limit = reached[-1]
+    return f"{words}; good runs are at {usual:.4f} by then, and above {limit:.4f} a run is stopped"
 
 
 def _place(study: Study, sweep: Sweep, trial: Trial) -> str:

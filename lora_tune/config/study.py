@@ -84,10 +84,32 @@ class Pruning(_Frozen):
     """When a running trial is stopped."""
 
     rule: Literal["stall", "none"] = Field("stall", description="stop stalled and diverging eval curves, or nothing")
-    false_prune_rate: float = Field(0.01, gt=0, lt=0.5, description="share of good runs that may be stopped by error")
+    false_prune_rate: float = Field(
+        0.01,
+        gt=0,
+        lt=0.5,
+        description="share of good runs that may be stopped by error; n references support no less than 1/(n+1)",
+    )
+    references: int = Field(
+        8, ge=3, description="good runs that end before others are compared with them; more support a smaller rate"
+    )
+    audit: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of condemned trials that go on to their end, so that the sweep measures its own false-prune "
+        "rate; left out: 0.05 where the budget allows 50 trials or more, else 0",
+    )
     no_verdict_before: float = Field(0, ge=0, description="samples before which nothing is stopped but NaN")
     cap: bool = Field(True, description="stop a run that can no longer beat the best one")
     cap_risk: float = Field(0.01, gt=0, lt=0.5, description="accepted chance that a capped run would have won")
+
+
+DEFAULT_AUDIT = 0.05
+"""Share of condemned trials that go on where trials are cheap."""
+
+CHEAP_TRIALS = 50
+"""Trials within the budget from which on one of them is cheap."""
 
 
 class Budget(_Frozen):
@@ -163,6 +185,23 @@ class Study(_Frozen):
     def search_space(self) -> Space:
         """The space on this study's GPUs."""
         return Space(self.space, self.site.nodes, self.site.gpus_per_node)
+
+    @property
+    def audit_share(self) -> float:
+        """The share of condemned trials that go on to their end (``pruning.audit``, or its default)."""
+        if self.pruning.audit is not None:
+            return self.pruning.audit
+        return DEFAULT_AUDIT if self._affordable_trials() >= CHEAP_TRIALS else 0.0
+
+    def _affordable_trials(self) -> float:
+        """Trials that the budget allows at least, each taken to use its whole time limit."""
+        budget, minutes = self.budget, self.budget.trial_minutes
+        limits = [float(budget.trials)] if budget.trials is not None else []
+        if budget.node_hours is not None:
+            limits.append(budget.node_hours * 60 / (minutes * self.site.nodes))
+        if budget.wall_hours is not None:
+            limits.append(budget.wall_hours * 60 / minutes * budget.parallel)
+        return min(limits, default=0.0)
 
     @property
     def maximise(self) -> bool:

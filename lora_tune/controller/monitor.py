@@ -12,6 +12,7 @@ from lora_tune.controller import healing, node_faults, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.evidence import AUDITED, AUDITED_SAMPLES
 from lora_tune.controller.jobs import Jobs
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.arrival_times import LOOK_SECONDS
@@ -100,7 +101,11 @@ class JobMonitor:
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
             # What is judged by times that cannot be true is judged when the job is over, and measured again.
             trusted = impossible_times(run, status, stamped=log.stamped) is None
-            action = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
+            found = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
+            if isinstance(found, pruning.Audited):
+                self._audit(trial, found, run)
+            else:
+                action = found
         if isinstance(action, policy.Stop):
             self._events.note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial=trial.number)
             self._stop(attempt, action, now)
@@ -111,6 +116,16 @@ class JobMonitor:
             self._cancel(attempt, force=True)
         elif attempt.stop is StopKind.NONE:
             self._remark(trial, policy.waiting(status))
+
+    def _audit(self, trial: Trial, found: pruning.Audited, run: RunLog) -> None:
+        """Remember that the rule would stop a trial that goes on; said once."""
+        if AUDITED in trial.facts:
+            return
+        facts = {**trial.facts, AUDITED: found.sentence, AUDITED_SAMPLES: run.evals[-1].samples}
+        self._work.put_trial(replace(trial, facts=facts))
+        self._events.note(
+            f"trial {trial.number}: an audit, goes on although {found.sentence}", "audit", trial=trial.number
+        )
 
     def _remark(self, trial: Trial, sentence: str) -> None:
         """Show with the trial what a person should know of its job; said once."""

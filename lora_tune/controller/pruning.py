@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
+from lora_tune.controller.evidence import AUDITED, courses, evidence, is_audit, kind, max_samples, public_envelope
 from lora_tune.controller.policy import Stop
-from lora_tune.logs.mllog import Eval, RunLog
-from lora_tune.mlperf import published_curves
+from lora_tune.curves.conformal import Course, compare
+from lora_tune.curves.points import usable
+from lora_tune.curves.stopping import verdict
+from lora_tune.logs.mllog import RunLog
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.store.records import StopKind, Sweep, Trial, Verdict
 
 
-def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | None:
-    """Whether the eval curve says to stop: divergence, a stall at the study's false-prune rate, or no chance to win."""
-    if study.pruning.rule == "none" or trial.probe:
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The rule would stop the run, which goes on to its end, so that the sweep learns how often the rule errs."""
+
+    sentence: str
+
+
+def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Audited | None:
+    """Whether the eval curve says to stop: divergence, a comparison with good runs, or no chance to win.
+
+    An audit trial that the comparison condemns is not stopped, then or later.
+    """
+    if study.pruning.rule == "none" or trial.probe or run.run_stop_ms is not None:
         return None
     if study.maximise:
         return _too_slow(study, sweep, trial, run)
@@ -25,16 +40,15 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
         return Stop(
             StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
         )
-    settings = curves.StallSettings(
-        false_prune_rate=study.pruning.false_prune_rate,
-        no_verdict_before=study.pruning.no_verdict_before,
-        healing_samples=healing.healing_samples(trial, run, sweep),
-        max_samples=max_samples(trial),
-        reference=envelope(study, trial) or _learned_envelope(study, sweep, trial),
-    )
-    verdict = curves.verdict(run.evals, study.objective.target, settings=settings)
-    if verdict.stop:
-        return Stop(StopKind.PRUNED, verdict.sentence)
+    found = verdict(
+        run.evals, study.objective.target, evidence(study, sweep, trial, run),
+        length=max_samples(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
+    )  # fmt: skip
+    audit = is_audit(study, trial)
+    if found.stop and not (audit and found.reason == "stalled"):
+        return Stop(StopKind.PRUNED, found.sentence)
+    if audit and (found.stop or AUDITED in trial.facts):
+        return Audited(found.sentence)
     return _capped(study, sweep, trial, run)
 
 
@@ -91,33 +105,34 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
 
 
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
-    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
-    batch = trial.parameters.get("GBS")
-    if study.objective.curves == "own" or not isinstance(batch, int | float) or healing.own_shape(trial):
-        return None
-    return published_curves.published(batch)
+    """The public runs' envelope, where the study compares with it and the trial's curve has its shape."""
+    return None if healing.own_shape(trial) else public_envelope(study, trial)
 
 
-def max_samples(trial: Trial) -> float | None:
-    """Where the trial's training ends anyway, in samples; None when its parameters do not say."""
-    return _product(trial, "MAX_STEPS", "GBS")
+def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, float]]:
+    """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
+    published = envelope(study, trial)
+    if published is not None:
+        return _published_band(study, published)
+    evals = sweep.last_evals(trial.number)
+    references = courses(study, sweep)
+    if sum(r.free for r in references) < study.pruning.references:
+        return []
+    change = trial.facts.get("healing_samples", 0.0)
+    course = Course(curve=usable(evals), length=max_samples(trial), kind=kind(trial, change))
+    rate = study.pruning.false_prune_rate
+    found = compare(course, references, target=study.objective.target, rate=rate)
+    rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
+    return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
 
-def _product(trial: Trial, *names: str) -> float | None:
-    """The product of numeric parameters; None when one is not there."""
-    values = [trial.parameters.get(name) for name in names]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
-    return math.prod(numbers) if len(numbers) == len(names) else None
+def _published_band(study: Study, published: curves.Envelope) -> list[tuple[float, float, float]]:
+    family = published.family
+    grid = np.exp(np.linspace(family.log_samples[0], family.log_samples[-1] + BEYOND, 40))
+    middle, unit = family.loss_at(grid), np.hypot(family.noise_at(grid), family.spread)
+    limit = middle + published.threshold(study.pruning.false_prune_rate) * unit
+    return [(float(s), float(m), float(x)) for s, m, x in zip(grid, middle, limit, strict=True)]
 
 
-def _learned_envelope(study: Study, sweep: Sweep, trial: Trial) -> curves.Envelope | None:
-    """What the sweep's own good curves at this trial's global batch size say; None while they are too few."""
-    batch, target = trial.parameters.get("GBS"), study.objective.target
-    key = ("envelope", batch, target)
-    return sweep.once(key, lambda: curves.envelope_from(references(sweep, trial), target))
-
-
-def references(sweep: Sweep, trial: Trial) -> list[Sequence[Eval]]:
-    """The eval curves of trials that reached the target with this trial's global batch size."""
-    batch = trial.parameters.get("GBS")
-    return [sweep.last_evals(other.number) for other in sweep.reached() if other.parameters.get("GBS") == batch]
+BEYOND = 0.3
+"""How far beyond the public runs' median stop, in ln(samples), their band is drawn."""

@@ -10,7 +10,7 @@ from lora_tune.curves.interval import EvalPlan, choose_schedule
 from lora_tune.curves.learn import learn_family
 from lora_tune.curves.pace import fastest_pace, measured_throughput
 from lora_tune.curves.phases import recognised, second_phase
-from lora_tune.curves.stall import Envelope, StallSettings, Verdict, envelope_from, stalled, verdict
+from lora_tune.curves.stall import Envelope, Verdict
 from lora_tune.curves.timing import (
     Healed,
     Schedule,
@@ -30,13 +30,11 @@ __all__ = [
     "Forecast",
     "Healed",
     "Schedule",
-    "StallSettings",
     "Timing",
     "Verdict",
     "chance_words",
     "choose_schedule",
     "clock_seconds",
-    "envelope_from",
     "estimate",
     "expected_stop",
     "fastest_pace",
@@ -49,7 +47,5 @@ __all__ = [
     "recognised",
     "samples_between_evals",
     "second_phase",
-    "stalled",
     "timing",
-    "verdict",
 ]

@@ -51,11 +51,19 @@ def usable_samples(samples: float) -> bool:
 
 
 def points(evals: Sequence[Eval]) -> Points:
-    """What a fit can use of ``evals``.
+    """What a fit can use of ``evals``: the usable ones, thinned to at most ``LARGEST_FIT`` points."""
+    table = np.column_stack(usable(evals))
+    if len(table) > LARGEST_FIT:
+        groups = np.array_split(table, LARGEST_FIT)
+        table = np.array([np.median(group, axis=0) for group in groups])
+    return Points(table[:, 0], table[:, 1])
+
+
+def usable(evals: Sequence[Eval]) -> Points:
+    """The evals that mean something, all of them.
 
     Unusable losses (see :func:`usable_loss`) and samples outside (0, ``LARGEST_SAMPLES``] are left out; of repeated
-    samples (a restarted run logs some twice) the last reading counts; decreasing samples are sorted. At most
-    ``LARGEST_FIT`` points come back.
+    samples (a restarted run logs some twice) the last reading counts; decreasing samples are sorted.
     """
     if not evals:
         return Points(np.empty(0), np.empty(0))
@@ -64,9 +72,6 @@ def points(evals: Sequence[Eval]) -> Points:
     table = table[in_range & (np.abs(table[:, 1]) <= LARGEST_LOSS)]
     if len(table) > 1 and not (np.diff(table[:, 0]) > 0).all():
         table = table[::-1][np.unique(table[::-1, 0], return_index=True)[1]]
-    if len(table) > LARGEST_FIT:
-        groups = np.array_split(table, LARGEST_FIT)
-        table = np.array([np.median(group, axis=0) for group in groups])
     return Points(table[:, 0], table[:, 1])
 
 

@@ -81,6 +81,8 @@ def cap(
     ``risk`` is the accepted chance of stopping a run of a configuration no worse than the incumbent. Half of it goes
     to the clock: the limit is the time that an incumbent's run stays under with probability ``1 - risk/2``. The other
     half goes to the forecast: a run is stopped early when its chance of ending within the limit is under ``risk/2``.
+    Only a calibrated ``family`` forecasts: without one the clock alone decides, because a run's own curve so far says
+    nothing of a step decay or a plateau ahead.
     ``quantum``: samples between evals. healing: samples after which the run changes precision, 0 for never: its
     forecast waits for ``FEWEST_HEALED`` evals after that. Takes any evals and never raises.
     """
@@ -96,7 +98,7 @@ def cap(
         )
     usable = [e for e in evals if usable_loss(e.loss) and usable_samples(e.samples)]
     fewest = FEWEST_HEALED if healing > 0 else FEWEST_EVALS
-    if not math.isfinite(limit) or len(second_phase(usable, healing)) < fewest:
+    if family is None or not math.isfinite(limit) or len(second_phase(usable, healing)) < fewest:
         return GO_ON
     ahead = forecast(usable, target, family=family, quantum=quantum, healing=healing)
     if not ahead.stops:

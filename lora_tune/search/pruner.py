@@ -1,4 +1,4 @@
-"""The stall test as an Optuna pruner, for anybody's study with eval losses reported at samples or seconds."""
+"""The stopping rule as an Optuna pruner, for anybody's study with a metric reported at samples, steps or seconds."""
 
 from __future__ import annotations
 
@@ -9,78 +9,114 @@ from optuna.pruners import BasePruner
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.curves.stall import Envelope, StallSettings, envelope_from, stalled
+from lora_tune.curves import Envelope
+from lora_tune.curves.conformal import Course
+from lora_tune.curves.points import usable
+from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
     from optuna.study import Study
 
 SENTENCE = "stall_verdict"
 """User attribute of a pruned trial that holds the verdict's sentence."""
 
+KIND, LENGTH = "stall_kind", "stall_length"
+"""User attributes that a trial may set: what its curve's shape depends on, and the step at which it ends anyway."""
+
 
 class StallPruner(BasePruner):
-    """Prunes trials whose eval curve has stalled or diverged.
+    """Prunes trials that are worse than trials that got there, at a false-prune rate that the finished ones support.
 
-    Report each eval as ``trial.report(loss, step)`` with ``step`` in samples (or seconds), not a running index: curves
-    are compared at equal steps, whatever the eval schedule of each trial. The study minimises, and lower losses are
-    better.
+    Report each eval as ``trial.report(value, step)`` with ``step`` in samples, steps or seconds, not a running index:
+    curves are compared at equal shares of training, whatever the eval schedule of each trial. The study minimises or
+    maximises one value.
 
-    target: the loss to reach. reference: a calibrated envelope, e.g. ``curves.published(8)``; None: the study's own
-    finished trials that reached the target, once there are four, and each trial's own curve until then.
-    false_prune_rate: share of good trials that may be pruned. no_verdict_before: step before which only NaN prunes.
-    healing_step: where an FP4 trial changes precision, 0 when it does not (see ``curves.StallSettings``).
-    max_steps: step at which a trial ends anyway, None when unknown.
+    Parameters
+    ----------
+    target
+        The value to reach.
+    false_prune_rate
+        Share of good trials (that would have reached the target) that may be pruned over their whole lives. With n
+        finished good trials to compare with, no rate under 1/(n + 1) can be kept, and that rate is used.
+    references
+        Good trials that finish before others are compared with them; at least 3.
+    max_steps
+        Step at which a trial ends anyway; None when unknown. Before it reports, a trial whose length differs sets its
+        user attribute ``stall_length``, one whose curve has another shape (batch, schedule, warm-up) ``stall_kind``.
+    no_verdict_before
+        Step before which only divergence prunes.
+    envelope
+        A calibrated envelope that applies to every trial, e.g. ``curves.published(8)``, instead of finished trials.
+
+    Raises
+    ------
+    ValueError
+        Where a share, a step or a count is out of its range.
     """
 
     def __init__(
         self,
         target: float,
         *,
-        reference: Envelope | None = None,
         false_prune_rate: float = 0.01,
-        no_verdict_before: float = 0.0,
-        healing_step: float = 0.0,
+        references: int = FEWEST,
         max_steps: float | None = None,
+        no_verdict_before: float = 0.0,
+        envelope: Envelope | None = None,
     ) -> None:
         if not 0 < false_prune_rate < 1:
             raise ValueError(f"false_prune_rate is a share between 0 and 1, not {false_prune_rate}")
-        self._target = target
-        self._settings = StallSettings(
-            false_prune_rate=false_prune_rate, no_verdict_before=no_verdict_before,
-            healing_samples=healing_step, max_samples=max_steps, reference=reference,
-        )  # fmt: skip
-        self._learned: tuple[int, Envelope | None] = (0, None)
+        if references < 3:
+            raise ValueError(f"references is a count of 3 or more, not {references}: two others are compared with each")
+        if max_steps is not None and not max_steps > 0:
+            raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
+        self._target, self._max_steps, self._fewest = target, max_steps, references
+        self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
+        self._learned: tuple[int, Sequence[Course]] = (0, ())
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
 
-        Raises ValueError in a study that maximises: eval losses fall.
+        Raises ValueError in a study of several objectives.
         """
-        if len(study.directions) == 1 and study.direction == StudyDirection.MAXIMIZE:
-            raise ValueError(
-                "StallPruner compares losses, which fall; this study maximises: report losses and minimise"
-            )
-        evals = _evals(trial)
-        if len(evals) < 2:
-            return False
-        settings = self._settings
-        found = stalled(
-            evals, self._target, reference=settings.reference or self._own_reference(study),
-            false_prune_rate=settings.false_prune_rate, no_verdict_before=settings.no_verdict_before,
-            healing_samples=settings.healing_samples, max_samples=settings.max_samples,
+        if len(study.directions) != 1:
+            raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
+        sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
+        evidence = Evidence(
+            references=self._references(study, sign), fewest=self._fewest, rate=self._rate,
+            published=self._envelope, no_verdict_before=self._silent,
         )  # fmt: skip
+        found = verdict(
+            _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), kind=_kind(trial)
+        )
         if found.stop:
             study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, found.sentence)
         return found.stop
 
-    def _own_reference(self, study: Study) -> Envelope | None:
-        """The envelope of the study's finished trials, learned anew only when another one has finished."""
+    def _references(self, study: Study, sign: float) -> Sequence[Course]:
+        """The study's finished trials, read anew only when another one has finished."""
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if len(finished) != self._learned[0]:
-            self._learned = (len(finished), envelope_from([_evals(t) for t in finished], self._target))
+            curves = [(t, usable(_evals(t, sign))) for t in finished]
+            good = [(t, c) for t, c in curves if (c.loss <= sign * self._target).any()]
+            courses = [
+                Course(curve=c, length=self._length(t), kind=_kind(t), free=i < self._fewest)
+                for i, (t, c) in enumerate(good)
+            ]
+            self._learned = (len(finished), courses)
         return self._learned[1]
 
+    def _length(self, trial: FrozenTrial) -> float | None:
+        length: float | None = trial.user_attrs.get(LENGTH, self._max_steps)
+        return length
 
-def _evals(trial: FrozenTrial) -> list[Eval]:
-    return [Eval(float(step), float(loss), math.nan) for step, loss in sorted(trial.intermediate_values.items())]
+
+def _kind(trial: FrozenTrial) -> Hashable:
+    return str(trial.user_attrs.get(KIND, ""))
+
+
+def _evals(trial: FrozenTrial, sign: float) -> list[Eval]:
+    return [Eval(float(step), sign * float(v), math.nan) for step, v in sorted(trial.intermediate_values.items())]

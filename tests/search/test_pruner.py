@@ -1,4 +1,4 @@
-"""The stall test inside an ordinary Optuna study."""
+"""The stopping rule inside an ordinary Optuna study."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def loss(samples: float, offset: float = 0.0) -> float:
     return 0.9248 - 0.0221 * math.log(samples / 3000) + offset
 
 
-def run(study: optuna.Study, losses: Sequence[float]) -> optuna.trial.FrozenTrial:
-    """One trial that reports ``losses`` on the usual schedule until it is pruned, reaches the target, or ends."""
+def run(study: optuna.Study, losses: Sequence[float], sign: float = 1.0) -> optuna.trial.FrozenTrial:
+    """One trial that reports ``sign * losses`` on the usual schedule until it is pruned, there, or at its end."""
     trial = study.ask()
     for samples, value in zip(SAMPLES, losses, strict=False):
-        trial.report(value, samples)
+        trial.report(sign * value, samples)
         if value <= TARGET:
             return study.tell(trial, samples)
         if trial.should_prune():
@@ -32,20 +32,27 @@ def run(study: optuna.Study, losses: Sequence[float]) -> optuna.trial.FrozenTria
     return study.tell(trial, SAMPLES[-1])
 
 
-@pytest.fixture
-def study() -> optuna.Study:
-    """A study with six finished good trials and the stall pruner."""
-    study = optuna.create_study(pruner=StallPruner(TARGET))
-    for offset in (-0.001, -0.0005, 0.0, 0.0004, 0.0008, 0.0012):
-        wiggle = [0.0003 * (-1) ** i for i in range(len(SAMPLES))]
-        run(study, [loss(s, offset + w) for s, w in zip(SAMPLES, wiggle, strict=True)])
+def study_with_references(pruner: StallPruner, direction: str = "minimize", count: int = 10) -> optuna.Study:
+    """A study with finished good trials."""
+    sign = -1.0 if direction == "maximize" else 1.0
+    study = optuna.create_study(pruner=pruner, direction=direction)
+    for i in range(count):
+        wiggle = [0.0003 * (-1) ** k for k in range(len(SAMPLES))]
+        run(study, [loss(s, 0.0002 * i + w) for s, w in zip(SAMPLES, wiggle, strict=True)], sign)
     return study
 
 
-def test_a_flat_trial_is_pruned_with_a_sentence(study: optuna.Study) -> None:
+@pytest.fixture
+def study() -> optuna.Study:
+    """A study with ten finished good trials and the stall pruner."""
+    return study_with_references(StallPruner(TARGET, max_steps=8192))
+
+
+def test_a_flat_trial_is_pruned_with_a_sentence_that_states_the_rate(study: optuna.Study) -> None:
     trial = run(study, [0.945] * len(SAMPLES))
     assert trial.state == optuna.trial.TrialState.PRUNED
-    assert "above the median curve" in trial.user_attrs[SENTENCE]
+    assert "further above 10 good runs" in trial.user_attrs[SENTENCE]
+    assert "at most 11.1% of good runs" in trial.user_attrs[SENTENCE], "of the ten, the first eight went free"
     assert max(trial.intermediate_values) < 4000
 
 
@@ -57,16 +64,24 @@ def test_a_good_trial_with_a_spike_is_left_alone(study: optuna.Study) -> None:
     assert SENTENCE not in trial.user_attrs
 
 
-def test_trials_with_another_eval_schedule_are_compared_at_equal_samples(study: optuna.Study) -> None:
+def test_trials_with_another_eval_schedule_are_compared_at_equal_steps(study: optuna.Study) -> None:
     trial = study.ask()
-    for samples in (1600, 2000, 2500, 2900):
-        trial.report(loss(samples), samples)
-        assert not trial.should_prune()
-    slow = study.ask()
-    slow.report(loss(1600, 0.02), 1600)
-    assert not slow.should_prune(), "one eval is no evidence"
-    slow.report(loss(2000, 0.02), 2000)
-    assert slow.should_prune()
+    for samples in range(96, 8193, 96):
+        trial.report(0.945, samples)
+        if trial.should_prune():
+            break
+    assert 1536 <= samples < 4000
+
+
+def test_rising_metrics_are_compared_the_other_way_round() -> None:
+    study = study_with_references(StallPruner(-TARGET, max_steps=8192), direction="maximize")
+    assert run(study, [0.945] * len(SAMPLES), -1.0).state == optuna.trial.TrialState.PRUNED
+    assert run(study, [loss(s) for s in SAMPLES], -1.0).state == optuna.trial.TrialState.COMPLETE
+
+
+def test_the_first_good_trials_are_compared_with_nothing() -> None:
+    study = study_with_references(StallPruner(TARGET, max_steps=8192, references=9), count=8)
+    assert run(study, [0.935] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE
 
 
 def test_nan_twice_is_pruned_in_the_first_trial_of_a_study() -> None:
@@ -76,31 +91,44 @@ def test_nan_twice_is_pruned_in_the_first_trial_of_a_study() -> None:
 
 
 def test_nothing_is_said_before_the_declared_point() -> None:
-    pruner = StallPruner(TARGET, reference=published_curves.published(8), no_verdict_before=4000)
-    trial = run(optuna.create_study(pruner=pruner), [0.945] * len(SAMPLES))
-    assert min(s for s in trial.intermediate_values if s >= 4000) < max(trial.intermediate_values) < 5000
+    study = study_with_references(StallPruner(TARGET, max_steps=8192, no_verdict_before=3500))
+    trial = run(study, [0.945] * len(SAMPLES))
+    assert 3500 <= max(trial.intermediate_values) < 8000
 
 
-def test_a_healing_run_is_judged_by_no_other_curve_and_not_before_it_has_healed() -> None:
-    losses = [0.955] * 4 + [0.947, 0.939, 0.931, 0.9255, 0.9253, 0.9249]
-    reference = published_curves.published(8)
-    blind = StallPruner(TARGET, reference=reference)
-    told = StallPruner(TARGET, reference=reference, healing_step=2800, max_steps=8192)
-    assert run(optuna.create_study(pruner=blind), losses).state == optuna.trial.TrialState.PRUNED
-    assert run(optuna.create_study(pruner=told), losses).state == optuna.trial.TrialState.COMPLETE
-
-
-def test_a_study_that_maximises_is_refused() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET), direction="maximize")
+def test_a_trial_of_its_own_length_and_kind_says_so(study: optuna.Study) -> None:
     trial = study.ask()
-    trial.report(0.9, 1)
-    with pytest.raises(ValueError, match="maximises"):
-        trial.should_prune()
+    trial.set_user_attr("stall_length", 80_000)
+    trial.set_user_attr("stall_kind", "longer schedule")
+    for samples in SAMPLES:
+        trial.report(0.945, samples)
+        assert not trial.should_prune(), "no trial of its kind has finished, and all others are of one kind"
 
 
-def test_a_false_prune_rate_is_a_share() -> None:
-    with pytest.raises(ValueError, match="between 0 and 1, not 1"):
-        StallPruner(TARGET, false_prune_rate=1)
+def test_a_published_envelope_judges_from_the_first_trial_on() -> None:
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    trial = run(study, [0.945] * len(SAMPLES))
+    assert "above the median curve" in trial.user_attrs[SENTENCE]
+
+
+def test_a_study_of_several_objectives_is_refused() -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    study.ask()
+    with pytest.raises(ValueError, match="this study has 2"):
+        StallPruner(TARGET).prune(study, study.get_trials()[study.ask().number - 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"false_prune_rate": 1}, "between 0 and 1, not 1"),
+        ({"references": 2}, "3 or more, not 2"),
+        ({"max_steps": 0}, "above 0, or None where it is not known, not 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StallPruner(TARGET, **settings)  # type: ignore[arg-type]
 
 
 def test_the_pruner_works_on_a_database(tmp_path: object) -> None:

@@ -10,7 +10,7 @@ from statistics import median
 from lora_tune.analysis.advice.base import Advice, finite_evals, learning_rate, listed, reached
 from lora_tune.analysis.summary import ranked
 from lora_tune.config.study import Study
-from lora_tune.controller import pruning
+from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.mllog import Eval
 from lora_tune.logs.run import TrainPoint
 from lora_tune.store.records import Sweep, Trial, Verdict
@@ -145,7 +145,7 @@ def too_short(study: Study, sweep: Sweep) -> Advice | None:
     for trial in _ended_short(sweep):
         crossing, end = (
             trial.facts.get("crossing_samples"),
-            pruning.max_samples(trial) or trial.facts.get("last_samples"),
+            max_samples(trial) or trial.facts.get("last_samples"),
         )
         falling = _last_third(finite_evals(sweep, trial)) >= FLAT
         if crossing is not None and end and falling and end < crossing < 2 * end:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune import curves
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.summary import STOPPED_EARLY, ranked
 from lora_tune.config.study import Study
@@ -45,27 +44,13 @@ def curve_data(study: Study, sweep: Sweep) -> CurveData:
         reached=[_line(sweep, t) for t in rest if t.verdict is Verdict.REACHED],
         stopped=[_line(sweep, t) for t in rest if t.verdict in STOPPED_EARLY],
         others=[_line(sweep, t) for t in rest if t.verdict is not Verdict.REACHED and t.verdict not in STOPPED_EARLY],
-        envelope=_envelope(study, sweep, top[0]) if top else (),
+        envelope=pruning.band(study, sweep, top[0]) if top else (),
         gbs=top[0].parameters.get("GBS") if top else None,
     )
 
 
 def _line(sweep: Sweep, trial: Trial) -> Line:
     return [(e.samples, e.loss) for e in sweep.last_evals(trial.number)]
-
-
-def _envelope(study: Study, sweep: Sweep, best: Trial) -> list[tuple[float, float, float]]:
-    """Median and limit of the envelope that runs of this batch size are judged by, where such runs have evals."""
-    references = pruning.references(sweep, best)
-    envelope = pruning.envelope(study, best) or curves.envelope_from(references, study.objective.target)
-    samples = [e.samples for r in references for e in r if e.samples > 0]
-    if envelope is None or not samples:
-        return []
-    grid = np.geomspace(min(samples), max(samples), 40)
-    family = envelope.family
-    middle, unit = family.loss_at(grid), np.hypot(family.noise_at(grid), family.spread)
-    limit = middle + envelope.threshold(study.pruning.false_prune_rate) * unit
-    return [(float(s), float(m), float(x)) for s, m, x in zip(grid, middle, limit, strict=True)]
 
 
 def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
@@ -76,8 +61,7 @@ def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
         return None
     marks: list[Mark] = []
     if data.envelope:
-        share = f"{100 * study.pruning.false_prune_rate:g}%"
-        name = f"GBS {data.gbs}: from the median to where at most {share} of good runs go"
+        name = f"GBS {data.gbs}: from the usual curve to where a run is stopped"
         marks.append(Band(name=name, edges=data.envelope, colour="muted"))
     for name, group, colour in (
         ("open, censored or failed", data.others, "muted"),

@@ -1,0 +1,136 @@
+"""What a running trial is judged by: the sweep's finished good runs as references, and which trials are audits."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lora_tune.config.study import Study
+from lora_tune.controller import healing
+from lora_tune.curves import Envelope
+from lora_tune.curves.conformal import Course
+from lora_tune.curves.points import usable
+from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence
+from lora_tune.logs.run import RunLog
+from lora_tune.mlperf import published_curves
+from lora_tune.mlperf.precision import FP4
+from lora_tune.store.records import Sweep, Trial
+
+AUDITED = "audited"
+"""Fact of an audit trial that the rule would have stopped: the rule's sentence."""
+
+AUDITED_SAMPLES = "audited_samples"
+"""Fact of the same: samples at which it would have been stopped."""
+
+
+def is_audit(study: Study, trial: Trial) -> bool:
+    """Whether the trial goes on when it is condemned: settled by its seed, long before anybody knows its curve."""
+    draw = int.from_bytes(hashlib.sha256(f"audit {study.name} {trial.seed}".encode()).digest()[:8], "big") / 2**64
+    return draw < study.audit_share
+
+
+def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
+    """What the trial is judged by: this sweep's good runs, and the public ones where they apply."""
+    published = public_envelope(study, trial)
+    begin = _published_from(trial, run, sweep, published) if published else math.inf
+    return Evidence(
+        references=courses(study, sweep), fewest=study.pruning.references, rate=study.pruning.false_prune_rate,
+        published=published if math.isfinite(begin) else None, published_from=begin,
+        no_verdict_before=study.pruning.no_verdict_before,
+    )  # fmt: skip
+
+
+def public_envelope(study: Study, trial: Trial) -> Envelope | None:
+    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
+    batch = trial.parameters.get("GBS")
+    if study.objective.curves == "own" or not isinstance(batch, int | float):
+        return None
+    return published_curves.published(batch)
+
+
+HEALED = 1.07
+"""Of the median samples to target: from here on public FP4 runs have changed their precision and come down."""
+
+EVALS_TO_HEAL = 4
+"""Evals that an FP4 curve takes to come down after its healing step (0.955 to 0.924 in public logs)."""
+
+
+def _published_from(trial: Trial, run: RunLog, sweep: Sweep, published: Envelope) -> float:
+    """Samples before which the public runs say nothing of the trial, because it may train in FP4 until then.
+
+    0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.
+    """
+    change = healing.healing_samples(trial, run, sweep)
+    if change > 0:
+        return change + EVALS_TO_HEAL * PUBLISHED_STEP
+    stated = healing.precision(trial, run).lowest
+    if stated:
+        return math.inf if stated == FP4 else 0.0
+    return HEALED * float(np.exp(published.family.log_samples[-1]))
+
+
+def courses(study: Study, sweep: Sweep) -> Sequence[Course]:
+    """The trials that reached the target, in the order in which they ended, as references: the newest of them.
+
+    Those that ended while no run could be stopped, and audit trials, are free: nothing selected them. All others were
+    let through by the rule, and how bad a good run may look cannot be learned from them.
+    """
+    return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
+
+
+MOST_REFERENCES = 200
+"""References that a run is compared with at most; free ones are kept before others, newer ones before older."""
+
+
+def _courses(study: Study, sweep: Sweep) -> Sequence[Course]:
+    done = sorted(sweep.reached(), key=lambda t: t.finished_at or 0.0)
+    first = {t.number for t in done[: study.pruning.references]}
+    free = [t for t in done if t.number in first or is_audit(study, t)]
+    others = [t for t in done if t not in free]
+    room = max(0, MOST_REFERENCES - len(free))
+    kept = [*free[-MOST_REFERENCES:], *(others[-room:] if room else [])]
+    return [
+        Course(
+            curve=usable(sweep.last_evals(t.number)),
+            length=max_samples(t),
+            kind=kind(t, _change(t)),
+            free=i < len(free),
+        )
+        for i, t in enumerate(kept)
+    ]
+
+
+def kind(trial: Trial, change: float) -> tuple[object, ...]:
+    """What the shape of a trial's curve depends on: batch, length of schedule, warm-up and change of precision.
+
+    Lengths count as alike within about a factor of 1.4, warm-up and the change of precision (at ``change`` samples; 0:
+    none) within an eighth of the length.
+    """
+    end, batch = max_samples(trial), trial.parameters.get("GBS")
+    parts = (_product(trial, "WARMUP_STEPS", "GBS"), change)
+    return (
+        batch,
+        round(2 * math.log2(end)) if end else None,
+        *(round(8 * part / end) if part and end and math.isfinite(part) else 0 for part in parts),
+    )
+
+
+def _change(trial: Trial) -> float:
+    """Samples at which a finished trial changed its precision; 0: it did not, as far as its facts say."""
+    known: float = trial.facts.get("healing_samples", 0.0)
+    return known or (_product(trial, "HEALING_ITER", "GBS") or 0.0)
+
+
+def max_samples(trial: Trial) -> float | None:
+    """Where the trial's training ends anyway, in samples; None when its parameters do not say."""
+    return _product(trial, "MAX_STEPS", "GBS")
+
+
+def _product(trial: Trial, *names: str) -> float | None:
+    """The product of numeric parameters; None when one is not there."""
+    values = [trial.parameters.get(name) for name in names]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    return math.prod(numbers) if len(numbers) == len(names) else None

@@ -1,0 +1,149 @@
+"""The stopping rule: diverged, out of reach by arithmetic, or worse than the references allow. Pure functions.
+
+What stops a run is evidence from other runs, never an extrapolation of its own curve: loss curves with a step decay,
+a plateau or a second descent look lost until they are not. docs/statistics.md states what is promised and measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lora_tune.curves.conformal import Course, compare, thinned
+from lora_tune.curves.points import Points, first_reached, usable, usable_loss
+from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, Verdict, highest_pair, outside
+from lora_tune.logs.run import Eval
+
+FEWEST = 8
+"""Good runs that go free before any is compared: they support 11%."""
+
+BLOW_UP = 10.0
+"""A loss this many times the way from the first eval to the target above the first eval is a blow-up."""
+
+LATELY = 0.9
+"""Evals from this share of a run's samples on must all agree that it has blown up."""
+
+OUT_OF_REACH = 5.0
+"""A run that must fall this many times as far as any reference ever did in as much training cannot get there.
+
+Runs unlike the references may fall further than they: public FP4 runs, when they change precision, 4.6 times.
+"""
+
+PUBLISHED_STEP = 384.0
+"""Samples between the evals of the public runs, by which their envelope is calibrated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a run is judged by, and how strictly.
+
+    references: finished runs that reached the target (others are passed over), in the order in which they ended.
+    fewest: free references before a run is compared with them. rate: share of good runs that may be stopped over their
+    whole life; where the references support no such rate, the one that they do support is kept.
+    published: a calibrated envelope that applies to the run; None: there is none. published_from: samples before which
+    it says nothing (a run that may yet change its precision). no_verdict_before: samples before which only divergence
+    stops a run.
+    """
+
+    references: Sequence[Course] = ()
+    fewest: int = FEWEST
+    rate: float = 0.01
+    published: Envelope | None = None
+    published_from: float = 0.0
+    no_verdict_before: float = 0.0
+
+
+def verdict(
+    evals: Sequence[Eval], target: float, evidence: Evidence, *, length: float | None = None, kind: Hashable = ()
+) -> Verdict:
+    """Whether to stop the run whose evals so far are ``evals`` (lower is better; turn rising metrics round).
+
+    length: samples after which its training ends by itself. kind: see :class:`~lora_tune.curves.conformal.Course`.
+    Takes any evals and never raises. A run that has reached the target or its own end is never stopped.
+    """
+    if not evals or first_reached(evals, target) is not None:
+        return GO_ON
+    if len(evals) >= IN_A_ROW and not any(usable_loss(e.loss) for e in evals[-IN_A_ROW:]):
+        return Verdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
+    curve = usable(evals)
+    if not len(curve.samples) or (length is not None and curve.samples[-1] >= length * (1 - 1e-9)):
+        return GO_ON
+    if blown_up(curve, target):
+        return Verdict(
+            True, f"diverged: eval loss {curve.loss[-1]:.4g} after a best of {curve.loss.min():.4g}", "diverged"
+        )
+    if curve.samples[-1] < evidence.no_verdict_before:
+        return GO_ON
+    late = curve.samples >= evidence.no_verdict_before
+    run = Course(curve=Points(curve.samples[late], curve.loss[late]), length=length, kind=kind)
+    if evidence.published is not None:
+        return _outside_published(run, target, evidence.published, evidence)
+    if sum(r.free for r in evidence.references) >= evidence.fewest:
+        return _worse_than_references(run, target, evidence)
+    return _out_of_reach(run, target, evidence.references)
+
+
+def blown_up(curve: Points, target: float) -> bool:
+    """Whether the latest evals, at least two, lie ``BLOW_UP`` times the way to the target above the first eval."""
+    lately = curve.loss[curve.samples >= LATELY * curve.samples[-1]]
+    lately = lately if len(lately) >= IN_A_ROW else curve.loss[-IN_A_ROW:]
+    first = float(curve.loss[0])
+    way = max(first - float(curve.loss.min()), abs(first - target))
+    return len(curve.loss) > IN_A_ROW and float(lately.min()) > first + BLOW_UP * way
+
+
+def _outside_published(run: Course, target: float, envelope: Envelope, evidence: Evidence) -> Verdict:
+    """Against the public runs; good runs of this study that lay further outside of their envelope speak against it."""
+    curve = _every(run.curve, PUBLISHED_STEP, evidence.published_from)
+    own = [_every(r.curve, PUBLISHED_STEP, evidence.published_from, r.stop(target)) for r in evidence.references]
+    least = max((highest_pair(c, envelope.family) for c in own), default=-math.inf)
+    return outside(curve, target, envelope, evidence.rate, least)
+
+
+def _every(curve: Points, step: float, begin: float, end: float = math.inf) -> Points:
+    """The evals from ``begin`` on and before ``end``, one in each ``step`` samples."""
+    kept = thinned(curve.samples, step)
+    kept = kept[(curve.samples[kept] >= begin) & (curve.samples[kept] < end)]
+    return Points(curve.samples[kept], curve.loss[kept])
+
+
+def _worse_than_references(run: Course, target: float, evidence: Evidence) -> Verdict:
+    found = compare(run, evidence.references, target=target, rate=evidence.rate)
+    if not found.outside:
+        return GO_ON
+    them, share = _WITH[found.way].format(found.references), f"{100 * found.supported:.1f}%"
+    return Verdict(
+        True,
+        f"stalled: at {found.at:g} samples further above {them} than any of them above the others; "
+        f"at most {share} of good runs look like this",
+        "stalled",
+    )
+
+
+_WITH = {
+    "like": "{} good runs like it",
+    "pooled": "{} good runs",
+    "unlike": "{} good runs, none of which is like it,",
+}
+
+
+def _out_of_reach(run: Course, target: float, references: Sequence[Course]) -> Verdict:
+    """Arithmetic, while references are too few to compare with: no run ever fell so far in so little training."""
+    if run.length is None or not references:
+        return GO_ON
+    left, needed = run.length - float(run.curve.samples[-1]), float(run.curve.loss.min()) - target
+    fall = max((furthest_fall(r.curve, left) for r in references), default=0.0)
+    if not fall > 0 or needed <= OUT_OF_REACH * fall:
+        return GO_ON
+    words = f"{needed:.4g} above {target:g} with {left:g} samples to go, in which no good run fell more than {fall:.4g}"
+    return Verdict(True, f"stalled: {words}", "stalled")
+
+
+def furthest_fall(curve: Points, stretch: float) -> float:
+    """The most that a curve's best loss so far fell within any ``stretch`` samples."""
+    best = np.minimum.accumulate(curve.loss)
+    ends = np.searchsorted(curve.samples, curve.samples + stretch * (1 + 1e-9), side="right") - 1
+    return float((best - best[ends]).max(initial=0.0))
