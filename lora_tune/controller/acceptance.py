@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 
+from lora_tune.base.identity import ATTEMPT_KEY
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
@@ -37,9 +38,6 @@ ANNOUNCED: Mapping[str, tuple[str, ...]] = {
     "global_batch_size": ("GBS", "GLOBAL_BATCH_SIZE"),
 }
 """MLLOG key -> names of the parameters that it states. Of other keys programs state derived values."""
-
-ATTEMPT_KEY = "lora_tune_attempt"
-"""MLLOG key under which our own recipes print the token of their attempt."""
 
 
 def why_untrue(

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import DatabaseChangedError, LauncherError, RefusedError, SetupError, StoreError
+from lora_tune.base.identity import new_token
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, eval_schedule, healing, node_faults
 from lora_tune.controller.dependencies import Clock, Dependencies, RealClock, Search, View
 from lora_tune.controller.event_log import EventLog
-from lora_tune.controller.jobs import Jobs, new_token, proposal, write_files
+from lora_tune.controller.jobs import Jobs, proposal, write_files
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.refusals import Refusal
 from lora_tune.controller.rescue import Rescue

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from lora_tune.base.identity import ATTEMPT_VARIABLE, SWEEP_VARIABLE
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.base.small_files import read_json, text_of, write_text
 from lora_tune.launchers.base import Ticket
@@ -14,14 +14,6 @@ from lora_tune.launchers.job_records import foreign
 from lora_tune.logs.mllog import LogReader
 from lora_tune.store.records import Attempt, Trial
 from lora_tune.workloads.base import Job, Proposal, Workload
-
-SWEEP_VARIABLE, ATTEMPT_VARIABLE = "LORA_TUNE_SWEEP", "LORA_TUNE_ATTEMPT"
-"""The variables in which a job finds the id of its sweep and the token of its attempt."""
-
-
-def new_token() -> str:
-    """A token that no other attempt of any sweep has."""
-    return uuid.uuid4().hex
 
 
 def proposal(trial: Trial, attempt: int) -> Proposal:
@@ -47,7 +39,9 @@ class Jobs:
         made = self._workload.job(proposal(trial, attempt.number), self._paths.root / attempt.folder)
         identity = {SWEEP_VARIABLE: self._sweep, ATTEMPT_VARIABLE: attempt.token} if attempt.token else {}
         environment = {**made.environment, **identity}
-        return replace(made, exclude_nodes=attempt.exclude_nodes, token=attempt.token, environment=environment)
+        return replace(
+            made, exclude_nodes=attempt.exclude_nodes, token=attempt.token, sweep=self._sweep, environment=environment
+        )
 
     def foreign_record(self, attempt: Attempt) -> str:
         """Which record in the folder of an attempt is another one's; "" where none is."""

@@ -140,10 +140,11 @@ def alive(record: ProcessRecord | None) -> bool:
     return record.boot in ("", boot()) and start_ticks(record.pid) == record.start_ticks
 
 
-def describe(pid: int, token: str) -> dict[str, Any]:
-    """The record of process ``pid`` of this host, as JSON."""
+def describe(pid: int, token: str, sweep: str = "") -> dict[str, Any]:
+    """The record of process ``pid`` of this host, which runs the attempt ``token`` of ``sweep``, as JSON."""
     return {
         "token": token,
+        "sweep": sweep,
         "pid": pid,
         "start_ticks": start_ticks(pid),
         "host": host(),

@@ -37,6 +37,7 @@ class Command:
     """What a job runs: ``command.json``."""
 
     token: str
+    sweep: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     cwd: str | None
@@ -48,6 +49,7 @@ def command_record(job: Job, environment: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": job.name,
         "token": job.token,
+        "sweep": job.sweep,
         "argv": list(job.argv),
         "environment": dict(environment),
         "cwd": str(job.cwd) if job.cwd else None,
@@ -68,7 +70,12 @@ def read_command(path: Path) -> Command | str:
     assert isinstance(argv, list)
     assert isinstance(environment, dict)
     return Command(
-        token=text_of(found.content, "token"), argv=tuple(argv), environment=environment, cwd=cwd, log=Path(log)
+        token=text_of(found.content, "token"),
+        sweep=text_of(found.content, "sweep"),
+        argv=tuple(argv),
+        environment=environment,
+        cwd=cwd,
+        log=Path(log),
     )
 
 
@@ -94,7 +101,7 @@ def run_job(folder: str, token: str = "") -> int:
         print(command if isinstance(command, str) else foreign(attempt.job.name, command.token, token), file=sys.stderr)
         return NOT_CLAIMED
     try:
-        create_json(attempt.claim, describe(os.getpid(), command.token))
+        create_json(attempt.claim, describe(os.getpid(), command.token, command.sweep))
     except FileExistsError:
         return NOT_CLAIMED
     code, began, clock = 127, steady(), ClockWatch()
@@ -103,7 +110,10 @@ def run_job(folder: str, token: str = "") -> int:
             code = _run(command, attempt, log.fileno(), clock)
     finally:
         spent = {"seconds": round(steady() - began, 3), "clock_steps": clock.steps}
-        write_json(attempt.ended, {"token": command.token, "exit_code": code, "at": time.time(), **spent})
+        write_json(
+            attempt.ended,
+            {"token": command.token, "sweep": command.sweep, "exit_code": code, "at": time.time(), **spent},
+        )
     return code
 
 
@@ -112,7 +122,7 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
     cgroup = descendants.make_cgroup(attempt)
     try:
         child = _start(command, attempt, log, cgroup)
-        write_json(attempt.started, describe(child.pid, command.token))
+        write_json(attempt.started, describe(child.pid, command.token, command.sweep))
         # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
         signal.signal(signal.SIGTERM, lambda *_: _end_group(child.pid))
         with clock:

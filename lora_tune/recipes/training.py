@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 
 import torch
@@ -35,6 +36,7 @@ def _run(settings: Settings, ranks: Ranks) -> None:
     log = TrialLog(enabled=ranks.rank == 0)
     log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)
+    log.identity(os.environ)
     tokenize = tokenizer(settings.model)
     train = text.load(settings.datadir, "train", settings.seq, tokenize)
     validation = text.load(settings.datadir, "validation", settings.seq, tokenize)

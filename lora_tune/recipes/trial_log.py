@@ -12,6 +12,7 @@ from typing import TextIO
 from mlperf_logging import mllog
 from mlperf_logging.mllog import constants
 
+from lora_tune.base.identity import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
 from lora_tune.mlperf.disclosures import disclosures
 from lora_tune.recipes.settings import Settings
 
@@ -57,6 +58,12 @@ class TrialLog:
 
     def _seconds(self) -> float:
         return time.perf_counter() if self._now is None else self._now()
+
+    def identity(self, environment: Mapping[str, str]) -> None:
+        """Whose log this is: the sweep and the attempt that the environment names. Outside of a sweep, nothing."""
+        for key, variable in ((SWEEP_KEY, SWEEP_VARIABLE), (ATTEMPT_KEY, ATTEMPT_VARIABLE)):
+            if value := environment.get(variable):
+                self.event(key, value)
 
     def init(self, values: Mapping[str, object]) -> None:
         """What the run is, one event each."""

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from lora_tune.base.errors import DatabaseChangedError, StoreError, SweepBusyError
+from lora_tune.base.identity import new_token
 from lora_tune.logs.mllog import Eval
 from lora_tune.store import engine, rows, schema
 from lora_tune.store.records import Sweep, TrialState
@@ -106,7 +107,7 @@ class Store:
 
     def begin(self, name: str, digest: str, study_toml: str, now: float) -> None:
         """Create the sweep's row, with an id of its own, where it is not there yet."""
-        row = {"name": name, "digest": digest, "study_toml": study_toml, "began_at": now, "id": schema.new_id()}
+        row = {"name": name, "digest": digest, "study_toml": study_toml, "began_at": now, "id": new_token()}
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
 

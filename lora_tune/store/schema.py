@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError, SweepBusyError
+from lora_tune.base.identity import new_token
 
 SCHEMA_VERSION = 4
 LEASE_SECONDS = 20.0
@@ -133,18 +133,13 @@ def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
     connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN id VARCHAR(32) NOT NULL DEFAULT ''")
     old = sa.table("lora_tune_sweep", sa.column("name"), sa.column("id"))
     for name in connection.scalars(sa.select(old.c.name)).all():
-        connection.execute(sa.update(old).where(old.c.name == name).values(id=new_id()))
+        connection.execute(sa.update(old).where(old.c.name == name).values(id=new_token()))
 
 
 def _count_saves(connection: sa.Connection, now: float) -> None:
     """3 to 4: leases count how often drivers have written."""
     _refuse_while_driven(connection, now)
     connection.exec_driver_sql("ALTER TABLE lora_tune_lease ADD COLUMN saves INTEGER NOT NULL DEFAULT 0")
-
-
-def new_id() -> str:
-    """An id that no other sweep has."""
-    return uuid.uuid4().hex
 
 
 _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {

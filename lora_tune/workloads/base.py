@@ -71,7 +71,8 @@ class Job:
     argv: the command; with ``script=True`` it is an sbatch script and its arguments, submitted unchanged.
     environment: variables added for this job (all strings).
     log: the file in which the job's output appears.
-    token: of the attempt that this job runs; the launcher writes it into what it records. "" where there is none.
+    token: of the attempt that this job runs, and sweep: the id of its sweep; the launcher writes both into what it
+    records. "" where there is none.
     contained: a command that runs in the site's container where it has one; False: it starts its own.
     run_logs: the files in which a job of several runs keeps each run's output, oldest first; () where it does not.
     slot: how it can share a job with other trials; None where it needs one of its own.
@@ -80,6 +81,7 @@ class Job:
     name: str
     folder: Path
     token: str = ""
+    sweep: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -62,6 +62,7 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     log = TrialLog(enabled=processes.rank == 0)
     log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)
+    log.identity(os.environ)
     nemo_logging.setLevel(nemo_logging.ERROR)
     check_machine(settings, cuda=cuda)
     foreign = settings.model is not None and hf.is_hf(settings.model)
