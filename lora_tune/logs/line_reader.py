@@ -52,6 +52,10 @@ class LineReader:
         self.states_seconds = False
         self.run_builder = RunBuilder()
 
+    def read_shortfall(self) -> None:
+        """Read evals of a share that rises, such as an accuracy, as what they lack of 1. To be said before any byte."""
+        self.run_builder.rising = True
+
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log. Never raises for what they contain."""
         now = int(self.clock() * 1000)

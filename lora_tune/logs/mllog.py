@@ -69,14 +69,19 @@ class MllogReader:
     The Run depends on the bytes alone, not on how they were cut into chunks.
     """
 
-    __slots__ = ("_current", "_dropped", "_earlier", "_printed", "_tail")
+    __slots__ = ("_current", "_dropped", "_earlier", "_printed", "_rising", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
         self._printed: dict[bytes, bytes] = {}  # of the whole file: a config is printed before its run begins
         self._dropped = 0
+        self._rising = False
         self._current = RunBuilder()
         self._earlier: list[RunBuilder] = []
+
+    def read_shortfall(self) -> None:
+        """Read evals of a share that rises, such as an accuracy, as what they lack of 1. To be said before any byte."""
+        self._rising = self._current.rising = True
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log; a line may be cut anywhere. Never raises for what they contain.
@@ -175,7 +180,7 @@ class MllogReader:
 
     def _next_run(self) -> RunBuilder:
         self._earlier = [*self._earlier, self._current][-MAX_EARLIER_RUNS:]
-        self._current = RunBuilder()
+        self._current = RunBuilder(rising=self._rising)
         return self._current
 
     # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is
@@ -226,7 +231,7 @@ class MllogReader:
             samples = self._samples(metadata)
         if loss is None or samples is None:
             return False
-        self._current.add_eval(samples, loss, ms)
+        self._current.add_eval(samples, loss, ms, _metric(metadata))
         return True
 
     def _train_loss(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
@@ -269,6 +274,13 @@ class MllogReader:
         if speed is not None:
             self._current.add_stated(ms, speed, name == "train_step_time")
         return True
+
+
+def _metric(metadata: _Metadata) -> str:
+    """The name of an eval's metric, where a log has several."""
+    if isinstance(metadata, bytes) and b'"metric"' not in metadata:
+        return ""
+    return str(_fields(metadata).get("metric", ""))[:MAX_TEXT]
 
 
 def _fields(metadata: _Metadata) -> Mapping[str, Any]:

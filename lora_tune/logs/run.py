@@ -54,6 +54,8 @@ class RunLog:
         ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
     lost_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
+    metric: the name of what ``evals`` are of, where the log tells several apart (stable_diffusion's FID and CLIP).
+    other_metrics: the evals of the others, by name.
     """
 
     init_start_ms: int | None = None
@@ -71,6 +73,12 @@ class RunLog:
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     dropped_lines: int = 0
     lost_evals: int = 0
+    metric: str = ""
+    other_metrics: Mapping[str, tuple[Eval, ...]] = field(default_factory=dict)
+
+    def evals_of(self, metric: str) -> tuple[Eval, ...]:
+        """The evals of a metric by its name; of the first where the log names none or that one."""
+        return self.evals if metric in ("", self.metric) else self.other_metrics.get(metric, ())
 
     def reached(self, target: float) -> Eval | None:
         """The first eval with ``loss <= target`` (NaN never), or None."""
@@ -105,6 +113,9 @@ MAX_EVALS = 32768
 MAX_POINTS = 4096
 """Train points and marks that one run keeps (of train points every second one goes when they are full)."""
 
+MAX_METRICS = 8
+"""Metrics beside the first that one run keeps."""
+
 MAX_HYPERPARAMETERS = 512
 MAX_TEXT = 1000
 INSIDE_BLOCK_MS = 50
@@ -128,9 +139,12 @@ class RunBuilder:
         "last",
         "lost_evals",
         "measured",
+        "metric",
+        "others",
         "overall",
         "paused",
         "resumed",
+        "rising",
         "run_start",
         "run_stop",
         "stated",
@@ -138,7 +152,10 @@ class RunBuilder:
         "train",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, rising: bool = False) -> None:
+        self.rising = rising  # evals rise towards 1, and are kept as what they lack of it
+        self.metric: str | None = None
+        self.others: dict[str, dict[float, tuple[float, int]]] = {}
         self.init_start: int | None = None
         self.init_stop: int | None = None
         self.run_start: int | None = None
@@ -157,7 +174,16 @@ class RunBuilder:
         self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
         self.announced: dict[bytes, object] = {}
 
-    def add_eval(self, samples: float, loss: float, ms: int) -> None:
+    def add_eval(self, samples: float, loss: float, ms: int, metric: str = "") -> None:
+        """An eval; metric: its name where the log has several, of which the first to come is the one that counts."""
+        loss = 1.0 - loss if self.rising else loss
+        if self.metric is None:
+            self.metric = metric
+        if metric != self.metric:
+            others = self.others.setdefault(metric, {}) if len(self.others) < MAX_METRICS else {}
+            if len(others) < MAX_EVALS:
+                others.setdefault(samples, (loss, ms))
+            return
         if samples in self.evals:
             return
         if len(self.evals) == MAX_EVALS:
@@ -244,6 +270,8 @@ class RunBuilder:
             hyperparameters=Announced({**printed, **self.announced}),
             dropped_lines=dropped_lines,
             lost_evals=self.lost_evals,
+            metric=self.metric or "",
+            other_metrics={name: _since(start, evals, Eval) for name, evals in self.others.items()},
         )
 
     def _timing(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
