@@ -36,7 +36,7 @@ def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[st
     result = {
         "objective": facts.get("objective"),
         "score": study.objective.score,
-        "target_eval_loss": None if study.maximise else study.objective.target,
+        "target_eval_loss": None if study.maximise else study.target,
         "seconds": trial.seconds,
         "samples": trial.samples,
         **{name: facts.get(name) for name in _TOLD},

@@ -167,7 +167,7 @@ class _Player:
         fresh = self._work.see_evals(self._attempt, run.evals) if self._stopped is None else run.evals
         new_train = len(run.train) != self._train_points
         self._train_points = len(run.train)
-        if not (fresh or new_train) or (not self._study.maximise and run.reached(self._study.objective.target)):
+        if not (fresh or new_train) or (not self._study.maximise and run.reached(self._study.target)):
             return
         trusted = impossible_times(run, _ENDED, stamped=self._stamped) is None
         stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run) if trusted else None
@@ -190,7 +190,7 @@ class _Player:
             self._verdicts[kind] = ReplayedVerdict(kind, _seconds(run), action.sentence)
         concluded = isinstance(action, policy.Finish) and action.verdict is Verdict.REACHED
         objective, low, high = self._objective(run) if concluded else (None, None, None)
-        stop = None if self._study.maximise else run.reached(self._study.objective.target)
+        stop = None if self._study.maximise else run.reached(self._study.target)
         lost = concluded and self._stopped is not None and self._would_win(self._stopped[0], objective)
         self._remember(action, run)
         return ReplayedLog(
@@ -217,7 +217,7 @@ class _Player:
     def _run_that_counts(self) -> RunLog:
         """As for a job of several runs: the first that reached the target, else the last."""
         runs = self._reader.runs() if isinstance(self._reader, MllogReader) else ()
-        return next((r for r in runs if r.reached(self._study.objective.target)), self._reader.run())
+        return next((r for r in runs if r.reached(self._study.target)), self._reader.run())
 
     def _remember(self, action: policy.Finish | policy.Retry, run: RunLog) -> None:
         """Finish the trial as the sweep would have: by the verdict that came first."""
@@ -230,7 +230,7 @@ class _Player:
 
     def _finished(self, run: RunLog, study: Study) -> Trial:
         """The trial with what is remembered of a run that reached the target."""
-        stop = None if study.maximise else run.reached(study.objective.target)
+        stop = None if study.maximise else run.reached(study.target)
         return replace(
             self._trial,
             seconds=stop.seconds if stop else None,

@@ -142,7 +142,7 @@ def objective_words(study: Study) -> str:
     """What the objective is, for people; its unit is seconds, or samples/s for throughput studies."""
     if study.maximise:
         return "throughput"
-    words = f"time to eval loss {study.objective.target:g}"
+    words = f"time to {study.measure} {study.target:g}"
     return words + ", RCP-normalised" if study.objective.score == "mlperf_score" else words
 
 

@@ -53,7 +53,7 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     from lora_tune.search.samplers import make_sampler
     from lora_tune.search.session import expected_gain
 
-    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.objective.target))
+    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
     known = in_memory(study, sweep, sampler)
     stop = budgets.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None:
@@ -115,7 +115,7 @@ def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str
 
 def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -> str:
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
-    last, target = evals[-1], study.objective.target
+    last, target = evals[-1], study.target
     words = f"eval loss {last.loss:.4f} at {last.samples:g} samples, {last.loss - target:+.4f} against the target"
     band = pruning.band(study, sweep, trial)
     reached = [row for row in band if row[0] <= last.samples * (1 + 1e-6)]

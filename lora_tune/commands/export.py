@@ -47,7 +47,7 @@ def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str,
         result = f"measured {facts['objective']:.6g} samples/s"
     else:
         low, high = time_interval(trial)
-        result = f"time to eval loss {study.objective.target:g}: {trial.seconds:.3f} s, "
+        result = f"time to {study.measure} {study.target:g}: {trial.seconds:.3f} s, "
         result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; "
         result += f"1 run, seed {facts.get('seed', trial.seed)}"
         result = "; ".join(filter(None, (result, estimate_words(facts))))
@@ -119,7 +119,7 @@ def chosen_trial(study: Study, sweep: Sweep, number: int | None) -> Trial:
     """Trial ``number``, or the best. Raises InputError or NothingReachedError."""
     if number is None:
         if (best := sweep.best(maximise=study.maximise)) is None:
-            raise NothingReachedError(f"no trial of {study.name} reached eval loss {study.objective.target:g} yet")
+            raise NothingReachedError(f"no trial of {study.name} reached {study.measure} {study.target:g} yet")
         return best
     if number not in sweep.trials:
         raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")

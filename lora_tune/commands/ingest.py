@@ -172,8 +172,8 @@ def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[
     for run in taken:
         by_source.setdefault(run.source, []).append(run)
     for source, runs in by_source.items():
-        reached = sum(any(e.loss <= study.objective.target for e in run.evals) for run in runs)
-        click.echo(f"{len(runs):4} from {source}: {reached} reached eval loss {study.objective.target:g}")
+        reached = sum(any(e.loss <= study.target for e in run.evals) for run in runs)
+        click.echo(f"{len(runs):4} from {source}: {reached} reached {study.measure} {study.target:g}")
     if again:
         click.echo(f"{again:4} logs are known already")
     for why, count in left_out.items():

@@ -81,7 +81,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         "state": standing(sweep, driver, now, over=over),
         "driver": driver[0] or None,
         "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
-        "target": None if study.maximise else study.objective.target,
+        "target": None if study.maximise else study.target,
         "trials": seen.trials,
         "trials_planned": seen.planned,
         "open": seen.open,

@@ -215,7 +215,7 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
         lines.append(
             "no trial measured its throughput"
             if study.maximise
-            else f"no trial reached eval loss {study.objective.target:g}"
+            else f"no trial reached {study.measure} {study.target:g}"
         )
     else:
         unit = "samples/s" if study.maximise else "s to the target"

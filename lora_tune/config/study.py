@@ -46,7 +46,12 @@ class Objective(_Frozen):
     ruleset: str | None = Field(
         None, description='round of MLPerf\'s rules, such as "6.1"; the newest installed that has the benchmark'
     )
-    target: float = Field(0.925, description="eval loss to reach; the benchmark's where one is named")
+    target: float = Field(0.925, description="eval loss or share to reach; the benchmark's where one is named")
+    direction: Literal["minimize", "maximize"] = Field(
+        "minimize",
+        description="maximize: evals are a share that rises to the target, such as an accuracy; shown as what it lacks "
+        "of 1; the benchmark's where one is named",
+    )
     score: Literal["time_to_target", "mlperf_score", "throughput"] = Field(
         "time_to_target",
         description="seconds to the target; the same after RCP normalisation; or samples/s (maximised, no target)",
@@ -158,15 +163,16 @@ class Study(_Frozen):
             return table
         objective, workload = table.get("objective", {}), table.get("workload")
         name = objective.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
-        if name is None or "target" in objective:
+        if name is None or {"target", "direction"} <= objective.keys():
             return table
         from lora_tune.mlperf.registry import find_benchmark
+        from lora_tune.mlperf.rules import reaching
 
         try:
-            target = find_benchmark(str(name), objective.get("ruleset")).target
+            metric = find_benchmark(str(name), objective.get("ruleset")).metrics[0]
         except InputError as error:
             raise ValueError(str(error)) from error
-        return {**table, "objective": {**objective, "target": target}}
+        return {**table, "objective": {"target": reaching(metric), "direction": metric.direction, **objective}}
 
     @property
     def benchmark(self) -> Benchmark | None:
@@ -180,6 +186,21 @@ class Study(_Frozen):
         if name is None and self.objective.curves != LORA and self.division == "open":
             return None
         return find_benchmark(str(name or LORA), self.objective.ruleset)
+
+    @property
+    def rising(self) -> bool:
+        """Whether evals are a share that rises; they are then kept as what they lack of 1."""
+        return self.objective.direction == "maximize"
+
+    @property
+    def target(self) -> float:
+        """The eval loss to reach, or what the share to reach lacks of 1: evals at or below it end a run."""
+        return 1.0 - self.objective.target if self.rising else self.objective.target
+
+    @property
+    def measure(self) -> str:
+        """What evals are, for people."""
+        return "1 - eval accuracy" if self.rising else "eval loss"
 
     @property
     def search_space(self) -> Space:
@@ -304,6 +325,9 @@ def _check_whole(study: Study, path: Path) -> None:
     for violation in closed_violations(study):
         if violation.fatal:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
+    if study.rising and not 0 < study.objective.target < 1:
+        problem = f"{study.objective.target:g}: a share that rises lies between 0 and 1; give it as such"
+        raise StudyError(path, "objective.target", problem)
     if study.objective.score == "mlperf_score" and study.benchmark is None:
         raise StudyError(path, "objective.score", "mlperf_score needs objective.benchmark beside it")
     _check_search(study, path)

@@ -148,7 +148,7 @@ def _same(given: Value, announced: object) -> bool:
 
 def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:
     """The eval that meets the target states what no loss can be."""
-    target = study.objective.target
+    target = study.target
     stop = None if study.maximise else run.reached(target)
     if stop is None:
         return None
@@ -162,13 +162,13 @@ def _no_training(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     stop = _stop(study, trial, run)
     if stop is None or stop.samples > 0:
         return None
-    what = f"the target {study.objective.target:g} is met at step 0, before any training"
+    what = f"the target {study.target:g} is met at step 0, before any training"
     return Diagnosis(FailureKind.CONFIGURATION, what, "give a lower objective.target")
 
 
 def _lost_evals(study: Study, run: RunLog) -> Diagnosis | None:
     """There were more evals than a reader keeps, and the target may have been met by one of the others."""
-    if not run.lost_evals or study.maximise or run.reached(study.objective.target) is not None:
+    if not run.lost_evals or study.maximise or run.reached(study.target) is not None:
         return None
     kept = len(run.evals)
     what = f"the log has {kept + run.lost_evals} evals, of which the first {kept} were kept: none of them at the target"
@@ -176,4 +176,4 @@ def _lost_evals(study: Study, run: RunLog) -> Diagnosis | None:
 
 
 def _stop(study: Study, trial: Trial, run: RunLog) -> Eval | None:
-    return None if study.maximise or trial.probe else run.reached(study.objective.target)
+    return None if study.maximise or trial.probe else run.reached(study.target)

@@ -153,7 +153,7 @@ class JobMonitor:
     def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower) -> None:
         now = self._dependencies.clock.monotonic_now()
         runs = log.runs() if trial.replicates > 1 else ()
-        run = next((r for r in runs if r.reached(self._study.objective.target)), log.run())
+        run = next((r for r in runs if r.reached(self._study.target)), log.run())
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
         found = self._found(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
@@ -205,7 +205,7 @@ class JobMonitor:
         runs: Sequence[RunLog],
         log: LogFollower,
     ) -> None:
-        now, target = self._dependencies.clock.monotonic_now(), self._study.objective.target
+        now, target = self._dependencies.clock.monotonic_now(), self._study.target
         stop = run.reached(target) if not self._study.maximise and not trial.probe else None
         change = healing.healing_samples(trial, run, self._work.sweep)
         if change > 0 and math.isfinite(change):

@@ -94,7 +94,7 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
         return Stop(StopKind.PROBED, "a warm block and an eval are measured")
     silence = now - max(look.grew_at, started)
     last = look.begun >= look.replicates
-    stop = look.run.reached(study.objective.target) if last and not study.maximise else None
+    stop = look.run.reached(study.target) if last and not study.maximise else None
     if stop is not None and max(silence, _went_on(look.run, stop)) > GRACE_SECONDS:
         return Stop(StopKind.REACHED, "reached the target and did not end by itself")
     if silence > site.stall_minutes * 60:
@@ -176,7 +176,7 @@ def conclude(
     evals is a failure.
     """
     attempt = attempts[-1]
-    target = study.objective.target
+    target = study.target
     if probe and probed(run):
         timing = curves.timing(run)
         speed = f"{timing.samples_per_second:.4g} samples/s, {timing.seconds_per_eval:.3g} s an eval"

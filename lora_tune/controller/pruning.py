@@ -36,12 +36,12 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
         return None
     if study.maximise:
         return _too_slow(study, sweep, trial, run)
-    if run.train and not math.isfinite(run.train[-1].loss) and not run.reached(study.objective.target):
+    if run.train and not math.isfinite(run.train[-1].loss) and not run.reached(study.target):
         return Stop(
             StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
         )
     found = verdict(
-        run.evals, study.objective.target, evidence(study, sweep, trial, run),
+        run.evals, study.target, evidence(study, sweep, trial, run),
         length=max_samples(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
     )  # fmt: skip
     audit = is_audit(study, trial)
@@ -97,7 +97,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
         ),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
-        target=study.objective.target,
+        target=study.target,
         family=known.family if known else None,
         healing=change,
     )
@@ -121,7 +121,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     change = trial.facts.get("healing_samples", 0.0)
     course = Course(curve=usable(evals), length=max_samples(trial), kind=kind(trial, change))
     rate = study.pruning.false_prune_rate
-    found = compare(course, references, target=study.objective.target, rate=rate)
+    found = compare(course, references, target=study.target, rate=rate)
     rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 

@@ -10,6 +10,7 @@ from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing, pruning
 from lora_tune.logs.mllog import RunLog
+from lora_tune.logs.run import as_number
 from lora_tune.mlperf import published_curves
 from lora_tune.store.records import Attempt, Trial
 
@@ -26,8 +27,8 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, 
     family = None
     if not unlike and pruning.envelope(study, trial) is not None:
         family = published_curves.crossing_family(float(trial.parameters["GBS"]))
-    crossing = curves.estimate(run, study.objective.target, family=family, healing=unlike)
-    stop = None if study.maximise else run.reached(study.objective.target)
+    crossing = curves.estimate(run, study.target, family=family, healing=unlike)
+    stop = None if study.maximise else run.reached(study.target)
     speed: float | None = timing.samples_per_second
     if study.maximise:
         speed = curves.measured_throughput(run) or curves.fastest_pace(run, 0.0)
@@ -50,7 +51,7 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, 
         seconds, samples = stop.seconds, stop.samples
         if study.objective.estimator == "curve" and len(run.evals) > 1 and not crossing.by_stop:
             seconds, samples = _by_curve(crossing, timing, run)
-        numbers["mlperf_score"] = _mlperf_seconds(study, trial, seconds, samples)
+        numbers["mlperf_score"] = _mlperf_seconds(study, trial, run, seconds, samples)
         wanted = numbers["mlperf_score"] if study.objective.score == "mlperf_score" else None
         numbers["objective"] = seconds if wanted is None else wanted
     elif study.maximise:
@@ -96,7 +97,7 @@ def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str
     found: list[dict[str, Any]] = []
     begun = [run for run in runs if run.run_start_ms is not None]
     for i, run in enumerate(begun):
-        stop = run.reached(study.objective.target)
+        stop = run.reached(study.target)
         if stop is None and (run.run_stop_ms is None or not run.evals):
             continue
         known = {k: v for k, v in facts(study, trial, (), run, 0.0).items() if k != "node_hours"}
@@ -117,7 +118,7 @@ def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> 
     return seconds, max(schedule.first_samples, crossing.samples + schedule.interval_samples / 2)
 
 
-def _mlperf_seconds(study: Study, trial: Trial, seconds: float, samples: float) -> float | None:
+def _mlperf_seconds(study: Study, trial: Trial, run: RunLog, seconds: float, samples: float) -> float | None:
     """``seconds`` after RCP normalisation: a run that converges faster than the reference is scaled back to it.
 
     None where the study is of no benchmark of MLPerf, or its batch size has no reference.
@@ -127,4 +128,9 @@ def _mlperf_seconds(study: Study, trial: Trial, seconds: float, samples: float) 
     if benchmark is None or not isinstance(batch, int):
         return None
     reference = benchmark.reference(batch)
-    return None if reference is None else seconds * max(1.0, reference.mean / samples)
+    if reference is None:
+        return None
+    # Readers turn epochs into samples by the log's train_samples; bert's epoch_num is samples already.
+    epoch = as_number(run.hyperparameters.get("train_samples"))
+    in_epochs = benchmark.progress == "epoch_num" and reference.mean < batch and epoch
+    return seconds * max(1.0, reference.mean / (samples / epoch if in_epochs and epoch else samples))

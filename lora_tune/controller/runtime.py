@@ -210,7 +210,7 @@ def _open_session(plan: Plan, store: Store) -> Search:
     from lora_tune.search.samplers import make_sampler
     from lora_tune.search.session import Session
 
-    study, known = plan.study, priors.live(plan.paths.priors, plan.study.objective.target)
+    study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
     records = store.load(study.name)
     for _ in range(4):
         try:

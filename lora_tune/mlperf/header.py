@@ -7,11 +7,10 @@ against such a log is about what was announced.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 
 from lora_tune.mlperf.benchmark import Benchmark
-from lora_tune.mlperf.rules import Metric, read_rules
+from lora_tune.mlperf.rules import reaching, read_rules
 
 CLOSED: Mapping[str, object] = {
     "submission_org": "lora_tune",
@@ -74,13 +73,6 @@ def _evals(benchmark: Benchmark, batch: object, readings: Mapping[str, float]) -
             named = {"metric": metric.name} if metric.name else {}
             yield _line(7, "eval_accuracy", readings.get(metric.name, reaching(metric)), **at, **named)
         yield _line(8, "eval_stop", **at)
-
-
-def reaching(metric: Metric) -> float:
-    """The reading nearest to the target that meets it."""
-    if not metric.strict:
-        return metric.target
-    return math.nextafter(metric.target, -math.inf if metric.direction == "minimize" else math.inf)
 
 
 def _line(seconds: float, key: str, value: object = None, **metadata: object) -> str:

@@ -41,6 +41,13 @@ class Metric:
         return value > self.target if self.strict else value >= self.target
 
 
+def reaching(metric: Metric) -> float:
+    """The reading nearest to the target that meets it."""
+    if not metric.strict:
+        return metric.target
+    return math.nextafter(metric.target, -math.inf if metric.direction == "minimize" else math.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRule:
     """What the rules say of one MLLOG key.

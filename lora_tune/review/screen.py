@@ -124,7 +124,7 @@ def _headline(study: Study, sweep: Sweep) -> Text:
         return _race(study, sweep)
     best = sweep.best(maximise=study.maximise)
     if best is None:
-        missing = f"target: eval loss {study.objective.target:g}    no trial has reached it yet"
+        missing = f"target: {study.measure} {study.target:g}    no trial has reached it yet"
         return Text("nothing measured yet" if study.maximise else missing, style="dim")
     unit = "samples/s" if study.maximise else "s to the target"
     text = Text("best: ", style="bold")
@@ -185,7 +185,7 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
         stopping = bool(attempts and attempts[-1].stop)
         state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
         elapsed = now - started if started else None
-    target, speed = study.objective.target, trial.facts.get("objective")
+    target, speed = study.target, trial.facts.get("objective")
     progress: Cells = {
         "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
         "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),

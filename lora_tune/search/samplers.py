@@ -117,7 +117,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> BaseSampler:
     gridded = study.division == "closed" and benchmark is not None and benchmark.progress == "samples_count"
     scored = study.objective.score == "mlperf_score"
     goal = Goal(
-        target=study.objective.target,
+        target=study.target,
         schedule=partial(closed_schedule, benchmark=benchmark) if gridded else None,
         reference_samples=partial(rcp_mean, benchmark=benchmark) if scored else no_reference,
         family=public_family if public else no_family,

@@ -20,6 +20,7 @@ from lora_tune.logs.mllog import LogReader
 from lora_tune.logs.readers import make_reader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
 from lora_tune.workloads.recipe import layout_of
 
@@ -130,7 +131,7 @@ class CommandWorkload:
         values = proposal.parameters if proposal else space.resolve(space.corner())
         settings = {key: values.get(v, v) if key in SCALES else v for key, v in self._settings.log.items()}
         try:
-            return make_reader(settings.pop("kind", "mllog"), **settings)
+            return reader_of(self._study, make_reader(settings.pop("kind", "mllog"), **settings))
         except (TypeError, ValueError, KeyError) as error:
             raise StudyError(f"study {self._study.name}", "workload.log", str(error)) from error
 

@@ -30,6 +30,7 @@ from lora_tune.mlperf.rulesets import rulesets
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, read_implementation
+from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import ALSO, places, required, unseen
 from lora_tune.workloads.recipe import layout_of
 from lora_tune.workloads.script_needs import script_doubts
@@ -179,7 +180,7 @@ class MlperfWorkload:
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """run.sub's output holds MLLOG lines behind rank prefixes."""
-        return MllogReader()
+        return reader_of(self._study, MllogReader())
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config as its users keep it: beside config_common.sh, which it sources from its own folder."""

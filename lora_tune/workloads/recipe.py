@@ -21,6 +21,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Slot, Value
 from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import unseen
 
 TINY_UNTRAINED = 1.8634
@@ -95,7 +96,7 @@ class RecipeWorkload:
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """The recipes print MLLOG."""
-        return MllogReader()
+        return reader_of(self._study, MllogReader())
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config file, and the line that runs it."""
@@ -122,7 +123,7 @@ class RecipeWorkload:
         values: dict[str, Value] = {name: value for name, value in proposal.parameters.items() if name != "GBS"}
         values |= {
             "SEED": proposal.seed,
-            "TARGET": self._study.objective.target,
+            "TARGET": self._study.target,
             "THREADS": self._settings.threads,
             "CONFIG_FILENAME": self._file_name(proposal),
             "DGXSYSTEM": site.system,
@@ -146,7 +147,7 @@ class PeftWorkload(RecipeWorkload):
 
     def __init__(self, study: Study, settings: RecipeSettings) -> None:
         super().__init__(study, settings)
-        target = study.objective.target
+        target = study.target
         shipped = (
             study.site.model is None and study.site.data is None and not {"SEQ", "EVAL_SAMPLES"} & set(study.space)
         )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lora_tune.mlperf.benchmark import Benchmark
-from lora_tune.mlperf.header import header, reaching
+from lora_tune.mlperf.header import header
+from lora_tune.mlperf.rules import reaching
 
 
 def line(ms: float, key: str, value: object = None, **metadata: object) -> str:

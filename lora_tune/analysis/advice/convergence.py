@@ -33,7 +33,7 @@ def _flat_from_the_start(study: Study, sweep: Sweep) -> list[tuple[Trial, float]
     It hardly fell when it made less than half of what the trials that reached the target had made by then, in the
     median; without such trials, when it made less than ``FALLS`` of the way.
     """
-    target = study.objective.target
+    target = study.target
     usual = reached(sweep)
     good = [finite_evals(sweep, t) for t in usual[:: 1 + len(usual) // COMPARED]]
     found = []
@@ -133,7 +133,7 @@ def plateau(study: Study, sweep: Sweep) -> Advice | None:
         seen="the eval loss stays on a plateau above the target",
         do="more steps of the same will not help: try another learning rate or a longer schedule from the start",
         evidence=f"the last third of {listed(numbers)} made less than {FLAT:.0%} of the fall; the lowest is "
-        f"{lowest:.4g}, target {study.objective.target:g}",
+        f"{lowest:.4g}, target {study.target:g}",
         trials=numbers,
     )
 

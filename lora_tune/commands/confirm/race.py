@@ -37,7 +37,7 @@ def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
         if all(trial.parameters != other.parameters for other in found):
             found.append(trial)
     if not found:
-        raise InputError(f"no trial of {study.name} reached eval loss {study.objective.target:g}; nothing to confirm")
+        raise InputError(f"no trial of {study.name} reached {study.measure} {study.target:g}; nothing to confirm")
     return found[:top]
 
 

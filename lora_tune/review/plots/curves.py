@@ -74,12 +74,12 @@ def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
         texts = [f"trial {t.number}: {parameters_text(t)}" for t, _ in data.best]
         name = f"best {len(data.best)}"
         marks.append(Lines(name=name, lines=[x for _, x in data.best], colour="best", width=2.2, texts=texts))
-    marks.append(Rule(name=f"target {study.objective.target:g}", value=study.objective.target))
-    low, high = _loss_range(lines, study.objective.target)
+    marks.append(Rule(name=f"target {study.target:g}", value=study.target))
+    low, high = _loss_range(lines, study.target)
     return Chart(
         title="Eval curves",
         x=Axis(label="training samples", log=True),
-        y=Axis(label="eval loss", low=low, high=high),
+        y=Axis(label=study.measure, low=low, high=high),
         marks=tuple(marks),
         note="Each line is one trial. Losses far above the others are cut off at the top.",
     )

@@ -1,0 +1,22 @@
+"""How the evals of a study's logs are read."""
+
+from __future__ import annotations
+
+from lora_tune.base.errors import StudyError
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.line_reader import LineReader
+
+
+def reader_of(study: Study, reader: LogReader) -> LogReader:
+    """The reader as the study's metric wants it: a share that rises is read as what it lacks of 1.
+
+    Raises StudyError for a reader of another package where the metric rises: none is known to turn its evals.
+    """
+    if study.rising:
+        if not isinstance(reader, MllogReader | LineReader):
+            kind = type(reader).__name__
+            problem = f"maximize, but {kind} reads losses; read the log as mllog, or print 1 - the share"
+            raise StudyError(f"study {study.name}", "objective.direction", problem)
+        reader.read_shortfall()
+    return reader
