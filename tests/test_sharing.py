@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.controller.quota import Demand, NodeQuota, demand, largest_trial, shares
+from lora_tune.controller.quota import Demand, NodeQuota, demand, shares
 from tests.builders import STUDY, study_of, sweep_of
 
 demands = st.lists(
@@ -77,5 +77,5 @@ def test_what_a_study_has_and_could_have() -> None:
 
 def test_the_largest_trial_of_a_study_whose_trials_differ() -> None:
     varied = STUDY.replace("minibs = [1, 2, 4]", "minibs = [1, 2, 4], nodes = [1, 2, 8]")
-    assert largest_trial(study_of(varied)) == 8
-    assert largest_trial(study_of()) == 1
+    assert study_of(varied).search_space.most_nodes == 8
+    assert study_of().search_space.most_nodes == 1

@@ -21,7 +21,7 @@ from lora_tune.commands.options import guarded, metrics_option, storage_option
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.dependencies import RealClock
 from lora_tune.controller.driver import Driver, Search
-from lora_tune.controller.quota import NodeQuota, demand, largest_trial
+from lora_tune.controller.quota import NodeQuota, demand
 from lora_tune.controller.runtime import Environment, Plan, driver, make_clock
 from lora_tune.launchers import make_launcher
 from lora_tune.logs.run import Eval
@@ -241,8 +241,10 @@ def plan_of(row: Registered, cap: int | None) -> Plan:
         raise errors.SetupError(f"was registered in {row.cwd}, and its paths start there; run a server there")
     from_file = parse_study(row.study_toml, row.file).model_copy(update={"name": row.name})
     study = from_file.with_options(row.options)
-    if cap is not None and largest_trial(study) > cap:
-        raise errors.InputError(f"its trials need up to {largest_trial(study)} nodes, the cap is {cap}; raise --nodes")
+    if cap is not None and study.search_space.most_nodes > cap:
+        raise errors.InputError(
+            f"its trials need up to {study.search_space.most_nodes} nodes, the cap is {cap}; raise --nodes"
+        )
     return Plan(
         file=row.file,
         text=row.study_toml,

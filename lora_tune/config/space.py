@@ -150,6 +150,22 @@ class Space:
         return max(1, self.node_count(values) * max(1, self.gpus_per_node)) if "NODES" in values else self.gpus
 
     @property
+    def most_nodes(self) -> int:
+        """The nodes of the largest trial."""
+        found = [self.nodes]
+        parameter = self.parameters.get("NODES")
+        if isinstance(parameter, IntParameter):
+            found = [parameter.high]
+        elif isinstance(parameter, CategoricalParameter):
+            found = [int(choice) for choice in parameter.choices]
+        elif isinstance(parameter, FixedParameter):
+            found = [int(parameter.value)]
+        for other in self.parameters.values():
+            if isinstance(other, LayoutParameter) and other.nodes:
+                found = [*other.nodes]
+        return max(found)
+
+    @property
     def varies_nodes(self) -> bool:
         """Whether trials differ in their number of nodes."""
         layouts = (p for p in self.parameters.values() if isinstance(p, LayoutParameter))

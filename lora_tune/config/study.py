@@ -235,6 +235,10 @@ class Study(_Frozen):
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def job_name(self, trial: int, attempt: int) -> str:
+        """The name of an attempt's job, unique among the jobs of this study."""
+        return f"{self.name}-{trial:04d}-{attempt}"
+
     def trial_seed(self, number: int) -> int:
         """The seed of trial ``number``."""
         return self.search.seed * 1000 + number + 1

@@ -228,7 +228,7 @@ class Driver:
         attempt = Attempt(
             trial=trial.number,
             number=number,
-            job_name=f"{self._study.name}-{trial.number:04d}-{number}",
+            job_name=self._study.job_name(trial.number, number),
             folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
             token=new_token(),
             intended_at=self._now(),

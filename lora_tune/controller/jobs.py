@@ -40,7 +40,13 @@ class Jobs:
         identity = {SWEEP_VARIABLE: self._sweep, ATTEMPT_VARIABLE: attempt.token} if attempt.token else {}
         environment = {**made.environment, **identity}
         return replace(
-            made, exclude_nodes=attempt.exclude_nodes, token=attempt.token, sweep=self._sweep, environment=environment
+            made,
+            name=attempt.job_name,
+            resources=replace(made.resources, nodes=attempt.node_count),
+            exclude_nodes=attempt.exclude_nodes,
+            token=attempt.token,
+            environment=environment,
+            sweep=self._sweep,
         )
 
     def foreign_record(self, attempt: Attempt) -> str:

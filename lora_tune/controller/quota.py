@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lora_tune.config.space import CategoricalParameter, FixedParameter, IntParameter, LayoutParameter
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets
 from lora_tune.store.records import Sweep, TrialState
@@ -43,22 +42,6 @@ def shares(demands: Sequence[Demand], cap: int) -> dict[str, int]:
         free -= first.nodes
 
 
-def largest_trial(study: Study) -> int:
-    """The nodes of the study's largest trial."""
-    found = [study.site.nodes]
-    parameter = study.search_space.parameters.get("NODES")
-    if isinstance(parameter, IntParameter):
-        found = [parameter.high]
-    elif isinstance(parameter, CategoricalParameter):
-        found = [int(choice) for choice in parameter.choices]
-    elif isinstance(parameter, FixedParameter):
-        found = [int(parameter.value)]
-    for other in study.search_space.parameters.values():
-        if isinstance(other, LayoutParameter) and other.nodes:
-            found = [*other.nodes]
-    return max(found)
-
-
 def demand(study: Study, sweep: Sweep, now: float) -> Demand:
     """What the study has open, and could have."""
     open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
@@ -69,7 +52,7 @@ def demand(study: Study, sweep: Sweep, now: float) -> Demand:
         more = min(study.budget.parallel - len(open_trials), left)
     return Demand(
         name=study.name,
-        nodes=largest_trial(study),
+        nodes=study.search_space.most_nodes,
         trials=len(open_trials) + max(0, more),
         open=len(open_trials),
         used=sum(attempt.node_count for attempt in newest),

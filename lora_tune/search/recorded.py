@@ -10,16 +10,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lora_tune.config.study import Study
-from lora_tune.search.session import INFEASIBLE
+from lora_tune.search.session import INFEASIBLE, attributes, state_of
 from lora_tune.store.records import Sweep, Trial, Verdict
-
-_STATES = {
-    None: TrialState.RUNNING,
-    Verdict.REACHED: TrialState.COMPLETE,
-    Verdict.FAILED: TrialState.FAIL,
-    Verdict.CANCELLED: TrialState.FAIL,
-}
-"""How the session tells a verdict; all others are PRUNED."""
 
 
 def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
@@ -27,13 +19,13 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
     distributions = study.search_space.distributions()
     found = []
     for trial in sweep.trials.values():
-        state = _STATES.get(trial.verdict, TrialState.PRUNED)
+        state = state_of(trial.verdict)
         made = create_trial(
             state=state,
             value=_value(sweep, trial, state),
             params=dict(trial.tuned),
             distributions=distributions,
-            user_attrs=_attributes(trial),
+            user_attrs=attributes(trial),
             intermediate_values={
                 int(e.samples): e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.samples)
             },
@@ -52,11 +44,6 @@ def _value(sweep: Sweep, trial: Trial, state: TrialState) -> float | None:
         return float(trial.facts["objective"])
     losses = [e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.loss)]
     return losses[-1] if losses and state is TrialState.PRUNED else None
-
-
-def _attributes(trial: Trial) -> dict[str, object]:
-    told = {**trial.facts, "verdict": str(trial.verdict)} if trial.verdict else {}
-    return told | ({"why": trial.why} if trial.why else {})
 
 
 def in_memory(study: Study, sweep: Sweep, sampler: BaseSampler | None = None) -> optuna.Study:

@@ -30,6 +30,9 @@ from lora_tune.store.records import Sweep, Trial, Value, Verdict
 MOST_STEPS = 2**31
 """Steps that fit into Optuna's tables on every database; a damaged log may name any number."""
 
+PROBE = "probe"
+"""The ``kind`` of a short run that only measured its layout's speed."""
+
 INFEASIBLE = "feasible"
 """Name of the Optuna constraint that an infeasible trial violates."""
 
@@ -52,9 +55,9 @@ class Asked:
 
 
 def _asked(trial: optuna.Trial | FrozenTrial) -> Asked:
-    attributes = trial.user_attrs
-    probe = attributes.get("kind") == "probe"
-    return Asked(trial.number, dict(trial.params), attributes.get("why", ""), probe=probe)
+    known = trial.user_attrs
+    probe = known.get("kind") == PROBE
+    return Asked(trial.number, dict(trial.params), known.get("why", ""), probe=probe)
 
 
 def expected_gain(known: optuna.Study) -> float | None:
@@ -77,6 +80,27 @@ def _translated(method: Method) -> Method:
             raise StoreError(f"Optuna's database does not answer: {words}") from error
 
     return call  # type: ignore[return-value]  # same signature, by functools.wraps
+
+
+_STATES = {
+    None: TrialState.RUNNING,
+    Verdict.REACHED: TrialState.COMPLETE,
+    Verdict.FAILED: TrialState.FAIL,
+    Verdict.CANCELLED: TrialState.FAIL,
+}
+
+
+def state_of(verdict: Verdict | None) -> TrialState:
+    """How a verdict appears to Optuna: see above."""
+    return _STATES.get(verdict, TrialState.PRUNED)
+
+
+def attributes(record: Trial) -> dict[str, Any]:
+    """What Optuna keeps with a trial: why it was proposed, what kind it is, and how it ended."""
+    found: dict[str, Any] = {"why": record.why} if record.why else {}
+    if record.probe:
+        found["kind"] = PROBE
+    return found | ({**record.facts, "verdict": str(record.verdict)} if record.verdict else {})
 
 
 class Session:
@@ -140,13 +164,12 @@ class Session:
         """Add an open trial with the record's values; False where the space does not hold them any more."""
         if record.tuned.keys() != self._distributions.keys():
             return False
-        attributes = {"why": record.why, **({"kind": "probe"} if record.probe else {})}
         try:
             made = optuna.trial.create_trial(
                 state=TrialState.RUNNING,
                 params=dict(record.tuned),
                 distributions=self._distributions,
-                user_attrs=attributes,
+                user_attrs=attributes(record),
             )
             self._study.add_trial(made)
         except ValueError:
@@ -214,16 +237,13 @@ class Session:
         if frozen.state.is_finished():
             return
         trial = self._open(record.number)
-        for name, value in {**record.facts, "verdict": str(record.verdict)}.items():
+        for name, value in attributes(record).items():
             trial.set_user_attr(name, value)
-        if record.verdict is Verdict.REACHED:
-            self._study.tell(record.number, float(record.facts["objective"]), skip_if_finished=True)
-            return
         if record.verdict is Verdict.INFEASIBLE:
             trial.set_constraint(INFEASIBLE, 1.0)
-        ignored = record.verdict in (Verdict.FAILED, Verdict.CANCELLED)
-        state = TrialState.FAIL if ignored else TrialState.PRUNED
-        self._study.tell(record.number, state=state, skip_if_finished=True)
+        state = state_of(record.verdict)
+        value = float(record.facts["objective"]) if state is TrialState.COMPLETE else None
+        self._study.tell(record.number, value, state=state, skip_if_finished=True)
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self._storage.get_trial(self._trial_id(number))

@@ -54,15 +54,18 @@ class SurfaceWorkload:
         record = {"parameters": parameters, "seed": proposal.seed}
         site = self._study.site
         return Job(
-            name=f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}",
+            name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
             files={PARAMETERS: json.dumps(record, indent=1) + "\n"},
             argv=("simulated", self._settings.surface),
             log=AttemptPaths(folder).log,
             resources=Resources(
-                nodes=site.nodes, gpus_per_node=site.gpus_per_node, minutes=self._study.budget.trial_minutes
+                nodes=self._nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=self._study.budget.trial_minutes
             ),
         )
+
+    def _nodes(self, proposal: Proposal) -> int:
+        return self._study.search_space.node_count(proposal.parameters)
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """Surfaces print MLLOG."""
@@ -72,6 +75,6 @@ class SurfaceWorkload:
         """The configuration as exports, with a comment that it was only simulated."""
         site = self._study.site
         layout = layout_of(proposal.parameters)
-        name = config_file_name(site.system, site.nodes, max(1, site.gpus_per_node), layout)
+        name = config_file_name(site.system, self._nodes(proposal), max(1, site.gpus_per_node), layout)
         notes = (*provenance, f"found on the simulated surface {self._settings.surface}, not on a machine")
         return Export(files={name: render(proposal.parameters, comments=notes)}, usage=f"source {name}")

@@ -85,7 +85,7 @@ class CommandWorkload:
         """The command with its places filled. Parameters also arrive as environment variables."""
         values = self._values(proposal, folder)
         return Job(
-            name=f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}",
+            name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
             argv=tuple(fill(word, values) for word in self._settings.argv),
             environment=self._environment(values, self._settings.environment),

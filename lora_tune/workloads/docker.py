@@ -74,7 +74,7 @@ class DockerWorkload(MlperfWorkload):
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config, the launch scripts beside it, and the script with exactly its environment."""
         site, tree = self._study.site, self.implementation.folder
-        name = f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}"
+        name = self._study.job_name(proposal.number, proposal.attempt)
         exports = self._exports(proposal)
         sources = [
             f"source {shlex.quote(str(file))}" for file in (*(tree / c for c in self.implementation.common), self._base)

@@ -120,7 +120,7 @@ class MlperfWorkload:
         """
         site = self._study.site
         attempt = AttemptPaths(folder)
-        job_name = f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}"
+        job_name = self._study.job_name(proposal.number, proposal.attempt)
         exports = self._exports(proposal)
         sources = [f"source {shlex.quote(str(self.implementation.folder / c))}" for c in self.implementation.common]
         logs = site.log_folder / job_name if site.log_folder else folder / "results"

@@ -50,6 +50,11 @@ class RecipeWorkload:
         self._study = study
         self._settings = settings
         self._site = study.site
+        if (nodes := study.search_space.most_nodes) > 1:
+            problem = (
+                f'trials of {nodes} nodes, and this recipe starts its processes on one; use 1, or kind = "command"'
+            )
+            raise StudyError(f"study {study.name}", "site.nodes", problem)
         if study.site.slots is not None and (self.packed is None or study.site.nodes * study.site.gpus_per_node > 1):
             problem = 'allowed is workload.kind "peft" on at most one GPU a trial (site.gpus_per_node = 1); take it out'
             raise StudyError(f"study {study.name}", "site.slots", problem)
@@ -74,7 +79,7 @@ class RecipeWorkload:
         name = self._file_name(proposal)
         attempt = AttemptPaths(folder)
         return Job(
-            name=f"{self._study.name}-{proposal.number:04d}-{proposal.attempt}",
+            name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
             files={name: render(self._values(proposal))},
             argv=("bash", "-euc", _RUN_UNDER_CONFIG, str(folder / name), *self._command()),
@@ -82,7 +87,6 @@ class RecipeWorkload:
             environment=dict(self._site.environment),
             log=attempt.log,
             resources=Resources(
-                nodes=self._site.nodes,
                 gpus_per_node=self._site.gpus_per_node,
                 minutes=self._study.budget.trial_minutes,
             ),
@@ -107,7 +111,7 @@ class RecipeWorkload:
 
     def _file_name(self, proposal: Proposal) -> str:
         site = self._site
-        return config_file_name(site.system, site.nodes, max(1, site.gpus_per_node), layout_of(proposal.parameters))
+        return config_file_name(site.system, 1, max(1, site.gpus_per_node), layout_of(proposal.parameters))
 
     def _command(self, python: str | None = None) -> tuple[str, ...]:
         interpreter = python or self._site.python or sys.executable
@@ -127,7 +131,7 @@ class RecipeWorkload:
             "THREADS": self._settings.threads,
             "CONFIG_FILENAME": self._file_name(proposal),
             "DGXSYSTEM": site.system,
-            "DGXNNODES": site.nodes,
+            "DGXNNODES": 1,
             "DGXNGPU": max(1, site.gpus_per_node),
         }
         if site.data is not None:

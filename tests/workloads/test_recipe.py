@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune.base.errors import SetupError
+from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.config.study import Study, load_study
 from lora_tune.recipes import settings as peft
 from lora_tune.recipes.nemo import settings as nemo
@@ -83,3 +83,22 @@ def test_the_recipe_accepts_every_layout_as_exported(name: str, tmp_path: Path) 
             assert accepted.layout.batch == values["GBS"]
         else:
             assert peft.read({**environment, "MODEL": ""}).minibs == values["MINIBS"]
+
+
+@pytest.mark.parametrize(
+    ("site", "layout"), [({"nodes": 2}, {}), ({}, {"nodes": [1, 2]})], ids=["the site's nodes", "a layout's nodes"]
+)
+def test_a_recipe_that_starts_on_one_node_refuses_trials_of_two(site: dict[str, Any], layout: dict[str, Any]) -> None:
+    study = Study.model_validate(
+        {
+            "name": "peft",
+            "workload": {"kind": "peft"},
+            "site": {"gpus_per_node": 1, **site},
+            "space": {"LR": 4e-4, "layout": {"type": "layout", "tp": [1], "minibs": [4], **layout}},
+            "budget": {"trials": 1},
+        }
+    )
+    with pytest.raises(
+        StudyError, match=r"site\.nodes: trials of 2 nodes, and this recipe starts its processes on one"
+    ):
+        load(study, "peft.toml")
