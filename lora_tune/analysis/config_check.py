@@ -18,6 +18,7 @@ from lora_tune.workloads.base import Workload
 from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.implementation import sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_export import export_place
 from lora_tune.workloads.recipe import RecipeWorkload
 
 TWIN_VERSION = 1
@@ -148,8 +149,7 @@ def changed_against(base: Path, config: Path) -> list[Difference]:
 def home(workload: Workload) -> Path | None:
     """The folder in which this workload's configs are sourced; None: anywhere."""
     if isinstance(workload, MlperfWorkload):
-        implementation = workload.implementation
-        return implementation.folder / Path(*implementation.common[:1]).parent
+        return workload.implementation.folder / export_place(workload)
     return None
 
 

@@ -14,8 +14,11 @@ from lora_tune.store.records import Trial
 
 
 def parameters_text(trial: Trial) -> str:
-    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are left out of a layout."""
-    parts = []
+    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are left out of a layout.
+
+    The trial that measures a configuration as it stands has that one's name before them.
+    """
+    parts = [str(trial.facts["base"])] if "base" in trial.facts else []
     for name, value in trial.tuned.items():
         if isinstance(value, str) and value.startswith("tp"):
             parts.append(short_layout(value))

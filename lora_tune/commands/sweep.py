@@ -24,6 +24,7 @@ from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.runtime import (
     Environment,
     Plan,
+    doubts,
     driver,
     given_back,
     make_clock,
@@ -36,7 +37,7 @@ from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import Sweep, Trial, Verdict
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Job, Prepares, Workload
+from lora_tune.workloads.base import Job, Prepares, Workload, start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +233,14 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
     """Print the first proposals, their files, environment and command lines. Writes and submits nothing."""
     from lora_tune.search.session import Session
 
-    session = Session(study, None, tune_sqlite)
+    try:
+        remarks = doubts(workload)
+    except errors.SetupError as error:
+        remarks = [f"no trial would run: {error}"]
+    click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
+    begin = start(workload)
+    inherited = {} if begin is None else begin.inherited
+    session = Session(study, None, tune_sqlite, start=begin)
     if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
         click.echo("# before the first trial, once\n" + _shown(study, made))
     for _ in range(min(count, study.budget.trials or count)):
@@ -244,11 +252,12 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
             number=asked.number,
             seed=study.trial_seed(asked.number),
             tuned=asked.tuned,
-            parameters=study.search_space.resolve(asked.tuned),
+            parameters=asked.parameters or {**inherited, **study.search_space.resolve(asked.tuned)},
         )
         folder = paths.attempt(trial.number, 0).folder
         job = workload.job(proposal(trial, 0), folder)
-        click.echo(f"# trial {trial.number}: {parameters_text(trial)}\n" + _shown(study, job))
+        what = f"{asked.base} as it stands" if asked.base else parameters_text(trial)
+        click.echo(f"# trial {trial.number}: {what}\n" + _shown(study, job))
 
 
 def _shown(study: Study, job: Job) -> str:

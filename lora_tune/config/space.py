@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Value = str | int | float | bool
 
 
+DERIVED_DIGITS = 12
+"""Significant digits of a derived number: what a person writes, without the last bits of the arithmetic."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -39,6 +43,18 @@ class FloatParameter(_Frozen):
     def _ordered(self) -> FloatParameter:
         _check_range(self.low, self.high, self.log)
         return self
+
+    def written(self, value: float) -> float:
+        """``value`` as a person would write it: three significant digits, more where the range is narrow.
+
+        A step of the last digit is at most a hundredth of the range.
+        """
+        if value == 0 or not math.isfinite(value):
+            return value
+        digit = math.floor(math.log10(abs(value))) - 2
+        if self.high > self.low:
+            digit = min(digit, math.floor(math.log10((self.high - self.low) / 100)))
+        return min(max(round(value, -digit), self.low), self.high)
 
 
 class IntParameter(_Frozen):
@@ -236,6 +252,7 @@ class Space:
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
         """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.
 
+        Real numbers come out as a person would write them (``FloatParameter.written``): the trial runs with those.
         The result of a space with a layout also holds ``GBS`` (global batch size, samples per step).
         Raises FormulaError when a derived value cannot be computed.
         """
@@ -253,6 +270,8 @@ class Space:
                 formulas[name] = Formula(parameter.formula)
             elif isinstance(parameter, FixedParameter):
                 values[name] = parameter.value
+            elif isinstance(parameter, FloatParameter):
+                values[name] = parameter.written(float(tuned[name]))
             else:
                 values[name] = tuned[name]
         context |= {"GPUS": self.gpu_count(values), "NODES": self.node_count(values)}
@@ -303,7 +322,8 @@ def _derive(
         if not ready:
             raise FormulaError(min(waiting), f"the formulas of {', '.join(sorted(waiting))} need each other")
         for name in ready:
-            values[name] = waiting.pop(name).value(name, {**context, **values})
+            value = waiting.pop(name).value(name, {**context, **values})
+            values[name] = float(f"{value:.{DERIVED_DIGITS}g}") if isinstance(value, float) else value
     return values
 
 

@@ -27,6 +27,7 @@ from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.workloads.base import start
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
@@ -206,7 +207,9 @@ class Driver:
         return ""
 
     def _new_trial(self, asked: Asked) -> Trial:
-        parameters = asked.parameters or self._study.search_space.resolve(asked.tuned)
+        begin = start(self._dependencies.workload)
+        inherited = {} if begin is None else begin.inherited
+        parameters = asked.parameters or {**inherited, **self._study.search_space.resolve(asked.tuned)}
         schedule, reason = ({}, "") if asked.parameters else eval_schedule.chosen(self._study, self.sweep, parameters)
         trial = Trial(
             number=asked.number,
@@ -218,6 +221,7 @@ class Driver:
             replicate_of=asked.replicate_of,
             replicates=asked.replicates,
             probe=asked.probe,
+            facts={"base": asked.base} if asked.base else {},
         )
         self._work.put_trial(trial)
         return trial

@@ -22,7 +22,7 @@ from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
 from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, safe_url, sqlite_url, tune_sqlite
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
-from lora_tune.workloads.base import Checks, Prepares, Workload
+from lora_tune.workloads.base import Checks, Prepares, Workload, start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +211,13 @@ def _open_session(plan: Plan, store: Store) -> Search:
     from lora_tune.search.session import Session
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
-    records = store.load(study.name)
+    records, begin = store.load(study.name), start(plan.workload)
     for _ in range(4):
         try:
-            return Session(study, store.url, tune_sqlite, make_sampler(study, known), records)
+            return Session(study, store.url, tune_sqlite, make_sampler(study, known), records, begin)
         except errors.StoreError:
             time.sleep(0.5)
-    return Session(study, store.url, tune_sqlite, make_sampler(study, known), records)
+    return Session(study, store.url, tune_sqlite, make_sampler(study, known), records, begin)
 
 
 def _prepare_once(

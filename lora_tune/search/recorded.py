@@ -19,12 +19,13 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
     distributions = study.search_space.distributions()
     found = []
     for trial in sweep.trials.values():
-        state = state_of(trial.verdict)
+        outside = not trial.tuned and bool(distributions)  # a start that is no point of the space
+        state = TrialState.FAIL if outside else state_of(trial.verdict)
         made = create_trial(
             state=state,
             value=_value(sweep, trial, state),
             params=dict(trial.tuned),
-            distributions=distributions,
+            distributions={} if outside else distributions,
             user_attrs=attributes(trial),
             intermediate_values={
                 int(e.samples): e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.samples)

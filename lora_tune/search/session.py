@@ -26,12 +26,16 @@ from lora_tune.search.samplers import KnowsGain, make_sampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
+from lora_tune.workloads.base import Start
 
 MOST_STEPS = 2**31
 """Steps that fit into Optuna's tables on every database; a damaged log may name any number."""
 
 PROBE = "probe"
 """The ``kind`` of a short run that only measured its layout's speed."""
+
+BASE = "base"
+"""User attribute of the trial that measures the configuration that is there before the sweep."""
 
 INFEASIBLE = "feasible"
 """Name of the Optuna constraint that an infeasible trial violates."""
@@ -42,7 +46,8 @@ class Asked:
     """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none).
 
     Of a replicate also: the trial that it repeats, that trial's resolved parameters, and the runs in its one job.
-    probe: a short run, only to measure the layout's speed.
+    probe: a short run, only to measure the layout's speed. base: the name of the configuration that it measures as it
+    stands, with its resolved parameters; "" for every other trial.
     """
 
     number: int
@@ -52,10 +57,13 @@ class Asked:
     parameters: Mapping[str, Value] | None = None
     replicates: int = 1
     probe: bool = False
+    base: str = ""
 
 
-def _asked(trial: optuna.Trial | FrozenTrial) -> Asked:
+def _asked(trial: optuna.Trial | FrozenTrial, start: Start | None) -> Asked:
     known = trial.user_attrs
+    if start is not None and BASE in known:
+        return Asked(trial.number, dict(trial.params), start.why, parameters=start.parameters, base=start.name)
     probe = known.get("kind") == PROBE
     return Asked(trial.number, dict(trial.params), known.get("why", ""), probe=probe)
 
@@ -63,6 +71,11 @@ def _asked(trial: optuna.Trial | FrozenTrial) -> Asked:
 def expected_gain(known: optuna.Study) -> float | None:
     """Share of the score by which the next node-hour is expected to improve the best; None where nobody knows."""
     return known.sampler.expected_gain(known) if isinstance(known.sampler, KnowsGain) else None
+
+
+def _outside(trial: FrozenTrial) -> bool:
+    """Whether a trial measures a start that is no point of the space: no sampler can learn from it."""
+    return BASE in trial.user_attrs and not trial.params
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -100,6 +113,8 @@ def attributes(record: Trial) -> dict[str, Any]:
     found: dict[str, Any] = {"why": record.why} if record.why else {}
     if record.probe:
         found["kind"] = PROBE
+    if BASE in record.facts:
+        found[BASE] = record.facts[BASE]
     return found | ({**record.facts, "verdict": str(record.verdict)} if record.verdict else {})
 
 
@@ -116,10 +131,12 @@ class Session:
         tune: Callable[[Any], None],
         sampler: BaseSampler | None = None,
         records: Sweep | None = None,
+        start: Start | None = None,
     ) -> None:
         """Open or create it at ``url``, None: in memory. tune: prepares the database's engine. Raises StoreError.
 
         records: the sweep's own; trials of it that Optuna's tables lack, as in a fresh database, are taken in.
+        start: what the first trial of a new sweep measures, before every other point.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
@@ -135,13 +152,15 @@ class Session:
             fresh = not self._study.get_trials(deepcopy=False)
             if records is not None:
                 self._restore(records)
+            if start is not None and not self._study.get_trials(deepcopy=False):
+                self._study.enqueue_trial(dict(start.tuned or {}), user_attrs={BASE: start.name})
             for point in study.search.enqueue if fresh else ():
                 if not any(dict(point).items() <= trial.params.items() for trial in self._study.get_trials()):
                     self._study.enqueue_trial(dict(point))
             self.flush()
         except Exception as error:  # Optuna, alembic and the database driver each have a tree of their own
             raise StoreError(f"Optuna cannot use the database: {str(error).splitlines()[0]}") from error
-        self._settings = study
+        self._settings, self._start = study, start
         self._asked: Asked | None = None  # made, and not in the database yet
 
     def _restore(self, records: Sweep) -> None:
@@ -188,11 +207,19 @@ class Session:
         if self._asked is None:
             if reason := self._not_worth():
                 return reason
-            trial = self._study.ask(self._distributions)
-            self._asked = _asked(trial)
+            # What is no point of the space has no values for the search to complete.
+            trial = self._study.ask({} if self._outside_waits() else self._distributions)
+            self._asked = _asked(trial, self._start)
         self.flush()
         asked, self._asked = self._asked, None
         return asked
+
+    def _outside_waits(self) -> bool:
+        """Whether the next proposal is the start of a study whose space does not hold it."""
+        if self._start is None or self._start.tuned is not None:
+            return False
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        return bool(waiting) and BASE in waiting[0].user_attrs
 
     def _not_worth(self) -> str:
         """Why the next node-hour is not worth its cost, by the study's limit; "" where it has none."""
@@ -210,8 +237,8 @@ class Session:
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number in known:
                 continue
-            if trial.params.keys() == self._distributions.keys():
-                found.append(_asked(trial))
+            if trial.params.keys() == self._distributions.keys() or BASE in trial.user_attrs:
+                found.append(_asked(trial, self._start))
             else:
                 self._study.tell(trial.number, state=TrialState.FAIL)
         self.flush()
@@ -241,7 +268,7 @@ class Session:
             trial.set_user_attr(name, value)
         if record.verdict is Verdict.INFEASIBLE:
             trial.set_constraint(INFEASIBLE, 1.0)
-        state = state_of(record.verdict)
+        state = TrialState.FAIL if _outside(frozen) else state_of(record.verdict)
         value = float(record.facts["objective"]) if state is TrialState.COMPLETE else None
         self._study.tell(record.number, value, state=state, skip_if_finished=True)
 

@@ -112,6 +112,37 @@ class Prepares(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A configuration that is there before any trial: trial 0 measures it as it stands.
+
+    name: what its user calls it. parameters: its values by the study's names, as the trial's proposal holds them.
+    tuned: the same as a point of the study's space; None where it is none, with the reason in ``outside``.
+    inherited: those of its values that every other trial has as well unless the study says otherwise.
+    """
+
+    name: str
+    parameters: Mapping[str, Value]
+    inherited: Mapping[str, Value] = field(default_factory=dict)
+    tuned: Mapping[str, Value] | None = None
+    outside: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why it is proposed, in words."""
+        apart = f"; it is no point of the study's space ({self.outside}), so the search learns nothing of it"
+        return f"{self.name} as it stands: what all others are compared with{apart if self.outside else ''}"
+
+
+@runtime_checkable
+class Starts(Protocol):
+    """A workload whose users have a configuration already."""
+
+    def start(self) -> Start | None:
+        """That configuration; None where the study names none. Raises SetupError when it cannot be read."""
+        ...
+
+
 @runtime_checkable
 class Checks(Protocol):
     """A workload that can tell beforehand that no trial of it would run."""
@@ -138,3 +169,8 @@ class Workload(Protocol):
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The proposal in the form that this workload's users run by hand; ``provenance`` lines become comments."""
         ...
+
+
+def start(workload: Workload) -> Start | None:
+    """The configuration that trial 0 measures as it stands; None where there is none."""
+    return workload.start() if isinstance(workload, Starts) else None

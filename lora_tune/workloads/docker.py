@@ -8,9 +8,7 @@ and its config beside them; the implementation's folder is only read. It runs on
 from __future__ import annotations
 
 import functools
-import os
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -19,11 +17,12 @@ from pydantic import Field
 from lora_tune.base.errors import SetupError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
+from lora_tune.workloads import mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, some_proposal
+from lora_tune.workloads.base_config import BaseConfig, read_base
 from lora_tune.workloads.config_file import render, value_text
-from lora_tune.workloads.implementation import Implementation, config_files, read_implementation
+from lora_tune.workloads.implementation import config_files, implementation_folder
 from lora_tune.workloads.mlperf import MlperfSettings, MlperfWorkload
-from lora_tune.workloads.places import places
 from lora_tune.workloads.script_needs import script_doubts
 
 ENGINE = "docker"
@@ -53,19 +52,11 @@ class DockerWorkload(MlperfWorkload):
         self._docker = settings
 
     @functools.cached_property
-    def implementation(self) -> Implementation:
-        """The folder as read now, with the values of its base config."""
+    def base(self) -> BaseConfig:
+        """The config that the study names, or the folder's one for the system."""
         settings = self._docker
-        given = settings.implementation or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
-        folder = Path(given).expanduser().resolve()
-        base = settings.base or base_for(folder, self._study.site.system)
-        return read_implementation(folder, settings.script, settings.common, (*settings.before, base), settings.reads)
-
-    @property
-    def _base(self) -> Path:
-        """The base config, whole path; ``implementation`` has found it."""
-        folder = self.implementation.folder
-        return folder / (self._docker.base or base_for(folder, self._study.site.system))
+        folder = implementation_folder(settings.implementation)
+        return read_base(folder, settings.base or base_for(folder, self.study.site.system), settings.before)
 
     @functools.cached_property
     def _script(self) -> str:
@@ -73,22 +64,20 @@ class DockerWorkload(MlperfWorkload):
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config, the launch scripts beside it, and the script with exactly its environment."""
-        site, tree = self._study.site, self.implementation.folder
-        name = self._study.job_name(proposal.number, proposal.attempt)
-        exports = self._exports(proposal)
-        sources = [
-            f"source {shlex.quote(str(file))}" for file in (*(tree / c for c in self.implementation.common), self._base)
-        ]
+        site, tree = self.study.site, self.implementation.folder
+        name = self.study.job_name(proposal.number, proposal.attempt)
+        exports = self.exports(proposal)
         place = _CONFIG_PLACE.search(self._script)
         logs = site.log_folder / name if site.log_folder else folder / "results"
         environment = {
             **self.implementation.values,
             **{key: value_text(value) for key, value in exports.items()},
+            "DGXSYSTEM": self.file_name(proposal).removeprefix("config_").removesuffix(".sh"),
             "SEED": str(proposal.seed),
             "NEXP": str(proposal.replicates),
             "LOGDIR": str(logs),
-            "CHECK_COMPLIANCE": str(int(self._settings.compliance)),
-            **places(site, self.implementation.reads),
+            "CHECK_COMPLIANCE": str(int(self.settings.compliance)),
+            **self.places(),
             **site.environment,
         }
         return Job(
@@ -96,7 +85,7 @@ class DockerWorkload(MlperfWorkload):
             folder=folder,
             files={
                 **{file.name: file.read_text(encoding="utf-8", errors="replace") for file in _launch_scripts(tree)},
-                f"{place[1] if place else ''}{self._file_name(proposal)}": render(exports, before=sources),
+                f"{place[1] if place else ''}{self.file_name(proposal)}": render(exports, before=self._sources()),
             },
             argv=("bash", self._docker.script),
             environment=environment,
@@ -105,7 +94,7 @@ class DockerWorkload(MlperfWorkload):
             log=AttemptPaths(folder).log,
             run_logs=tuple(logs / f"result_{i}.txt" for i in range(proposal.replicates)),
             resources=Resources(
-                nodes=self._nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
+                nodes=self.nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
             ),
         )
 
@@ -114,13 +103,13 @@ class DockerWorkload(MlperfWorkload):
 
         Raises SetupError when one is missing; returns a sentence for each thing that trials may run into.
         """
-        job = self.job(some_proposal(self._study), Path("/tmp/check"))
+        job = self.job(some_proposal(self.study), Path("/tmp/check"))
         for name, key in (("CONT", "container"), ("DATADIR", "data")):
             if not job.environment.get(name):
                 raise SetupError(
                     f"{name} is not set, and {self._docker.script} needs it; set site.{key}, or export {name}"
                 )
-        if self._study.site.launcher == "local" and shutil.which(ENGINE) is None:
+        if self.study.site.launcher == "local" and shutil.which(ENGINE) is None:
             raise SetupError(
                 f"{ENGINE} is not on PATH, and {self._docker.script} calls it; install Docker, or podman-docker"
             )
@@ -128,14 +117,7 @@ class DockerWorkload(MlperfWorkload):
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config as its users keep it: beside the base config, which it sources from its own folder."""
-        name, base = self._file_name(proposal), self._base
-        usage = (
-            f"cd {shlex.quote(self.implementation.folder.name)} && source {base.parent.name}/{name} && "
-            f"bash {self._docker.script}"
-        ).replace(f"{self.implementation.folder.name}/{name}", name)
-        before = [f'source "$(dirname "${{BASH_SOURCE[0]}}")"/{shlex.quote(base.name)}']
-        comments = (*provenance, f"Run beside {base.name}, with CONT, DATADIR and LOGDIR exported: {usage}")
-        return Export(files={name: render(self._exports(proposal), comments=comments, before=before)}, usage=usage)
+        return mlperf_export.export(self, proposal, provenance, submit=f"bash {self._docker.script}")
 
 
 def base_for(folder: Path, system: str) -> str:

@@ -6,15 +6,16 @@ and the training's own files, unless those lie in the container. Nothing here ch
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
+from lora_tune.workloads.sandbox import source_files
 
 CONFIG_FOLDERS = ("", "configs")
 """Where configs lie, relative to the implementation's folder."""
@@ -43,8 +44,6 @@ _PATTERNS = {
 }
 _SKIPPED_FOLDERS = frozenset({".git", "results", "logs", "api_logs", "data_index", "__pycache__"})
 _LARGEST_SOURCE = 2_000_000  # bytes; what is larger is data
-
-_SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +89,7 @@ def read_implementation(
     also: Iterable[str] = (),
     before: Iterable[str] = (),
     reads: str | Sequence[str] | None = None,
+    base: Mapping[str, str] | None = None,
 ) -> Implementation:
     """Read ``folder``. ``also`` names further common files beside the first, e.g. ``config_common_fp8attn.sh``.
 
@@ -97,15 +97,11 @@ def read_implementation(
     code lies there, ``"folder"`` where it is all here, or names that it reads beside those that are found; None: found
     out (``TRAINED_WITH``).
 
+    base: what the machine's own config exports, which sources common files by itself; None: trials build on those.
+
     Raises SetupError naming what is missing.
     """
-    folder = folder.expanduser().resolve()
-    if not folder.is_dir():
-        raise SetupError(
-            f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
-            "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
-        )
-    before, common = tuple(before), _common_files(folder, tuple(also))
+    before, common = tuple(before), _common_files(folder, tuple(also)) if base is None else ()
     for name in (script, *before, *common):
         if not (folder / name).is_file():
             near = sorted(p.name for p in folder.glob("*.sub"))
@@ -117,11 +113,23 @@ def read_implementation(
         folder=folder,
         common=common,
         reads=frozenset(variables_read(folder)) | frozenset(given),
-        values=sourced(lines, "config_x.sh"),
+        values=sourced(lines, "config_x.sh") if base is None else base,
         defaults=frozenset(_defaults(folder)),
         exported=frozenset(_exported(folder)),
         in_container=reads == "container" or (reads is None and not TRAINED_WITH & set(_read_by_training(folder))),
     )
+
+
+def implementation_folder(given: Path | None) -> Path:
+    """The folder that a study names, or the variable LORA_TUNE_IMPLEMENTATION. Raises SetupError."""
+    found = given or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
+    folder = Path(found).expanduser().resolve()
+    if not folder.is_dir():
+        raise SetupError(
+            f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
+            "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
+        )
+    return folder
 
 
 def config_files(folder: Path) -> list[Path]:
@@ -200,17 +208,8 @@ def sourced(text: str, name: str = "config.sh") -> dict[str, str]:
 
 
 def sourced_file(file: Path) -> dict[str, str]:
-    """The variables that the config ``file`` exports, sourced where it lies."""
-    program = 'set -e; source "$1" >&2; exec env -0'
-    done = subprocess.run(
-        ["/bin/bash", "--noprofile", "--norc", "-c", program, "bash", str(file)],
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent"},
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.returncode}"]
-        raise SetupError(f"{file} cannot be sourced: {words[-1]}")
-    pairs = (item.partition("=") for item in done.stdout.decode(errors="replace").split("\0") if item)
-    return {name: value for name, _, value in pairs if name not in _SHELLS_OWN}
+    """The variables that the config ``file`` exports, sourced where it lies; the first command that fails ends it.
+
+    Raises SetupError with bash's words, also when it does not end.
+    """
+    return source_files([file], strict=True).values

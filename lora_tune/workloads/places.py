@@ -35,6 +35,13 @@ def unseen(found: Mapping[str, str]) -> list[str]:
     ]
 
 
+def given_by_site(site: Site, name: str) -> bool:
+    """Whether the site profile names the place that scripts call ``name``."""
+    given = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
+    ours = next((n for n, others in ALSO.items() if name in (n, *others)), name)
+    return bool(given.get(ours)) or not {ours, name}.isdisjoint(site.environment)
+
+
 def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
     """CONT, DATADIR, MODEL and TOKENIZER as far as known: the site's, else what the user's shell exports.
 

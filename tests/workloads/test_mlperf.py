@@ -58,10 +58,21 @@ def proposal(parameters: dict[str, Value] | None = None, **fields: Any) -> Propo
     return Proposal(number=7, attempt=0, seed=11, parameters=parameters or BEST, **fields)
 
 
+CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
+"""The stand-in's own config."""
+
+
 @pytest.fixture
 def implementation(tmp_path: Path) -> Path:
     """A copy of the stand-in that a test may change."""
     return Path(shutil.copytree(STANDIN, tmp_path / "implementation"))
+
+
+@pytest.fixture
+def bare(implementation: Path) -> Path:
+    """The same without any machine's own config."""
+    (implementation / CONFIG).unlink()
+    return implementation
 
 
 class TestConfig:
@@ -248,23 +259,22 @@ class TestNames:
 
 
 class TestExport:
-    def test_the_export_sources_from_its_own_folder_and_gives_the_same_values(
-        self, implementation: Path, tmp_path: Path
-    ) -> None:
-        found = workload(implementation)
+    def test_the_export_sources_from_its_own_folder_and_gives_the_same_values(self, bare: Path, tmp_path: Path) -> None:
+        found = workload(bare)
         export = found.export(proposal(), ("trial 7 of study h100", "reached 0.9236\nwith a newline"))
         ((name, text),) = export.files.items()
+        assert name == "config_DGXH100_1x8x4xtp4pp1cp1.sh"
         assert "# trial 7 of study h100" in text.splitlines()
-        (implementation / name).write_text(text)
-        by_hand = sourced_file(implementation / name)
+        (bare / name).write_text(text)
+        by_hand = sourced_file(bare / name)
         environment = found.job(proposal(), tmp_path / "a").environment
         assert {key: environment[key] for key in by_hand} == by_hand
 
-    def test_it_still_respects_the_number_of_replicates(self, implementation: Path) -> None:
-        export = workload(implementation).export(proposal(), ())
+    def test_it_still_respects_the_number_of_replicates(self, bare: Path) -> None:
+        export = workload(bare).export(proposal(), ())
         ((name, text),) = export.files.items()
-        (implementation / name).write_text(text)
-        program = f"export NEXP=10; source {implementation / name}; echo $WALLTIME"
+        (bare / name).write_text(text)
+        program = f"export NEXP=10; source {bare / name}; echo $WALLTIME"
         done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "555"
 
@@ -345,7 +355,9 @@ def test_public_configurations_export_what_the_table_says(public_data: Path, tmp
 class TestCheck:
     """What every trial needs is looked for before the first is proposed."""
 
-    def test_container_data_and_model_have_to_be_set(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_container_data_and_model_have_to_be_set(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare: Path
+    ) -> None:
         for name in ("CONT", "DATADIR", "MODEL"):
             monkeypatch.delenv(name, raising=False)
         with pytest.raises(SetupError, match=r"CONT is not set, and .* needs it; set site\.container"):
@@ -353,17 +365,16 @@ class TestCheck:
         with pytest.raises(SetupError, match=r"set site\.data"):
             workload(container="image.sqsh").check()
         monkeypatch.setenv("MODEL", str(tmp_path))
-        assert workload(container="image.sqsh", data=tmp_path).check() == []
+        assert workload(bare, container="image.sqsh", data=tmp_path).check() == []
 
-    def test_a_path_that_only_a_node_may_see_is_a_doubt(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        (doubt,) = workload(container="image.sqsh", data="/raid/nowhere", model=tmp_path).check()
+    def test_a_path_that_only_a_node_may_see_is_a_doubt(self, tmp_path: Path, bare: Path) -> None:
+        (doubt,) = workload(bare, container="image.sqsh", data="/raid/nowhere", model=tmp_path).check()
         assert "DATADIR=/raid/nowhere is not there as this machine sees it" in doubt
 
     def test_a_script_that_has_a_value_of_its_own_needs_none(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare: Path
     ) -> None:
         monkeypatch.delenv("CONT", raising=False)
-        folder = Path(shutil.copytree(STANDIN, tmp_path / "implementation"))
-        script = (folder / "run.sub").read_text().replace("${CONT:?CONT not set}", "${CONT:=registry/image}")
-        (folder / "run.sub").write_text(script)
-        assert workload(folder, data=tmp_path, model=tmp_path).check() == []
+        script = (bare / "run.sub").read_text().replace("${CONT:?CONT not set}", "${CONT:=registry/image}")
+        (bare / "run.sub").write_text(script)
+        assert workload(bare, data=tmp_path, model=tmp_path).check() == []

@@ -180,7 +180,7 @@ def _last_third(evals: Sequence[Eval]) -> float:
 
 def at_the_edge(study: Study, sweep: Sweep) -> Advice | None:
     """The best trials crowd at one end of a range."""
-    best = ranked(study, sweep)
+    best = [t for t in ranked(study, sweep) if t.tuned]
     best = best[: max(3, len(best) // 4)]
     if len(best) < 3 or len(reached(sweep)) < 8:
         return None

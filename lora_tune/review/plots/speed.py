@@ -98,7 +98,11 @@ def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
         speed = trial.facts.get("samples_per_second")
         if not speed:
             continue
-        layout = short_layout(str(trial.tuned[name])) if name else f"GBS {trial.parameters.get('GBS', '?')}"
+        layout = (
+            short_layout(str(trial.tuned[name]))
+            if name and name in trial.tuned
+            else f"GBS {trial.parameters.get('GBS', '?')}"
+        )
         speeds.setdefault(layout, []).append(speed)
         trials.setdefault(layout, []).append(trial.number)
     found = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]

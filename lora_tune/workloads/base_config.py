@@ -1,0 +1,164 @@
+"""The machine's own ``config_<SYSTEM>_....sh``: what it exports when its user sources it, and where a sweep begins.
+
+The knobs of a system (VBOOST_VALUE, FP8_DPA, TP_COMM_OVERLAP, NCCL_...) stand in such a file, not in the common one
+that it sources. Nothing here changes it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.base.errors import SetupError
+from lora_tune.workloads.base import Value
+from lora_tune.workloads.sandbox import Sourced, source_files
+
+_MISSING = re.compile(r": line \d+: (?P<path>.*\.sh): No such file or directory$")
+_YAML_DEFAULT = re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")
+_SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")
+_SKIPPED = frozenset({".git", "results", "logs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseConfig:
+    """A config as its user sources it.
+
+    file: relative to the implementation's folder. values: what it exports, by name. beside: files that it sources from
+    its own folder and that lie elsewhere in the implementation, relative as ``file``; they are sourced before it.
+    absent: files that it sources and that are nowhere, or in several places; bash says so and goes on.
+    """
+
+    file: str
+    values: Mapping[str, str]
+    beside: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return Path(self.file).name
+
+    @property
+    def place(self) -> Path:
+        """Its folder, relative to the implementation's."""
+        return Path(self.file).parent
+
+
+def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig:
+    """The config ``file`` of the implementation in ``folder``, sourced in a clean shell after ``before``.
+
+    file: a path in the folder, or a name that lies there once. Raises SetupError naming what is missing.
+    """
+    path = _find(folder, file)
+    first = [folder / name for name in before]
+    found = source_files([*first, path])
+    beside: list[Path] = []
+    absent: list[str] = []
+    for wanted in _missing(found):
+        there = [p for p in _tree(folder, wanted.name) if p != path]
+        if len(there) == 1:
+            beside += there
+        else:
+            absent.append(wanted.name)
+    if beside:
+        found = _sourced_with(beside, path, first)
+    return BaseConfig(
+        file=str(path.relative_to(folder)),
+        values=found.values,
+        beside=tuple(str(p.relative_to(folder)) for p in beside),
+        absent=tuple(absent),
+    )
+
+
+def _sourced_with(beside: Sequence[Path], path: Path, first: Sequence[Path]) -> Sourced:
+    """``path`` after the files that it misses. A common file reads the system's name from the file that sources it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wrapper = Path(scratch) / path.name
+        wrapper.write_text("".join(f"source {shlex.quote(str(p))}\n" for p in (*beside, path)), encoding="utf-8")
+        return source_files([*first, wrapper])
+
+
+def _find(folder: Path, file: str) -> Path:
+    path = folder / file
+    if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+        return path
+    named = _tree(folder, Path(file).name)
+    if len(named) == 1:
+        return named[0]
+    several = ", ".join(str(p.relative_to(folder)) for p in named)
+    near = ", ".join(sorted(p.name for p in _configs(folder))[:12])
+    hint = f"; which of {several}?" if named else f"; it holds {near}" if near else "; it holds no config_*.sh"
+    raise SetupError(f"workload.base: {folder} holds no {file}{hint}")
+
+
+def _tree(folder: Path, name: str) -> list[Path]:
+    found = (p for p in folder.rglob(name) if p.is_file())
+    return sorted(p for p in found if _SKIPPED.isdisjoint(p.relative_to(folder).parts))
+
+
+def _missing(found: Sourced) -> list[Path]:
+    """The bash files that were sourced and are not there, by what bash said."""
+    matches = (_MISSING.search(line) for line in found.said)
+    return list(dict.fromkeys(Path(match["path"]) for match in matches if match))
+
+
+def _configs(folder: Path) -> list[Path]:
+    """The configs of systems: not the common ones that they source."""
+    return [p for p in _tree(folder, "config_*.sh") if "common" not in p.name and p.name != "config_mounts.sh"]
+
+
+def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -> list[str]:
+    """Configs that are for this system by their names, or else for its count of nodes and GPUs; relative to ``folder``.
+
+    A name may lie about the rest, so it only suggests.
+    """
+    configs = _configs(folder)
+    ours = [p for p in configs if system and p.name.startswith((f"config_{system}_", f"config_{system}."))]
+    shaped = [p for p in configs if f"_{nodes}x{gpus_per_node}x" in p.name]
+    both = [p for p in ours if p in shaped]
+    return [str(p.relative_to(folder)) for p in both or ours or shaped]
+
+
+def stated_defaults(folder: Path) -> dict[str, str]:
+    """What the implementation's files take where nobody sets a variable: the first literal default, by name.
+
+    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``.
+    """
+    found: dict[str, str] = {}
+    for suffixes, pattern in (((".yaml", ".yml"), _YAML_DEFAULT), ((".sh", ".sub"), _SHELL_DEFAULT)):
+        for suffix in suffixes:
+            for path in _tree(folder, f"*{suffix}"):
+                if suffix == ".sh" and path.name.startswith("config"):
+                    continue
+                for name, text in pattern.findall(path.read_text(encoding="utf-8", errors="replace")):
+                    found.setdefault(name, text)
+    return found
+
+
+def as_value(text: str) -> Value:
+    """A variable's text as the value that a study would state: a whole number, a number, or the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether two values mean the same to a script: ``0.0004`` and ``4e-4``, ``1`` and ``True``."""
+    if one is None or other is None:
+        return one is other
+    first, second = (_TRUTH.get(str(v).lower(), str(v)) for v in (one, other))
+    if first == second:
+        return True
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return False
+
+
+_TRUTH = {"true": "1", "false": "0"}

@@ -1,0 +1,108 @@
+"""What can be told before any trial of ``run.sub`` runs: what is missing, and what a study leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lora_tune.base.errors import SetupError
+from lora_tune.workloads.base import some_proposal
+from lora_tune.workloads.base_config import BaseConfig, equal, fitting_configs
+from lora_tune.workloads.places import ALSO, required, unseen
+from lora_tune.workloads.script_needs import script_doubts
+
+if TYPE_CHECKING:
+    from lora_tune.workloads.mlperf import MlperfWorkload
+
+_ELSEWHERE = (
+    "no file reads LR or MAX_STEPS, so the training code lies in the container, and only that can tell which variables "
+    'have an effect; workload.reads = "container" says so'
+)
+
+
+def check(workload: MlperfWorkload) -> list[str]:
+    """A sentence for each thing that may be wrong. Raises SetupError for what certainly is."""
+    found, site = workload.implementation, workload.study.site
+    _same_machine(workload)
+    known = {**found.values, **workload.places(), **site.environment}
+    for names in required(found.reads - found.defaults):
+        if not any(known.get(name) for name in names):
+            ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
+            key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(ours, f"environment.{ours}")
+            raise SetupError(
+                f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
+            )
+    job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
+    elsewhere = [f"{found.folder}: {_ELSEWHERE}"] if found.in_container and workload.settings.reads is None else []
+    return [
+        *_about_base(workload),
+        *elsewhere,
+        *unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)}),
+        *script_doubts(found.folder / workload.settings.script, job.environment),
+    ]
+
+
+def _same_machine(workload: MlperfWorkload) -> None:
+    """Raise SetupError where the base config is for another number of nodes or GPUs than the study."""
+    base, space = workload.base, workload.study.search_space
+    if base is None:
+        return
+    for variable, key, here in (("DGXNNODES", "nodes", space.nodes), ("DGXNGPU", "gpus_per_node", space.gpus_per_node)):
+        there = base.values.get(variable)
+        if there and not equal(there, here) and not (variable == "DGXNNODES" and space.varies_nodes):
+            raise SetupError(
+                f"{base.file} is for {variable}={there}, and the study for {here}; set site.{key} = {there}, or name "
+                "another config in workload.base"
+            )
+
+
+def _about_base(workload: MlperfWorkload) -> list[str]:
+    """What a user should know of the config that trials build on, or that there is one that they do not."""
+    base = workload.base
+    if base is None:
+        return [words] if (words := _left_out(workload)) else []
+    start = workload.start()
+    assert start is not None
+    found = [
+        f"{base.file} sources {Path(file).name} from its own folder, where it is not: {file} is taken"
+        for file in base.beside
+    ]
+    found += [
+        f"{base.file} sources {name}, which is not beside it, nor in one other place of the folder: bash goes on "
+        "without it, and so does every trial"
+        for name in base.absent
+    ]
+    if start.outside:
+        found.append(f"trial 0 is {start.why}")
+    if schedule := _other_schedule(workload, base):
+        found.append(schedule)
+    return found
+
+
+def _left_out(workload: MlperfWorkload) -> str:
+    """Which configs of this system the study passes over."""
+    site = workload.study.site
+    configs = fitting_configs(workload.implementation.folder, site.system, site.nodes, site.gpus_per_node)
+    if not configs:
+        return ""
+    shown = ", ".join(configs[:4]) + (f" and {len(configs) - 4} more" if len(configs) > 4 else "")
+    return (
+        f"no trial uses what the configs of such a machine set ({shown}); "
+        f'workload.base = "{Path(configs[0]).name}" makes that one trial 0, and all others change it'
+    )
+
+
+def _other_schedule(workload: MlperfWorkload, base: BaseConfig) -> str:
+    """Where the base config's evals are not those of all other trials."""
+    proposal = some_proposal(workload.study)
+    changed = {
+        n: v for n, v in workload.exports(proposal).items() if n in ("VAL_CHECK_INTERVAL", "SKIP_EVALS", "SKIP_EVAL")
+    }
+    own = workload.start()
+    assert own is not None
+    if not changed or own.parameters.get("GBS") != proposal.parameters.get("GBS", own.parameters.get("GBS")):
+        return ""
+    words = ", ".join(
+        f"{n}={base.values.get(n, 'not set')} there and {v} in every other trial" for n, v in changed.items()
+    )
+    return f"{base.file} evaluates otherwise than the rules or the study say: {words}"

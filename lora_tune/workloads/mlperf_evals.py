@@ -1,0 +1,54 @@
+"""When an MLPerf implementation evaluates: the rules' schedule in the variables that it reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
+from lora_tune.mlperf.rulesets import rulesets
+from lora_tune.workloads.base import Proposal, Value
+
+if TYPE_CHECKING:
+    from lora_tune.workloads.mlperf import MlperfWorkload
+
+_STATED = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
+
+
+def stated_ruleset(script: Path) -> str | None:
+    """The ruleset that a batch script sets MLPERF_RULESET to by itself; None where it names none that is installed."""
+    try:
+        found = _STATED.search(script.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # the implementation's own check says that it is missing
+        return None
+    return found[1] if found and found[1] in rulesets() else None
+
+
+def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Value]:
+    """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise.
+
+    Nothing where the rules count epochs, or where steps are counted and the first evals skipped: there the
+    implementations keep the rules by themselves.
+    """
+    settings, benchmark, found = workload.settings, workload.benchmark, workload.implementation
+    gbs = workload.gbs(proposal)
+    rule, tuned = benchmark.eval_schedule(gbs), proposal.parameters.get("VAL_CHECK_INTERVAL")
+    in_steps = benchmark.name in INTERVAL_IN_STEPS
+    asked = bool(tuned or settings.first_eval or settings.eval_every)
+    if rule is None or benchmark.progress == "epoch_num":
+        return {}
+    skips = rule.first_samples > rule.interval_samples
+    if in_steps and not asked and (skips or not found.knows("VAL_CHECK_INTERVAL")):
+        return {}
+    unit = gbs if in_steps else 1
+    every = int(tuned) if tuned else math.ceil((settings.eval_every or rule.interval_samples) / unit)
+    first = settings.first_eval or int(rule.first_samples)
+    derived: dict[str, Value] = {
+        "VAL_CHECK_INTERVAL": every,
+        "SKIP_EVALS": max(0, round(first / (every * unit)) - 1),
+    }
+    if not found.mentions("SKIP_EVALS", "SKIP_EVAL"):
+        del derived["SKIP_EVALS"]
+    return {name: value for name, value in derived.items() if name not in proposal.parameters}

@@ -1,0 +1,128 @@
+"""A trial of ``run.sub`` as a config that can be submitted: base and changed lines under a name of its own."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lora_tune.base.errors import InputError
+from lora_tune.base.redact import redact
+from lora_tune.workloads.base import Export, Proposal, Value
+from lora_tune.workloads.config_file import render
+from lora_tune.workloads.places import ALSO
+
+if TYPE_CHECKING:
+    from lora_tune.workloads.mlperf import MlperfWorkload
+
+WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
+
+
+def export(
+    workload: MlperfWorkload, proposal: Proposal, provenance: tuple[str, ...], submit: str | None = None
+) -> Export:
+    """The file, and the line that puts it into the implementation and runs it. submit: how, where not by ``sbatch``.
+
+    Raises InputError where no name for it is free.
+    """
+    place = export_place(workload)
+    limits = _limits(workload, proposal)
+    exports = {**_system(workload), **workload.exports(proposal), **limits}
+    after = [WALLTIME] if limits else []
+    text = render(exports, comments=_comments(workload, provenance), before=_sources(workload), after=after)
+    folder = workload.implementation.folder
+    name, there = _free_name(workload, proposal, folder / place, text)
+    text = _named(workload, proposal, text, name)
+    copy = "" if there else f"cp -n {shlex.quote(name)} {shlex.quote(str(folder / place))}/ && "
+    before = "".join(f"source {shlex.quote(file)} && " for file in workload.settings.before)
+    site = workload.study.site
+    options = shlex.join(site.sbatch_words(workload.nodes(proposal)))
+    sbatch = " ".join(filter(None, ("sbatch -N $DGXNNODES -t $WALLTIME", options, workload.settings.script)))
+    variables = {**site.step_variables(), **site.environment}
+    steps = "".join(f"{assignment(name, value)} " for name, value in variables.items())
+    usage = (
+        f"{copy}cd {shlex.quote(str(folder))} && {before}source {shlex.quote(str(place / name))} && "
+        f"{steps}{submit or sbatch}"
+    )
+    return Export(files={name: text}, usage=usage)
+
+
+def export_place(workload: MlperfWorkload) -> Path:
+    """Where an export belongs, relative to the implementation: beside what it sources."""
+    if workload.base is not None:
+        return workload.base.place
+    return Path(*workload.implementation.common[:1]).parent
+
+
+def assignment(name: str, value: str) -> str:
+    """``NAME=value`` for a command line; a secret is taken from the user's own shell instead."""
+    shown = f"{name}={shlex.quote(value)}"
+    return shown if redact(shown) == shown else f'{name}="${name}"'
+
+
+def _system(workload: MlperfWorkload) -> Mapping[str, Value]:
+    """The base's system where the export sources the common file by itself, which would name the export's."""
+    base = workload.base
+    system = "" if base is None or not base.beside else base.values.get("DGXSYSTEM", "")
+    return {"DGXSYSTEM": system} if system else {}
+
+
+def _limits(workload: MlperfWorkload, proposal: Proposal) -> Mapping[str, Value]:
+    """The run's time limit; nothing where the base config has one that is long enough."""
+    minutes, base = workload.run_minutes(), workload.base
+    if base is not None:
+        there = base.values.get("WALLTIME_RUNANDTIME", "")
+        if workload.is_base(proposal) or (there.isdigit() and int(there) >= minutes):
+            return {}
+    return {"WALLTIME_RUNANDTIME": minutes}
+
+
+def _comments(workload: MlperfWorkload, provenance: tuple[str, ...]) -> tuple[str, ...]:
+    reads = workload.implementation.reads
+    needed = [n for name, also in ALSO.items() for n in (name, *also) if n in reads]
+    what = () if workload.base is None else (f"what it changes in {workload.base.name}, the machine's own config",)
+    return (*provenance, *what, f"needs {', '.join(needed or ['CONT'])} and LOGDIR from the shell that sources it")
+
+
+def _sources(workload: MlperfWorkload) -> list[str]:
+    """The lines that source what the export builds on, beside which it lies."""
+    here = 'source "$(dirname "${BASH_SOURCE[0]}")"/'
+    if workload.base is None:
+        return [here + shlex.quote(Path(common).name) for common in workload.implementation.common]
+    up = "../" * len(workload.base.place.parts)
+    return [*(here + shlex.quote(up + file) for file in workload.base.beside), here + shlex.quote(workload.base.name)]
+
+
+def _free_name(workload: MlperfWorkload, proposal: Proposal, place: Path, text: str) -> tuple[str, bool]:
+    """A name that is free where the export belongs, and whether the same export lies there already.
+
+    The true name where nobody has it; else with study and trial behind it.
+    """
+    plain = workload.file_name(proposal)
+    own = f"{plain.removesuffix('.sh')}_{workload.study.name}-{proposal.number}.sh"
+    for name in (plain, own):
+        file = place / name
+        if not file.exists():
+            return name, False
+        if _exports(file.read_text(encoding="utf-8", errors="replace")) == _exports(
+            _named(workload, proposal, text, name)
+        ):
+            return name, True
+    raise InputError(
+        f"{place / own} is there already and holds something else; move it away, or set workload.suffix to give this "
+        "study's exports a name of their own"
+    )
+
+
+def _named(workload: MlperfWorkload, proposal: Proposal, text: str, name: str) -> str:
+    """The text with the system's name that follows from the file's; the base's own where nothing is changed."""
+    if workload.is_base(proposal):
+        return text
+    plain = workload.file_name(proposal)
+    before, after = (f"export DGXSYSTEM={n.removeprefix('config_').removesuffix('.sh')}\n" for n in (plain, name))
+    return text.replace(before, after)
+
+
+def _exports(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]

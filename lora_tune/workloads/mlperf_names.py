@@ -1,0 +1,82 @@
+"""The variables of MLPerf implementations: which names mean the same, and which values go together. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from lora_tune.base.errors import InputError
+from lora_tune.workloads.base import Value
+from lora_tune.workloads.implementation import Implementation
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "TP": ("TENSOR_MODEL_PARALLEL",),
+    "PP": ("PIPELINE_MODEL_PARALLEL",),
+    "VP": ("INTERLEAVED_PIPELINE",),
+    "CP": ("CONTEXT_PARALLEL",),
+    "SP": ("SEQ_PARALLEL",),
+    "MBS": ("MICRO_BATCH_SIZE",),
+    "FP8_ACT": ("FP8_ACTIVATION",),
+    "FP8_ACTIVATION": ("FP8_ACT",),
+    "SKIP_EVALS": ("SKIP_EVAL",),
+    "GBS": ("GLOBAL_BATCH_SIZE",),
+}
+"""Names that mean the same in other rounds (v4.0 to v5.1) and in Llama 3.1 405B."""
+
+NEUTRAL: Mapping[str, Value] = {"PP": 1, "VP": 1, "CP": 1, "SP": 0, "MBS": 1}
+"""Layout values that change nothing: an implementation that does not read them may go without."""
+
+PROBE_STEPS = 16
+"""Optimizer steps of each of a probe's two blocks; the second is warm."""
+
+
+def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:
+    """``values`` under the names that the implementation reads.
+
+    Raises InputError for a value that it reads under no name: such a knob has no effect.
+    """
+    found: dict[str, Value] = {}
+    for name, value in values.items():
+        known = implementation.spelling((name, *ALIASES.get(name, ())))
+        follows = name == "GBS" and not implementation.mentions("GBS", *ALIASES["GBS"])  # from MINIBS
+        if known is not None and not follows:
+            found[known] = value
+        elif name == "WARMUP_STEPS" and implementation.knows("WARMUP_RATIO"):
+            found["WARMUP_RATIO"] = warmup_ratio(int(value), int(values["MAX_STEPS"]))
+        elif name == "MINIBS" and implementation.knows("GLOBAL_BATCH_SIZE"):
+            continue  # the batch is given whole
+        elif name != "GBS" and NEUTRAL.get(name) != value:
+            near = difflib.get_close_matches(name, sorted(implementation.reads), n=3)
+            hint = f"; it reads {', '.join(near)}" if near else ""
+            raise InputError(
+                f"space.{name}: no file in {implementation.folder} reads {name}, so setting it has no effect{hint}; "
+                "remove it or name the variable that it reads"
+            )
+    return found
+
+
+def probe_values(gbs: int) -> dict[str, Value]:
+    """Two short blocks with an eval behind each, and an end of its own should nobody stop it."""
+    return {"VAL_CHECK_INTERVAL": PROBE_STEPS * gbs, "SKIP_EVALS": 0, "MAX_STEPS": 2 * PROBE_STEPS}
+
+
+def refuse_illegal(values: Mapping[str, Value]) -> None:
+    """Combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1)."""
+
+    def on(name: str) -> bool:
+        return str(values.get(name, "")).lower() in ("1", "true")
+
+    if on("FP8") and on("FP4"):
+        raise InputError("FP8 and FP4 are both on; the implementation allows one of them")
+    if str(values.get("CP_EVAL", "")) not in ("", "1", "null"):
+        raise InputError(f"CP_EVAL={values['CP_EVAL']}; only 1 or unset works")
+
+
+def warmup_ratio(warmup: int, steps: int) -> float:
+    """The shortest decimal that makes ``warmup`` of ``steps``, whether an implementation rounds or cuts the product."""
+    for digits in range(1, 17):
+        scale = 10**digits
+        ratio: float = -(-warmup * scale // steps) / scale
+        if int(ratio * steps) == round(ratio * steps) == warmup:
+            return ratio
+    return warmup / steps

@@ -1,0 +1,88 @@
+"""Somebody's bash files, sourced in a clean shell with bounds: what they export, and what they say.
+
+Configs are programs: they may source themselves, loop, or end the shell. Whatever they do ends within seconds, as one
+sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.base.errors import SetupError
+
+SECONDS = 20.0
+"""How long sourcing may take."""
+
+_LIMITS = "ulimit -t 10 -v 2097152 -s 4096 -f 8192 -c 0"  # CPU seconds; KiB of memory, stack and files; no core dumps
+_CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
+_SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """What sourcing files left behind. values: exported variables; said: standard output and error, by line."""
+
+    values: dict[str, str]
+    said: tuple[str, ...]
+
+
+def source_files(files: Sequence[Path], *, strict: bool = False) -> Sourced:
+    """Source ``files`` one after another, each where it lies, in the last one's folder.
+
+    strict: the first command that fails ends it (``set -e``); a user's own shell goes on, and so does this without it.
+    Raises SetupError with bash's own words when nothing comes back within the bounds.
+    """
+    last = files[-1]
+    program = f'{_LIMITS}; {"set -e; " if strict else ""}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
+    command = ["/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *map(str, files)]
+    # Into files: their size has a limit, so that what prints without end takes neither memory nor disk.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        shell = subprocess.Popen(
+            command,
+            cwd=last.parent,
+            env=_CLEAN,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            code = shell.wait(SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(f"{last} cannot be sourced: it does not end within {SECONDS:g} s") from error
+        finally:
+            _end(shell)
+        out.seek(0)
+        err.seek(0)
+        values, said = _variables(out.read()), tuple(err.read().decode(errors="replace").splitlines())
+    if code or not values:
+        raise SetupError(f"{last} cannot be sourced: {_why(code, said)}")
+    return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, said)
+
+
+def _end(shell: subprocess.Popen[bytes]) -> None:
+    """End the shell and what it has started."""
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself
+        os.killpg(shell.pid, signal.SIGKILL)
+    shell.wait()
+
+
+def _variables(output: bytes) -> dict[str, str]:
+    pairs = (item.partition("=") for item in output.decode(errors="replace").split("\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def _why(code: int, said: Sequence[str]) -> str:
+    if code == -signal.SIGSEGV:
+        return "bash ran out of stack; does it source itself?"
+    if code < 0:
+        return f"bash was ended by signal {-code}"
+    words = [line for line in said if line.strip()]
+    return words[-1] if words else "it ends the shell" if code == 0 else f"exit {code}"

@@ -1,0 +1,136 @@
+"""The machine's own config in a study's names: the parameters of trial 0, and where in the space they lie. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_tune.config.layout import Layout
+from lora_tune.config.space import (
+    CategoricalParameter,
+    DerivedParameter,
+    FixedParameter,
+    FloatParameter,
+    IntParameter,
+    LayoutParameter,
+    Parameter,
+    Space,
+)
+from lora_tune.workloads.base import Start, Value
+from lora_tune.workloads.base_config import as_value, equal
+from lora_tune.workloads.mlperf_names import ALIASES, NEUTRAL
+
+EVALS = ("VAL_CHECK_INTERVAL", "SKIP_EVALS")
+"""A config's own eval schedule: trial 0 keeps it, whatever the rules say."""
+
+TRAINING = ("LR", "MAX_STEPS", "WARMUP_STEPS")
+"""What a record should hold of every training, tuned or not."""
+
+LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What a config amounts to. exported: its variables; defaults: what the implementation takes for others."""
+
+    exported: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+    def value(self, name: str) -> Value | None:
+        """The value under any of the names that the rounds have for it; None where nobody states one."""
+        for known in (self.exported, self.defaults):
+            for alias in (name, *ALIASES.get(name, ())):
+                if (text := known.get(alias, "")) not in ("", "null", "None"):
+                    return _switch(as_value(text)) if name == "SP" else as_value(text)
+            if name == "WARMUP_STEPS" and (ratio := known.get("WARMUP_RATIO")):
+                steps = self.value("MAX_STEPS")
+                return None if steps is None else round(float(ratio) * float(steps))
+        return None
+
+    def layout(self, gpus: int) -> Layout:
+        """Its parallel layout on ``gpus`` GPUs; degrees that nobody states change nothing."""
+        degrees = {name.lower(): int(self.value(name) or NEUTRAL.get(name, 1)) for name in LAYOUT}
+        whole = self.value("GBS")
+        ranks = max(1, gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
+        minibs = self.value("MINIBS") if whole is None else int(whole) // ranks
+        return Layout(**degrees, vp=int(self.value("VP") or 1), minibs=max(1, int(minibs or 1)))
+
+
+def starting_point(name: str, found: Effective, space: Space) -> Start:
+    """The config ``name`` as trial 0 of a study with ``space``."""
+    nodes = int(found.value("DGXNNODES") or space.nodes)
+    gpus = max(1, nodes * max(1, space.gpus_per_node))
+    layout = found.layout(gpus)
+    stated = {n: found.value(n) for n in (*space.parameters, *TRAINING, *EVALS)}
+    parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
+    parameters |= {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
+    whole = found.value("GBS")
+    parameters["GBS"] = layout.gbs(gpus) if whole is None else int(whole)
+    if layout.vp > 1:
+        parameters["VP"] = layout.vp
+    if space.varies_nodes:
+        parameters["NODES"] = nodes
+    # GBS follows from the nodes where those vary; a warm-up may be stated as a share of the steps.
+    apart = {*EVALS, "WARMUP_STEPS", *(("NODES", "GBS") if space.varies_nodes else ())}
+    common = {n: v for n, v in parameters.items() if n not in apart}
+    try:
+        tuned = {n: _coordinate(n, p, space, parameters) for n, p in space.parameters.items() if _searched(p)}
+        _same_elsewhere(space, tuned, parameters)
+    except OutsideError as error:
+        return Start(name=name, parameters=parameters, inherited=common, outside=str(error))
+    return Start(name=name, parameters=parameters, inherited=common, tuned=tuned)
+
+
+class OutsideError(ValueError):
+    """A config that is no point of a space; its words say why."""
+
+
+def _searched(parameter: Parameter) -> bool:
+    return not isinstance(parameter, FixedParameter | DerivedParameter)
+
+
+def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mapping[str, Value]) -> Value:
+    """Where on one axis of the space a config lies. Raises OutsideError."""
+    if isinstance(parameter, LayoutParameter):
+        for layout in space.layouts(name).layouts:
+            if all(equal(v, parameters.get(n, NEUTRAL.get(n))) for n, v in parameter.values(layout).items()):
+                return str(layout)
+        degrees = " ".join(f"{n}={parameters[n]}" for n in (*LAYOUT, "MINIBS", "GBS"))
+        raise OutsideError(f"space.{name} does not offer its layout {degrees}")
+    value = parameters.get(name)
+    if value is None:
+        raise OutsideError(f"neither it nor a file of the implementation states {name}")
+    if isinstance(parameter, CategoricalParameter):
+        choice = next((c for c in parameter.choices if equal(c, value)), None)
+        if choice is None:
+            raise OutsideError(f"{name}={value} is none of {', '.join(map(str, parameter.choices))}")
+        return choice
+    assert isinstance(parameter, FloatParameter | IntParameter)
+    number = _number(value)
+    if number is None or not parameter.low <= number <= parameter.high:
+        raise OutsideError(f"{name}={value} is not in {parameter.low:g} to {parameter.high:g}")
+    if isinstance(parameter, FloatParameter):
+        return number
+    if (number - parameter.low) % parameter.step:
+        raise OutsideError(f"{name}={value} is not a step of {parameter.step} from {parameter.low}")
+    return int(number)
+
+
+def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mapping[str, Value]) -> None:
+    """Raise OutsideError where the study fixes or derives another value for every trial."""
+    resolved = space.resolve(tuned)
+    for name, parameter in space.parameters.items():
+        if not _searched(parameter) and not equal(parameters.get(name), resolved[name]):
+            there = parameters.get(name, "not set")
+            raise OutsideError(f"{name} is {there} there and {resolved[name]} in every other trial")
+
+
+def _number(value: Value) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _switch(value: Value) -> Value:
+    return {"true": 1, "false": 0}.get(str(value).lower(), value)

@@ -1,0 +1,290 @@
+"""The machine's own config is trial 0 as it stands, and what every other trial changes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.base.errors import InputError, SetupError, StudyError
+from lora_tune.config.study import Study
+from lora_tune.workloads import load
+from lora_tune.workloads.base import Proposal, Start, Value
+from lora_tune.workloads.base_config import as_value, equal, read_base
+from lora_tune.workloads.implementation import sourced_file
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_names import warmup_ratio
+from lora_tune.workloads.sandbox import source_files
+
+STANDIN = Path(__file__).resolve().parents[1] / "standin"
+CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
+SPACE: dict[str, Any] = {
+    "LR": {"type": "float", "low": 1e-4, "high": 1e-3, "log": True},
+    "MAX_STEPS": {"type": "int", "low": 600, "high": 1000, "step": 50},
+    "layout": {"type": "layout", "tp": [2, 4, 8], "cp": [1, 2], "sp": [0, 1], "gbs": [8]},
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the stand-in whose config also sets what public configs of H100 set."""
+    folder = Path(shutil.copytree(STANDIN, tmp_path / "tree"))
+    with (folder / CONFIG).open("a") as file:
+        file.write("export VBOOST_VALUE=1\nexport FP8_DPA=1\nexport NCCL_NVLS_ENABLE=0\n")
+    return folder
+
+
+def made(tree: Path, space: dict[str, Any] | None = None, base: str = CONFIG, **site: Any) -> MlperfWorkload:
+    study = Study.model_validate(
+        {
+            "name": "h100",
+            "workload": {"kind": "mlperf", "implementation": str(tree), "base": base},
+            "site": {"launcher": "slurm", "system": "DGXH100", "gpus_per_node": 8, "container": "c", **site},
+            "space": SPACE if space is None else space,
+            "budget": {"trials": 1, "trial_minutes": 50},
+        }
+    )
+    found = load(study, "h100.toml")
+    assert isinstance(found, MlperfWorkload)
+    return found
+
+
+def start_of(workload: MlperfWorkload) -> Start:
+    found = workload.start()
+    assert found is not None
+    return found
+
+
+def as_it_stands(workload: MlperfWorkload) -> Proposal:
+    return Proposal(number=0, attempt=0, seed=11, parameters=start_of(workload).parameters)
+
+
+def changed(workload: MlperfWorkload, **values: Value) -> Proposal:
+    space, start = workload.study.search_space, start_of(workload)
+    assert start.tuned is not None
+    parameters = {**start.inherited, **space.resolve({**start.tuned, **values})}
+    return Proposal(number=3, attempt=0, seed=14, parameters=parameters)
+
+
+def exported(workload: MlperfWorkload, proposal: Proposal) -> tuple[str, str]:
+    ((name, text),) = workload.export(proposal, ("provenance",)).files.items()
+    return name, text
+
+
+class TestTrialZero:
+    def test_it_runs_with_what_the_config_exports_to_its_user(self, tree: Path, tmp_path: Path) -> None:
+        workload = made(tree)
+        environment = workload.job(as_it_stands(workload), tmp_path / "a").environment
+        by_hand = source_files([tree / CONFIG]).values
+        swept = {"WALLTIME", "WALLTIME_RUNANDTIME"}
+        assert {n: environment[n] for n in by_hand.keys() - swept} == {n: by_hand[n] for n in by_hand.keys() - swept}
+        assert environment["VBOOST_VALUE"] == environment["FP8_DPA"] == "1"
+
+    def test_it_is_a_point_of_the_space_where_that_holds_it(self, tree: Path) -> None:
+        start = start_of(made(tree))
+        assert start.tuned == {"LR": 4e-4, "MAX_STEPS": 800, "layout": "tp4 pp1 cp1 minibs4 mbs1 sp1"}
+        assert start.parameters["GBS"] == 8
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"LR": {"type": "float", "low": 5e-4, "high": 1e-3}}, "LR=0.0004 is not in 0.0005 to 0.001"),
+            ({"MAX_STEPS": {"type": "int", "low": 610, "high": 900, "step": 50}}, "not a step of 50 from 610"),
+            ({"layout": {"type": "layout", "tp": [2], "gbs": [8]}}, "does not offer its layout TP=4"),
+            ({"FP8_DPA": {"type": "categorical", "choices": [0]}}, "FP8_DPA=1 is none of 0"),
+            ({"FP8_DPA": 0}, "FP8_DPA is 1 there and 0 in every other trial"),
+            ({"NCCL_BUFFSIZE": {"type": "int", "low": 1, "high": 9}}, "states NCCL_BUFFSIZE"),
+        ],
+    )
+    def test_a_config_outside_the_space_is_measured_all_the_same(
+        self, tree: Path, tmp_path: Path, change: dict[str, Any], why: str
+    ) -> None:
+        workload = made(tree, {**SPACE, **change})
+        start = start_of(workload)
+        assert start.tuned is None
+        assert why in start.outside
+        assert workload.job(as_it_stands(workload), tmp_path / "a").environment["LR"] == "0.0004"
+
+    def test_its_own_eval_schedule_stays_and_is_told(self, tree: Path, tmp_path: Path) -> None:
+        config = (tree / CONFIG).read_text().replace("SKIP_EVALS=3", "SKIP_EVALS=0")
+        (tree / CONFIG).write_text(config)
+        workload = made(tree, data=str(tmp_path), model=str(tmp_path), container="c.sqsh")
+        assert workload.job(as_it_stands(workload), tmp_path / "a").environment["SKIP_EVALS"] == "0"
+        assert workload.job(changed(workload, LR=5e-4), tmp_path / "b").environment["SKIP_EVALS"] == "3"
+        assert any("SKIP_EVALS=0 there and 3 in every other trial" in doubt for doubt in workload.check())
+
+
+class TestOtherTrials:
+    def test_they_change_the_config_and_keep_the_rest(self, tree: Path, tmp_path: Path) -> None:
+        workload = made(tree)
+        job = workload.job(changed(workload, LR=5e-4), tmp_path / "a")
+        ((name, text),) = job.files.items()
+        assert name == CONFIG
+        lines = [line for line in text.splitlines() if line.startswith(("export", "source"))]
+        assert lines == [
+            f"source {tree / CONFIG}",
+            "export LR=0.0005",
+            "export DGXSYSTEM=DGXH100_1x8x4xtp4pp1cp1",
+            "export WALLTIME_RUNANDTIME=50",
+            "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))",
+        ]
+        assert job.environment["VBOOST_VALUE"] == "1"
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / name).write_text(text)
+        by_hand = sourced_file(tmp_path / "a" / name)
+        assert {n: job.environment[n] for n in by_hand} == by_hand
+
+    def test_the_disclosed_precisions_follow_from_what_runs(self, tree: Path, tmp_path: Path) -> None:
+        with (tree / CONFIG).open("a") as file:
+            file.write("export MLPERF_LINEAR_PRECISION=fp8\nexport MLPERF_ATTN_PRECISION=fp8\n")
+        space = {**SPACE, "FP8_DPA": {"type": "categorical", "choices": [0, 1]}}
+        with (tree / "run_and_time.sh").open("a") as file:
+            file.write('echo "$FP8_DPA"\n')
+        workload = made(tree, space)
+        environment = workload.job(changed(workload, FP8_DPA=0), tmp_path / "a").environment
+        assert (environment["MLPERF_LINEAR_PRECISION"], environment["MLPERF_ATTN_PRECISION"]) == ("fp8", "bfloat16")
+
+    def test_a_place_that_the_config_names_is_kept_unless_the_site_names_another(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DATADIR", "/of/the/shell")
+        with (tree / CONFIG).open("a") as file:
+            file.write("export DATADIR=/of/the/config\n")
+        for site, place in [({}, "/of/the/config"), ({"data": "/of/the/site"}, "/of/the/site")]:
+            workload = made(tree, **site)
+            assert workload.job(as_it_stands(workload), tmp_path / "a").environment["DATADIR"] == place
+
+
+class TestFinding:
+    def test_a_config_may_lie_anywhere_and_needs_no_common_file(self, tree: Path) -> None:
+        (tree / "own").mkdir()
+        (tree / "own" / "config_XD670_H200.sh").write_text("export LR=1e-4 MAX_STEPS=700 TP=4 MINIBS=4\n")
+        (tree / "config_common.sh").unlink()
+        found = made(tree, base="config_XD670_H200.sh")
+        assert found.base is not None
+        assert found.base.file == "own/config_XD670_H200.sh"
+        assert start_of(found).parameters["LR"] == 1e-4
+
+    def test_a_common_file_in_another_folder_is_taken_from_there(self, tree: Path) -> None:
+        """The folder of v4.1's fastest eight H100 is published like this."""
+        (tree / "configs").mkdir()
+        (tree / "config_common.sh").rename(tree / "configs" / "config_common.sh")
+        base = read_base(tree, CONFIG)
+        assert base.beside == ("configs/config_common.sh",)
+        assert base.values["FP8_AMAX_ALGO"] == "max"
+        assert base.values["DGXSYSTEM"] == "DGXH100_1x8x4xtp4pp1cp1"
+
+    def test_a_file_that_is_nowhere_is_told_and_bash_goes_on(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "config_common.sh").unlink()
+        workload = made(tree, data=str(tmp_path), model=str(tmp_path), container="c.sqsh")
+        assert any("sources config_common.sh, which is not beside it" in doubt for doubt in workload.check())
+
+    @pytest.mark.parametrize(
+        ("base", "words"),
+        [("config_nobody.sh", f"holds no config_nobody.sh; it holds {CONFIG}"), ("../x.sh", "holds no ../x.sh")],
+    )
+    def test_a_config_that_is_not_there(self, tree: Path, base: str, words: str) -> None:
+        with pytest.raises(SetupError) as error:
+            start_of(made(tree, base=base))
+        assert words in str(error.value)
+
+    def test_a_config_for_another_machine_is_refused(self, tree: Path) -> None:
+        with pytest.raises(SetupError, match=r"DGXNGPU=8, and the study for 4; set site\.gpus_per_node = 8"):
+            made(tree, gpus_per_node=4).check()
+
+    def test_common_files_are_the_base_configs_own_affair(self, tree: Path) -> None:
+        table = {"kind": "mlperf", "implementation": str(tree), "base": CONFIG, "common": ["x.sh"]}
+        study = Study.model_validate(
+            {"name": "x", "workload": table, "site": {"gpus_per_node": 8}, "space": SPACE, "budget": {"trials": 1}}
+        )
+        with pytest.raises(StudyError, match=r"workload\.common"):
+            load(study, "x.toml")
+
+    def test_without_a_base_the_configs_of_this_machine_are_named(self, tree: Path, tmp_path: Path) -> None:
+        workload = made(tree, data=str(tmp_path), model=str(tmp_path))
+        settings = workload.settings.model_copy(update={"base": None})
+        (doubt, *_) = MlperfWorkload(workload.study, settings).check()
+        assert f'workload.base = "{CONFIG}" makes that one trial 0' in doubt
+
+
+class TestExport:
+    def test_of_trial_zero_is_the_config_itself(self, tree: Path) -> None:
+        workload = made(tree)
+        name, text = exported(workload, as_it_stands(workload))
+        assert name != CONFIG
+        (tree / name).write_text(text)
+        assert source_files([tree / name]).values == source_files([tree / CONFIG]).values
+
+    def test_of_another_trial_says_what_it_changes_under_a_name_of_its_own(self, tree: Path) -> None:
+        workload = made(tree)
+        name, text = exported(workload, changed(workload, LR=4.05e-4))
+        assert name == "config_DGXH100_1x8x4xtp4pp1cp1_h100-3.sh"
+        assert "export LR=0.000405\n" in text
+        assert str(tree) not in text
+        assert "python" not in text
+        (tree / name).write_text(text)
+        values = source_files([tree / name]).values
+        assert values["DGXSYSTEM"] == name.removeprefix("config_").removesuffix(".sh")
+        assert values.items() >= {"LR": "0.000405", "VBOOST_VALUE": "1", "WALLTIME_RUNANDTIME": "50"}.items()
+
+    def test_the_same_export_is_not_copied_again_and_another_file_is_never_replaced(self, tree: Path) -> None:
+        workload = made(tree)
+        proposal = changed(workload, LR=4.05e-4)
+        first = workload.export(proposal, ())
+        ((name, text),) = first.files.items()
+        assert first.usage.startswith(f"cp -n {name} {tree}")
+        (tree / name).write_text(text)
+        assert workload.export(proposal, ("of another day",)).usage.startswith(f"cd {tree}")
+        (tree / name).write_text("export LR=1\n")
+        with pytest.raises(InputError, match="holds something else; move it away"):
+            workload.export(proposal, ())
+
+    def test_a_vendors_file_of_the_same_name_is_neither_replaced_nor_sourced_by_itself(self, tree: Path) -> None:
+        study = made(tree).study
+        settings = made(tree).settings.model_copy(update={"base": None, "common": (CONFIG,)})
+        workload = MlperfWorkload(study, settings)
+        parameters = study.search_space.resolve(
+            {"LR": 4e-4, "MAX_STEPS": 800, "layout": "tp4 pp1 cp1 minibs4 mbs1 sp1"}
+        )
+        name, text = exported(workload, Proposal(number=5, attempt=0, seed=1, parameters=parameters))
+        assert name == "config_DGXH100_1x8x4xtp4pp1cp1_h100-5.sh"
+        (tree / name).write_text(text)
+        assert source_files([tree / name]).values["LR"] == "0.0004"
+
+    def test_what_the_run_needs_of_the_site_is_in_the_line_and_secrets_are_not(self, tree: Path) -> None:
+        environment = {"NCCL_IB_HCA": "mlx5_0", "HF_TOKEN": "hf_abcdefghijklmnopqrstuv"}
+        workload = made(tree, environment=environment, mpi="pmi2")
+        usage = workload.export(changed(workload, LR=5e-4), ()).usage
+        assert 'SLURM_MPI_TYPE=pmi2 NCCL_IB_HCA=mlx5_0 HF_TOKEN="$HF_TOKEN" sbatch' in usage
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0.0004", 4e-4, True),
+        ("True", 1, True),
+        ("1", True, True),
+        ("0", False, True),
+        ("a", "b", False),
+        (None, 0, False),
+    ],
+)
+def test_values_are_compared_as_scripts_mean_them(one: object, other: object, same: bool) -> None:
+    assert equal(one, other) is same
+
+
+@given(st.integers(0, 10**6) | st.floats(1e-6, 1e6))
+def test_a_value_comes_back_from_its_text(value: float) -> None:
+    assert as_value(repr(value)) == value
+
+
+@given(st.integers(1, 4000).flatmap(lambda steps: st.tuples(st.integers(0, steps), st.just(steps))))
+def test_a_warm_up_as_a_share_of_the_steps_gives_those_steps(pair: tuple[int, int]) -> None:
+    warmup, steps = pair
+    ratio = warmup_ratio(warmup, steps)
+    assert int(ratio * steps) == round(ratio * steps) == warmup or ratio == warmup / steps
+    assert len(repr(ratio)) <= len(repr(warmup / steps)) + 1
