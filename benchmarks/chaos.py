@@ -41,6 +41,8 @@ from tests.postgres import Postgres
 from tests.postgres import missing as postgres_missing
 
 TRIALS = 10
+FAULTS_PER_SWEEP = 30
+"""At most: a sweep that is struck for ever never ends, and says nothing of its end."""
 QUIET_SECONDS = 300.0
 
 
@@ -180,7 +182,9 @@ def main() -> int:
         while total.total() < options.faults and time.monotonic() - began < 60 * options.minutes:
             place = turns[sweeps % len(turns)]
             sweep = place.make(folder / f"sweep{sweeps}", sweeps // len(turns))
-            wrong = judged(sweep, options.seed, 1000 * sweeps, options.faults - total.total(), journal)
+            wrong = judged(
+                sweep, options.seed, 1000 * sweeps, min(FAULTS_PER_SWEEP, options.faults - total.total()), journal
+            )
             total += sweep.struck
             sweeps += 1
             failed += bool(wrong)

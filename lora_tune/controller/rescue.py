@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lora_tune.base.small_files import sync_folder
 from lora_tune.store import Records
 from lora_tune.store.records import Sweep
 
@@ -27,6 +28,7 @@ class Rescue:
         partial = self._path.with_name(f"{self._path.name}.partial")
         self._store.rescue(partial, sweep, now)
         partial.replace(self._path)
+        sync_folder(self._path.parent)
 
     def forget(self) -> None:
         """The sweep's own database is back, and holds what it did."""

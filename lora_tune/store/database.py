@@ -123,7 +123,8 @@ class Store:
     def _copy_in(self, sweep: Sweep, now: float, saves: int) -> None:
         row = {"name": sweep.name, "digest": sweep.digest, "study_toml": sweep.study_toml, "id": sweep.id}
         with self._writing() as connection:
-            connection.execute(self._insert(schema.sweeps).values(**row, began_at=sweep.began_at))
+            values = {**row, "began_at": sweep.began_at, "folder": sweep.folder}
+            connection.execute(self._insert(schema.sweeps).values(**values))
         lease = self.take_lease(sweep.name, "a copy", now)
         evals = tuple((*key, i, e) for key, found in sweep.evals.items() for i, e in enumerate(found))
         self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)

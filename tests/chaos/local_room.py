@@ -114,6 +114,7 @@ class LocalRoom:
             for path in self.database_files():
                 path.unlink()
             shutil.copy(self.paths.rescued, self.paths.database)
+            os.sync()
         self._said = len(self.said)
         started = subprocess.Popen(self.command(), cwd=HERE, stdout=self._output, stderr=subprocess.STDOUT)
         self._drivers.append(started)
@@ -122,7 +123,7 @@ class LocalRoom:
     def _advised(self) -> bool:
         """Whether the last driver ended with the advice to put the kept records in the place of the database."""
         last = "".join(self.said[self._said :].splitlines()[-1:])
-        return any(words in last for words in ("rescued.db", "does not hold them"))
+        return any(words in last for words in ("rescued.db", "does not hold them", "knows nothing"))
 
     def kill_driver(self) -> None:
         self.driver.kill()
