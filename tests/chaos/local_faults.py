@@ -141,7 +141,8 @@ def swap_database(room: LocalRoom, chance: random.Random) -> str:
         return ""
     for path in room.database_files():
         path.unlink(missing_ok=True)
-    shutil.move(backup, room.paths.database)
+    with contextlib.suppress(OSError):  # the disk is full
+        shutil.move(backup, room.paths.database)
     return "a copy"
 
 
@@ -175,7 +176,7 @@ def second_driver(room: LocalRoom, chance: random.Random) -> str:
 
 def fill_disk(room: LocalRoom, chance: random.Random) -> str:
     """The disk with everything on it is full for a moment."""
-    filler, written = room.paths.root.parent / "filler", 0
+    filler, written = _filler(room), 0
     with filler.open("wb", buffering=0) as file:
         try:
             while True:
@@ -195,6 +196,7 @@ def cut_power(room: LocalRoom, chance: random.Random) -> str:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     room.disk.cut_power()
+    _filler(room).unlink(missing_ok=True)  # that it was removed may not have been on the disk
     room.start()
     return json.dumps(sorted(path.name for path in room.paths.root.iterdir())) if room.paths.root.exists() else "all"
 
@@ -219,6 +221,10 @@ def _file(room: LocalRoom, chance: random.Random) -> Path | None:
         found += [attempt.folder / name for name in JOB_FILES]
     there = [path for path in found if path.is_file()]
     return chance.choice(there) if there else None
+
+
+def _filler(room: LocalRoom) -> Path:
+    return room.paths.root.parent / "filler"
 
 
 def _backup(room: LocalRoom) -> Path | None:
