@@ -44,6 +44,15 @@ _SPOKEN = re.compile(
 )
 
 
+_SECRET_NAME = re.compile(rf"(?i){_NO_SECRET}(?:{_WORD})(?:[_-][a-z0-9]{{1,20}}){{0,3}}$")
+_NAMES_A_PLACE = re.compile(r"(?i)_(?:file|path|dir|folder|name|url)$")
+
+
+def names_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret as a rule: HF_TOKEN does, MAX_TOKENS and TOKEN_FILE do not."""
+    return bool(_SECRET_NAME.search(name)) and not _NAMES_A_PLACE.search(name)
+
+
 def redact(text: str) -> str:
     """The text without secrets, terminal escapes and control characters; lines stay lines.
 

@@ -64,8 +64,13 @@ def _table(model: type[BaseModel], skip: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _rows(model: type[BaseModel], prefix: str, skip: tuple[str, ...] = ()) -> Iterator[str]:
-    """A row a key; the keys of a table within the section follow it, as ``table.key``."""
+    """A row a key; the keys of a table within the section follow it, as ``table.key``.
+
+    A key without a description is not for users: ``secrets``, which ``environment`` fills.
+    """
     for name, field in model.model_fields.items():
+        if field.description is None:
+            continue
         if name not in skip:
             meaning = (field.description or "").replace("|", "\\|")
             yield f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"

@@ -16,6 +16,7 @@ import click
 from lora_tune.base.errors import EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.terminal import print_anything
+from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, load_study, parse_study
 from lora_tune.store import Store, has_password, safe_url, sqlite_url
 from lora_tune.store.records import Sweep
@@ -115,7 +116,7 @@ def recorded_study(sweep: Sweep, file: Path) -> Study:
 
     Works where the study file itself is not, such as on another machine that knows the database's URL.
     """
-    study = parse_study(sweep.study_toml, file)
+    study = with_secrets_of(parse_study(sweep.study_toml, file), file)
     return study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
 
 

@@ -18,6 +18,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import export
 from lora_tune.commands.metrics import Metrics
 from lora_tune.commands.options import guarded, metrics_option, storage_option
+from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.dependencies import RealClock
 from lora_tune.controller.driver import Driver, Search
@@ -239,7 +240,7 @@ def plan_of(row: Registered, cap: int | None) -> Plan:
     """What the database says of a study as a plan. Raises LoraTuneError where it cannot be driven from here."""
     if row.cwd != Path.cwd():
         raise errors.SetupError(f"was registered in {row.cwd}, and its paths start there; run a server there")
-    from_file = parse_study(row.study_toml, row.file).model_copy(update={"name": row.name})
+    from_file = with_secrets_of(parse_study(row.study_toml, row.file), row.file).model_copy(update={"name": row.name})
     study = from_file.with_options(row.options)
     if cap is not None and study.search_space.most_nodes > cap:
         raise errors.InputError(

@@ -15,10 +15,11 @@ from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.summary import score_words
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
-from lora_tune.base.redact import redact
+from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands import export
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
 from lora_tune.commands.options import guarded, metrics_option, output_option, storage_option, study_option, sweep_paths
+from lora_tune.config.kept_study import secrets_written_in, text_to_keep
 from lora_tune.config.study import Study, closed_violations, find_study, load_study
 from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.runtime import (
@@ -78,10 +79,13 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     study = from_file.with_options(options)
     for violation in closed_violations(study):  # what is fatal was refused above
         click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
+    for key in secrets_written_in(from_file):
+        name = key.rpartition(".")[2]
+        click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
     workload = load_workload(study, file)
     plan = Plan(
         file=file,
-        text=file.read_text(encoding="utf-8"),
+        text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
         study=study,
         from_file=from_file,
         options=options,
@@ -264,4 +268,5 @@ def _shown(study: Study, job: Job) -> str:
     """A job's files, environment and command line, secrets hidden: people show this to others."""
     files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
     variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
+    variables += [f"{name}={HIDDEN} \\\n" for name in job.secrets]
     return redact("".join((*files, *variables, shlex.join(preview(study, job)), "\n")))

@@ -6,13 +6,14 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from lora_tune.base.hostlist import hostnames
 from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.config.secrets import Variables
 
 
-class Site(BaseModel):
+class Site(Variables):
     """A site profile: the launcher, the shape of a node, and what this cluster's ``sbatch`` and ``srun`` need.
 
     A study holds it inline under ``[site]``, or names a profile file and overrides parts of it.
@@ -48,7 +49,6 @@ class Site(BaseModel):
     )
     python: str | None = Field(None, description="interpreter of the trials; this one when absent")
     sbatch_args: tuple[str, ...] = Field((), description="further sbatch options, one string each")
-    environment: dict[str, str] = Field(default_factory=dict, description="further variables of every job")
     queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
     stall_minutes: float = Field(20, gt=0, description="longest silence of a running job's log")
     kill_seconds: float = Field(60, gt=0, description="wait for a cancelled job before it is killed")

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.kinds import SAMPLERS
+from lora_tune.config.secrets import with_secrets_apart
 from lora_tune.config.site import Site
 from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_parameter
 
@@ -32,6 +33,11 @@ class WorkloadTable(BaseModel):
     """What runs. ``kind`` names the workload; the other keys are that workload's own."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _secrets_apart(cls, table: Any) -> Any:
+        return with_secrets_apart(table) if isinstance(table, dict) else table
 
     kind: str = Field(description="peft, nemo, mlperf, mlperf_docker, command or surface")
 

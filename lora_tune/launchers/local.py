@@ -18,6 +18,7 @@ from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.job_records import JobRecords, alive, describe, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
+from lora_tune.launchers.secret_values import environment_with, secret_values
 from lora_tune.workloads.base import Job
 
 
@@ -36,7 +37,7 @@ class LocalLauncher:
         """Start the job; its id is the process id of submitit's controller."""
         from submitit import LocalExecutor
 
-        attempt = AttemptPaths(job.folder)
+        attempt, secrets = AttemptPaths(job.folder), secret_values(job)
         devices = self._take_devices(job)
         environment = {**job.environment}
         if self._gpus:
@@ -46,7 +47,7 @@ class LocalLauncher:
         limit = job.resources.minutes or 60 * 24 * 365
         executor.update_parameters(timeout_min=limit, signal_delay_s=0)
         try:
-            with _deaf_to_the_terminal():
+            with _deaf_to_the_terminal(), environment_with(secrets):
                 submitted = executor.submit(run_job, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} cannot be started on this machine: {error}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader
 
@@ -70,6 +71,7 @@ class Job:
     folder: the attempt's own folder; ``files`` are relative to it and written before submission.
     argv: the command; with ``script=True`` it is an sbatch script and its arguments, submitted unchanged.
     environment: variables added for this job (all strings).
+    secrets: further variables by name, of which launchers read the values when they submit and write them nowhere.
     log: the file in which the job's output appears.
     token: of the attempt that this job runs, and sweep: the id of its sweep; the launcher writes both into what it
     records. "" where there is none.
@@ -85,6 +87,7 @@ class Job:
     files: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
     cwd: Path | None = None
     log: Path
     run_logs: tuple[Path, ...] = ()

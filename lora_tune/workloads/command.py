@@ -8,18 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from lora_tune.base.errors import StudyError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
+from lora_tune.config.secrets import Variables
 from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.logs.line_reader import SCALES
 from lora_tune.logs.mllog import LogReader
 from lora_tune.logs.readers import make_reader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
-from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.config_file import needs, render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
 from lora_tune.workloads.recipe import layout_of
@@ -27,19 +28,21 @@ from lora_tune.workloads.recipe import layout_of
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
-class PrepareSettings(BaseModel):
+class PrepareSettings(Variables):
     """Keys of ``[workload.prepare]``: a pass that runs once, before the first trial of a sweep."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     argv: tuple[str, ...] = Field(min_length=1, description="the command; {NAME} becomes a fixed parameter's value")
-    environment: dict[str, str] = Field(default_factory=dict, description="further variables; {NAME} as in argv")
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="further variables, secrets as in [site]; {NAME} as in argv"
+    )
     script: bool = Field(False, description="argv is an sbatch script with its arguments, submitted unchanged")
     nodes: int = Field(1, ge=1, description="nodes that it runs on")
     minutes: float = Field(60, gt=0, description="its time limit")
 
 
-class CommandSettings(BaseModel):
+class CommandSettings(Variables):
     """Keys of ``[workload]`` for ``kind = "command"``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +51,9 @@ class CommandSettings(BaseModel):
         min_length=1,
         description="the command, one string a word; {NAME} becomes a parameter's value, {folder} the attempt's folder",
     )
-    environment: dict[str, str] = Field(default_factory=dict, description="further variables; {NAME} as in argv")
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="further variables, secrets as in [site]; {NAME} as in argv"
+    )
     cwd: Path | None = Field(
         None, description="working folder; ~ is the home folder [the attempt's own under Slurm, else where you started]"
     )
@@ -89,6 +94,7 @@ class CommandWorkload:
             folder=folder,
             argv=tuple(fill(word, values) for word in self._settings.argv),
             environment=self._environment(values, self._settings.environment),
+            secrets={**self._study.site.secrets, **self._settings.secrets},
             cwd=self._cwd,
             log=AttemptPaths(folder).log,
             resources=Resources(
@@ -110,6 +116,7 @@ class CommandWorkload:
             folder=folder,
             argv=tuple(fill(word, values) for word in prepare.argv),
             environment=self._environment(values, prepare.environment),
+            secrets={**self._study.site.secrets, **prepare.secrets},
             cwd=self._cwd,
             log=AttemptPaths(folder).log,
             resources=Resources(nodes=prepare.nodes, minutes=prepare.minutes),
@@ -147,7 +154,9 @@ class CommandWorkload:
         place = f"cd {shlex.quote(str(self._cwd))} && " if self._cwd else ""
         usage = f"source {name} && {place}{shlex.join(command)}"
         exports = {**site.step_variables(), **self._environment(values, self._settings.environment)}
-        return Export(files={name: render(exports, comments=(*provenance, f"Run: {usage}"))}, usage=usage)
+        needed = [needs(name) for name in (*site.secrets, *self._settings.secrets)]
+        text = render(exports, comments=(*provenance, f"Run: {usage}"), before=needed)
+        return Export(files={name: text}, usage=usage)
 
     def _values(self, proposal: Proposal, folder: Path) -> dict[str, Value]:
         space = self._study.search_space

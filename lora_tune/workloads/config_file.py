@@ -29,6 +29,11 @@ def render(
     return "\n".join(lines) + "\n"
 
 
+def needs(name: str) -> str:
+    """A bash line that refuses to go on where the secret ``name`` is not in the environment."""
+    return f': "${{{name}:?is a secret of the study and stands in no file; export it first}}"'
+
+
 def printable(text: str) -> str:
     """Text without control characters: what a terminal would act on becomes a space."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -89,6 +89,7 @@ class DockerWorkload(MlperfWorkload):
             },
             argv=("bash", self._docker.script),
             environment=environment,
+            secrets=site.secrets,
             cwd=folder,
             contained=False,
             log=AttemptPaths(folder).log,

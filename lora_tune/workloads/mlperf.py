@@ -149,6 +149,7 @@ class MlperfWorkload:
             files={self.file_name(proposal): render(exports, before=self._sources(), after=[mlperf_export.WALLTIME])},
             argv=(self.settings.script,),
             environment=environment,
+            secrets=site.secrets,
             cwd=self.implementation.folder,
             log=attempt.log,
             run_logs=tuple(logs / f"run_{i + 1}.log" for i in range(proposal.replicates)),

@@ -85,6 +85,7 @@ class RecipeWorkload:
             argv=("bash", "-euc", _RUN_UNDER_CONFIG, str(folder / name), *self._command()),
             slot=self._slot(proposal),
             environment=dict(self._site.environment),
+            secrets=self._site.secrets,
             log=attempt.log,
             resources=Resources(
                 gpus_per_node=self._site.gpus_per_node,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import read_json
+from lora_tune.config.secrets import Secret
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
@@ -70,6 +72,20 @@ class TestScripts:
         assert all(line.endswith("gpus 0,1,2,3,4,5,6,7") for line in lines)
         assert len(status.nodes) == 2
         assert {line.split()[3] for line in lines} == set(status.nodes)
+
+    def test_a_secret_arrives_by_the_environment_and_stands_in_no_file_of_ours(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        value = 'it\'s "secret" $HOME'
+        monkeypatch.setenv("MY_TOKEN", value)
+        job = replace(
+            script_job(tmp_path / "a", 'printf %s "$HF_TOKEN" | md5sum'), secrets={"HF_TOKEN": Secret(env="MY_TOKEN")}
+        )
+        launcher = SlurmLauncher(site())
+        poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        assert hashlib.md5(value.encode()).hexdigest() in job.log.read_text()
+        files = [file for file in job.folder.rglob("*") if file.is_file()]
+        assert [file.name for file in files if value in file.read_text(errors="replace")] == []
 
     def test_the_script_is_submitted_from_its_own_folder(self, slurm: Cluster, tmp_path: Path) -> None:
         job = script_job(tmp_path / "a", 'pwd; echo "command: $(scontrol show job $SLURM_JOB_ID | grep Command=)"')

@@ -25,6 +25,7 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.job_records import foreign, read_records
 from lora_tune.launchers.job_runner import command_record, run_job
+from lora_tune.launchers.secret_values import file_in_memory, secret_values
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.refusals import refusal
 from lora_tune.launchers.slurm.submission import executor, preview, submission_command
@@ -83,7 +84,9 @@ class SlurmLauncher:
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
         try:
-            submitted = executor(job, self._site, token).submit(run_job, str(job.folder), job.token)
+            with file_in_memory(secret_values(job)) as secrets:
+                found = executor(job, self._site, token, secrets)
+                submitted = found.submit(run_job, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} was not submitted: {error}") from error
         except RuntimeError as error:  # what sbatch says, or that srun is not installed

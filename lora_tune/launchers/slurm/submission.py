@@ -14,6 +14,7 @@ from lora_tune.base.errors import RefusedError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
 from lora_tune.launchers.folders import pickle_folder
+from lora_tune.launchers.secret_values import SOURCING
 from lora_tune.workloads.base import Job
 
 INHERITED = (
@@ -101,16 +102,17 @@ def _options(text: str, job: Job) -> list[str]:
     return [option for option in options if not option.startswith(unwanted)]
 
 
-def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """``env -i`` with exactly the job's environment, and sbatch."""
+def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str], secrets: str = "") -> list[str]:
+    """``env -i`` with exactly the job's environment, and sbatch. secrets: a file of further variables, "" without."""
     inherited = {k: os.environ[k] for k in INHERITED if k in os.environ}
     variables = inherited | site.step_variables() | dict(job.environment)
     pairs = [f"{key}={value}" for key, value in variables.items()]
-    return ["env", "-i", *pairs, "sbatch", *options, *site.sbatch_args, *script]
+    hidden = (*SOURCING, secrets) if secrets else ()
+    return ["env", "-i", *pairs, *hidden, "sbatch", *options, *site.sbatch_args, *script]
 
 
-def executor(job: Job, site: Site, token: str) -> Any:
-    """submitit's executor for this one job."""
+def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
+    """submitit's executor for this one job. secrets: a file of further variables, "" without."""
     from submitit import SlurmExecutor  # 0.3 s to import, and only submitting needs it
 
     class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit ships no types for mypy
@@ -120,10 +122,10 @@ def executor(job: Job, site: Site, token: str) -> Any:
             text = submission_file_path.read_text(encoding="utf-8")
             options = _options(text, job)
             if job.script:
-                return _command(job, site, options, job.argv)
+                return _command(job, site, options, job.argv, secrets)
             body = [line for line in text.splitlines() if not line.startswith("#SBATCH ")]
             submission_file_path.write_text("\n".join(body) + "\n", encoding="utf-8")
-            return _command(job, site, options, (str(submission_file_path),))
+            return _command(job, site, options, (str(submission_file_path),), secrets)
 
     folder = AttemptPaths(job.folder).submitit
     if "%" in str(folder):
