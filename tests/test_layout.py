@@ -45,6 +45,8 @@ def test_the_published_batch_of_18_nodes_with_4_gpus() -> None:
         (LayoutAxes(tp=(1,), sp=(1,), minibs=(1,)), 8, "SP=1 needs TP >= 2"),
         (LayoutAxes(tp=(1,), gbs=(9,)), 8, r"GBS in \[9\]"),
         (LayoutAxes(vp=(2,), minibs=(1,)), 8, "VP > 1 needs PP > 1"),
+        (LayoutAxes(pp=(2,), ep=(8,), minibs=(1,)), 8, r"8 GPUs % (PP\*EP) = 0"),
+        (LayoutAxes(ep=(3,), minibs=(1,), experts=32), 6, "EP divides 32"),
     ],
 )
 def test_says_which_rule_leaves_nothing(axes: LayoutAxes, gpus: int, rule: str) -> None:
@@ -137,3 +139,14 @@ def test_writes_the_published_name_of_every_config_that_says_what_it_holds(publi
 def _same(made: str, published: str) -> bool:
     """Equal but for what we keep out of names: ``_`` and ``.`` within a system or a suffix are ``-``."""
     return re.sub(r"[_.]", "-", made) == re.sub(r"[_.]", "-", published)
+
+
+def test_experts_spread_over_ranks_leave_the_batch_and_are_named() -> None:
+    """gpt_oss_20b on 64 GPUs as Cisco published it in v6.0: tp2 pp1 cp1 ep4."""
+    axes = LayoutAxes(tp=(2,), ep=(1, 4), minibs=(1,), experts=32)
+    one, four = axes.enumerate(64).layouts
+    assert (str(one), str(four)) == ("tp2 pp1 cp1 minibs1 mbs1", "tp2 pp1 cp1 minibs1 mbs1 ep4")
+    assert one.gbs(64) == four.gbs(64) == 32
+    assert axes.values(four)["EP"] == 4
+    assert config_file_name("DGXH100", 8, 8, four) == "config_DGXH100_8x8x1xtp2pp1cp1ep4.sh"
+    assert parse_layout(str(four)) == four

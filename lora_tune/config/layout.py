@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-LAYOUT_VALUES = ("TP", "PP", "VP", "CP", "SP", "MBS", "MINIBS", "NODES")
+LAYOUT_VALUES = ("TP", "PP", "VP", "CP", "EP", "SP", "MBS", "MINIBS", "NODES")
 """Variables that a layout sets, beside the derived GBS."""
 
 
@@ -24,7 +24,8 @@ class Layout:
     """One way to lay a model over the GPUs; degrees are plain counts.
 
     minibs: samples per data-parallel rank and optimizer step. mbs: samples per forward pass.
-    vp: virtual pipeline stages per rank. sp: sequence parallel (0 or 1). nodes: what the trial runs on, 0: as the site
+    vp: virtual pipeline stages per rank. ep: ranks over which the experts of a mixture-of-experts model are spread; it
+    takes no part in GBS. sp: sequence parallel (0 or 1). nodes: what the trial runs on, 0: as the site
     says.
     """
 
@@ -36,10 +37,12 @@ class Layout:
     mbs: int = 1
     minibs: int = 1
     nodes: int = 0
+    ep: int = 1
 
     def __str__(self) -> str:
         text = f"tp{self.tp} pp{self.pp} cp{self.cp} minibs{self.minibs} mbs{self.mbs}"
         text += (f" sp{self.sp}" if self.sp else "") + (f" vp{self.vp}" if self.vp > 1 else "")
+        text += f" ep{self.ep}" if self.ep > 1 else ""
         return text + (f" nodes{self.nodes}" if self.nodes else "")
 
     def dp(self, gpus: int) -> int:
@@ -54,7 +57,7 @@ class Layout:
 @functools.lru_cache(maxsize=4096)  # a study names the same few hundred in every trial
 def parse_layout(text: str) -> Layout:
     """The inverse of ``str(layout)``. Raises ValueError for any other text."""
-    pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs|nodes)(\d+)", text)
+    pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs|ep|nodes)(\d+)", text)
     if not pairs or " ".join(f"{k}{v}" for k, v in pairs) != text:
         raise ValueError(f"{text!r} is not a layout such as 'tp4 pp1 cp1 minibs4 mbs1'")
     return Layout(**{key: int(value) for key, value in pairs})
@@ -81,6 +84,7 @@ class LayoutAxes(BaseModel):
     pp: tuple[int, ...] = Field((1,), description="pipeline-parallel degrees")
     vp: tuple[int, ...] = Field((1,), description="virtual pipeline stages; 1 where PP is 1")
     cp: tuple[int, ...] = Field((1,), description="context-parallel degrees")
+    ep: tuple[int, ...] = Field((1,), description="expert-parallel degrees; GPUs divide by PP x EP")
     sp: tuple[int, ...] = Field((0,), description="sequence parallel, 0 or 1; 1 needs TP >= 2")
     mbs: tuple[int, ...] = Field((1,), description="samples per forward pass")
     minibs: tuple[int, ...] = Field((), description="samples per data-parallel rank and step; leaves GBS free")
@@ -88,6 +92,7 @@ class LayoutAxes(BaseModel):
     nodes: tuple[int, ...] = Field((), description="node counts to choose from (NODES); without, the site's")
     kv_groups: int = Field(8, ge=1, description="key-value heads of the model: TP must divide them")
     all_to_all: bool = Field(False, description="CP_COMM_TYPE=a2a: TP x CP must divide kv_groups")
+    experts: int | None = Field(None, ge=1, description="experts of the model: EP must divide them")
     layers: int | None = Field(
         None, ge=1, description="layers that the pipeline divides, embedding and loss included where they count as one"
     )
@@ -96,7 +101,7 @@ class LayoutAxes(BaseModel):
     def _usable(self) -> LayoutAxes:
         if not self.minibs and not self.gbs:
             raise ValueError("give minibs (GBS then varies) or gbs (MINIBS is then derived)")
-        for axis in ("tp", "pp", "vp", "cp", "mbs", "minibs", "gbs", "nodes"):
+        for axis in ("tp", "pp", "vp", "cp", "ep", "mbs", "minibs", "gbs", "nodes"):
             if bad := [v for v in getattr(self, axis) if v < 1]:
                 raise ValueError(f"{axis} holds {bad[0]}; degrees start at 1")
         if bad := [v for v in self.sp if v not in (0, 1)]:
@@ -110,8 +115,8 @@ class LayoutAxes(BaseModel):
         """
         found: set[Layout] = set()
         removed: Counter[str] = Counter()
-        axes = (self.nodes or (0,), self.tp, self.pp, self.vp, self.cp, self.sp, self.mbs)
-        for nodes, tp, pp, vp, cp, sp, mbs in itertools.product(*axes):
+        axes = (self.nodes or (0,), self.tp, self.pp, self.vp, self.cp, self.ep, self.sp, self.mbs)
+        for nodes, tp, pp, vp, cp, ep, sp, mbs in itertools.product(*axes):
             gpus = nodes * max(1, gpus_per_node) or site_gpus
             ranks = tp * pp * cp
             if gpus % ranks:
@@ -122,7 +127,7 @@ class LayoutAxes(BaseModel):
             if not minibs_choices:
                 removed[f"GBS in {list(self.gbs)} divisible by DP"] += 1
             for minibs in minibs_choices:
-                layout = Layout(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp, mbs=mbs, minibs=minibs, nodes=nodes)
+                layout = Layout(tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, sp=sp, mbs=mbs, minibs=minibs, nodes=nodes)
                 if rule := self._broken_rule(layout, gpus):
                     removed[rule] += 1
                 else:
@@ -137,6 +142,10 @@ class LayoutAxes(BaseModel):
             return f"TP*CP divides {self.kv_groups} (CP_COMM_TYPE=a2a)"
         if layout.minibs % layout.mbs:
             return "MINIBS % MBS = 0"
+        if gpus % (layout.pp * layout.ep):  # Megatron-Core: expert data parallelism is GPUs / (PP x EP)
+            return f"{gpus} GPUs % (PP*EP) = 0"
+        if self.experts and self.experts % layout.ep:
+            return f"EP divides {self.experts} (experts)"
         if layout.sp and layout.tp < 2:
             return "SP=1 needs TP >= 2"
         if layout.vp > 1 and layout.pp == 1:
@@ -150,7 +159,7 @@ class LayoutAxes(BaseModel):
         return None
 
     def values(self, layout: Layout) -> dict[str, str | int | float | bool]:
-        """The layout as variables. SP and VP appear only where their axis varies or is not the default."""
+        """The layout as variables. SP, VP and EP appear only where their axis varies or is not the default."""
         values: dict[str, str | int | float | bool] = {
             "TP": layout.tp,
             "PP": layout.pp,
@@ -162,6 +171,8 @@ class LayoutAxes(BaseModel):
             values["SP"] = layout.sp
         if self.vp != (1,):
             values["VP"] = layout.vp
+        if self.ep != (1,):
+            values["EP"] = layout.ep
         if self.nodes:
             values["NODES"] = layout.nodes
         return values
@@ -170,8 +181,10 @@ class LayoutAxes(BaseModel):
 def config_file_name(system: str, nodes: int, gpus: int, layout: Layout, suffix: str = "") -> str:
     """The field's name of a config: ``config_<SYSTEM>_<NODES>x<GPUS>x<MINIBS>xtp<TP>pp<PP>cp<CP>[_suffix].sh``.
 
+    With experts spread over several ranks ``ep<EP>`` follows the other degrees.
     ``system`` and ``suffix`` are reduced to letters, digits, ``_`` and ``-``, since the name becomes DGXSYSTEM.
     """
     clean = re.sub(r"[^A-Za-z0-9_-]+", "-", system).strip("-_") or "SYSTEM"
     tail = "_" + re.sub(r"[^A-Za-z0-9_-]+", "-", suffix) if suffix else ""
-    return f"config_{clean}_{nodes}x{gpus}x{layout.minibs}xtp{layout.tp}pp{layout.pp}cp{layout.cp}{tail}.sh"
+    experts = f"ep{layout.ep}" if layout.ep > 1 else ""
+    return f"config_{clean}_{nodes}x{gpus}x{layout.minibs}xtp{layout.tp}pp{layout.pp}cp{layout.cp}{experts}{tail}.sh"

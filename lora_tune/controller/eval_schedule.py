@@ -27,7 +27,7 @@ FEWEST = 4
 LATEST = 0.8
 """Of the trial's training, within which the first eval must lie: a slow run is to be seen before its end."""
 
-LAYOUT = ("TP", "PP", "VP", "CP", "SP", "MBS", "MINIBS")
+LAYOUT = ("TP", "PP", "VP", "CP", "EP", "SP", "MBS", "MINIBS")
 
 
 def chosen(study: Study, sweep: Sweep, parameters: Mapping[str, Value]) -> tuple[dict[str, Value], str]:

@@ -24,6 +24,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
+from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
 from lora_tune.mlperf.registry import LORA, check_name, find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Start, Value
@@ -191,7 +192,7 @@ class MlperfWorkload:
         values = {**proposal.parameters, **mlperf_evals.eval_exports(self, proposal)}
         values.pop("NODES", None)  # DGXNNODES, below
         if proposal.probe:
-            values |= probe_values(self.gbs(proposal))
+            values |= probe_values(self.gbs(proposal), in_steps=self.benchmark.name in INTERVAL_IN_STEPS)
         exports = spelled(values, self.implementation)
         exports |= {"DGXNNODES": self.nodes(proposal), "DGXNGPU": self.study.site.gpus_per_node}
         exports = self._changed(exports)

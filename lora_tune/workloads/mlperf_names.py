@@ -15,15 +15,20 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "VP": ("INTERLEAVED_PIPELINE",),
     "CP": ("CONTEXT_PARALLEL",),
     "SP": ("SEQ_PARALLEL",),
-    "MBS": ("MICRO_BATCH_SIZE",),
+    "EP": ("EXPERT_PARALLEL",),
+    "MBS": ("MICRO_BATCH_SIZE", "PRIMUS_MICRO_BATCH_SIZE"),
+    "LR": ("LEARNING_RATE", "PRIMUS_LR"),
+    "MIN_LR": ("PRIMUS_MIN_LR",),
+    "WARMUP_STEPS": ("LR_WARMUP_STEPS", "PRIMUS_LR_WARMUP_ITERS"),
+    "MAX_STEPS": ("PRIMUS_TRAIN_ITERS",),
     "FP8_ACT": ("FP8_ACTIVATION",),
     "FP8_ACTIVATION": ("FP8_ACT",),
     "SKIP_EVALS": ("SKIP_EVAL",),
-    "GBS": ("GLOBAL_BATCH_SIZE",),
+    "GBS": ("GLOBAL_BATCH_SIZE", "PRIMUS_GLOBAL_BATCH_SIZE"),
 }
-"""Names that mean the same in other rounds (v4.0 to v5.1) and in Llama 3.1 405B."""
+"""Names that mean the same in other rounds (v4.0 to v6.0), in other benchmarks, and in AMD's implementations."""
 
-NEUTRAL: Mapping[str, Value] = {"PP": 1, "VP": 1, "CP": 1, "SP": 0, "MBS": 1}
+NEUTRAL: Mapping[str, Value] = {"PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP": 0, "MBS": 1}
 """Layout values that change nothing: an implementation that does not read them may go without."""
 
 PROBE_STEPS = 16
@@ -55,9 +60,12 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
     return found
 
 
-def probe_values(gbs: int) -> dict[str, Value]:
-    """Two short blocks with an eval behind each, and an end of its own should nobody stop it."""
-    return {"VAL_CHECK_INTERVAL": PROBE_STEPS * gbs, "SKIP_EVALS": 0, "MAX_STEPS": 2 * PROBE_STEPS}
+def probe_values(gbs: int, *, in_steps: bool = False) -> dict[str, Value]:
+    """Two short blocks with an eval behind each, and an end of its own should nobody stop it.
+
+    in_steps: the implementation counts VAL_CHECK_INTERVAL in optimizer steps, not in samples.
+    """
+    return {"VAL_CHECK_INTERVAL": PROBE_STEPS if in_steps else PROBE_STEPS * gbs, "SKIP_EVALS": 0, "MAX_STEPS": 2 * PROBE_STEPS}
 
 
 def refuse_illegal(values: Mapping[str, Value]) -> None:

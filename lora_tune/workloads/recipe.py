@@ -169,5 +169,5 @@ class NemoWorkload(RecipeWorkload):
 
 def layout_of(parameters: Mapping[str, Value]) -> Layout:
     """The layout within resolved parameters; degrees that are absent count as 1."""
-    degree = {k: int(parameters.get(k.upper(), 1)) for k in ("tp", "pp", "vp", "cp", "mbs", "minibs")}
+    degree = {k: int(parameters.get(k.upper(), 1)) for k in ("tp", "pp", "vp", "cp", "ep", "mbs", "minibs")}
     return Layout(**degree, sp=int(parameters.get("SP", 0)))

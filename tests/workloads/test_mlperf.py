@@ -18,6 +18,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.implementation import sourced, sourced_file, variables_read
 from lora_tune.workloads.mlperf import MlperfWorkload, spelled
+from lora_tune.workloads.mlperf_evals import stated_ruleset
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -378,3 +379,17 @@ class TestCheck:
         script = (bare / "run.sub").read_text().replace("${CONT:?CONT not set}", "${CONT:=registry/image}")
         (bare / "run.sub").write_text(script)
         assert workload(bare, data=tmp_path, model=tmp_path).check() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "stated"),
+    [
+        (': "${MLPERF_RULESET:=5.1.0}"', "5.1.0"),
+        ('export MLPERF_RULESET="6.1.0"', "6.1.0"),
+        ("export MLPERF_RULESET=9.9.9", None),
+        ("true", None),
+    ],
+)
+def test_the_ruleset_is_the_one_that_the_script_names(line: str, stated: str | None, tmp_path: Path) -> None:
+    (tmp_path / "run.sub").write_text(f"#!/bin/bash\n{line}\n")
+    assert stated_ruleset(tmp_path / "run.sub") == stated
