@@ -65,7 +65,11 @@ def probe_values(gbs: int, *, in_steps: bool = False) -> dict[str, Value]:
 
     in_steps: the implementation counts VAL_CHECK_INTERVAL in optimizer steps, not in samples.
     """
-    return {"VAL_CHECK_INTERVAL": PROBE_STEPS if in_steps else PROBE_STEPS * gbs, "SKIP_EVALS": 0, "MAX_STEPS": 2 * PROBE_STEPS}
+    return {
+        "VAL_CHECK_INTERVAL": PROBE_STEPS if in_steps else PROBE_STEPS * gbs,
+        "SKIP_EVALS": 0,
+        "MAX_STEPS": 2 * PROBE_STEPS,
+    }
 
 
 def refuse_illegal(values: Mapping[str, Value]) -> None:
