@@ -1,4 +1,4 @@
-# make sweep: the tiny sweep, from nothing.   make test: everything that is tested, from nothing.
+# make sweep: the tiny sweep, from nothing.   make test: everything that is tested, from nothing.   make check: its fast part.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ NEMO_VENV := .venv-nemo
 STUDY ?= tiny
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: sweep test lint packages clean
+.PHONY: sweep test check lint packages clean
 .DELETE_ON_ERROR:
 
 sweep: $(VENV)/.installed
@@ -14,6 +14,9 @@ sweep: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed packages
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -18,10 +18,10 @@ COMMANDS = {
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",
     "replay": "what a sweep would have made of logs that exist already",
+    "score": "result folders of MLPerf submissions, judged as MLPerf judges them",
     "ingest": "old MLLOG logs teach the search before it spends",
     "interchange": "all trials as CSV, Parquet, MLflow runs or TensorBoard events",
     "explain": "which knobs matter, why a trial ended, what to try next",
-    "bench": "search methods side by side on simulated clusters",
     "doctor": "what a study needs on this cluster, and how to fix what is missing",
 }
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""

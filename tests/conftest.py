@@ -31,11 +31,20 @@ PROCESSES = (
 )  # fmt: skip
 
 
+WHOLE_ONLY = (*REAL, "public_data")
+TRAINS = ("recipes", "recipes_e2e", "chaos", "cluster", "package", "slurm")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What drives real daemons, browsers and processes is run again where a loaded machine was too slow for it.
+    """``make check`` leaves out what is marked ``long``: real daemons, browsers, trainings, whole commands.
+
+    What drives real daemons, browsers and processes is run again where a loaded machine was too slow for it.
 
     The summary counts every such repetition; a test that fails three times fails.
     """
     for item in items:
+        folders = set(item.path.relative_to(REPOSITORY / "tests").parts)
+        if any(item.get_closest_marker(name) for name in WHOLE_ONLY) or folders & {*TRAINS, *PROCESSES}:
+            item.add_marker(pytest.mark.long)
         if any(item.get_closest_marker(name) for name in REAL) or item.path.name in PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=2))

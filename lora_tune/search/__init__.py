@@ -1,0 +1,1 @@
+"""What to try next: samplers, what trials taught, early stopping by comparison, races between seeds."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
 from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study
@@ -84,6 +86,8 @@ def _random(study: Study, old_runs: OldRuns) -> BaseSampler:
 
 
 def _gp(study: Study, old_runs: OldRuns) -> BaseSampler:
+    if importlib.util.find_spec("torch") is None:
+        raise SetupError('search.sampler = "gp" needs torch, which is not installed here: pip install "lora-tune[gp]"')
     from optuna.samplers import GPSampler
 
     return GPSampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.base.errors import InputError
+from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.kinds import LAUNCHERS, SAMPLERS
 from lora_tune.base.registry import Registry
+from lora_tune.config.study import Study
+from lora_tune.search.samplers import make_sampler
 
 LAUNCHER = '''
 from lora_tune.launchers.base import LauncherKind
@@ -145,3 +147,18 @@ def test_a_file_of_ones_own_serves_as_well(tmp_path: Path) -> None:
         registry.load("mine.py:OTHER", tmp_path)
     with pytest.raises(InputError, match="there is no file"):
         registry.load("yours.py:KIND", tmp_path)
+
+
+def test_a_sampler_that_needs_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    study = Study.model_validate(
+        {
+            "name": "x",
+            "workload": {"kind": "command"},
+            "search": {"sampler": "gp"},
+            "space": {},
+            "budget": {"trials": 1},
+        }
+    )
+    with pytest.raises(SetupError, match=r'needs torch.*pip install "lora-tune\[gp\]"'):
+        make_sampler(study)

@@ -1,0 +1,162 @@
+"""The structure of the package in numbers and as a drawing.
+
+``python -m benchmarks.house`` prints rooms, import edges, modules at the root, the largest module, long functions,
+modules that know two of the big libraries, and lines. ``--svg docs/images/rooms.svg`` draws the rooms and the imports
+between them. ``--root FOLDER`` measures another checkout, such as one from before the rooms.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+ORDER = (
+    "base", "logs", "curves", "mlperf", "config", "store", "workloads", "launchers", "simulation", "search",
+    "controller", "analysis", "review", "commands",
+)  # fmt: skip
+"""Rooms in the order of import: a room knows only those before it."""
+
+OF_RECIPES = ("base", "mlperf", "launchers")
+"""What programs inside a trial may know: errors, what MLPerf's logs disclose, a pack's folder. Nobody knows them."""
+
+LIBRARIES = ("optuna", "sqlalchemy", "submitit", "torch")
+LONG_FUNCTION = 45
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file. room: its folder below the package, "" at the root. imports: rooms and root modules it names."""
+
+    path: Path
+    room: str
+    lines: int
+    imports: Counter[str]
+    libraries: frozenset[str]
+    functions: tuple[tuple[str, int], ...]
+
+
+def modules(root: Path) -> list[Module]:
+    """Every module of the package below ``root``."""
+    package = root / "lora_tune"
+    return [_module(path, package) for path in sorted(package.rglob("*.py"))]
+
+
+def _module(path: Path, package: Path) -> Module:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    parts = path.relative_to(package).parts
+    named = list(_imported(tree))
+    ours: Counter[str] = Counter(n.split(".")[1] for n in named if n.startswith("lora_tune.") and n.count("."))
+    functions = tuple(
+        (n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)
+    )
+    libraries = frozenset(n.split(".")[0] for n in named) & frozenset(LIBRARIES)
+    return Module(path, parts[0] if len(parts) > 1 else "", text.count("\n"), ours, libraries, functions)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if node.module == "lora_tune":
+                yield from (f"lora_tune.{alias.name}" for alias in node.names if not alias.name.startswith("__"))
+            else:
+                yield node.module
+
+
+def edges(found: list[Module]) -> Counter[tuple[str, str]]:
+    """Imports between rooms: (from, to) and how many modules make it."""
+    made: Counter[tuple[str, str]] = Counter()
+    for module in found:
+        made.update((module.room, other) for other in module.imports if module.room and other != module.room)
+    return made
+
+
+def against_the_order(found: list[Module]) -> list[str]:
+    """Every import that the order forbids, one sentence each."""
+    wrong = []
+    for module in found:
+        for other in module.imports:
+            if module.room in ("", other):
+                continue
+            if module.room == "recipes":
+                allowed = other in OF_RECIPES
+            else:
+                allowed = other in ORDER and ORDER.index(other) < ORDER.index(module.room)
+            if not allowed:
+                wrong.append(f"{module.path} imports {other or 'the root'}")
+    return wrong
+
+
+def figures(root: Path) -> dict[str, object]:
+    """What the structure amounts to."""
+    found = modules(root)
+    largest = max(found, key=lambda m: m.lines)
+    long = [f"{m.path.name}:{name} {lines}" for m in found for name, lines in m.functions if lines > LONG_FUNCTION]
+    return {
+        "modules": len(found),
+        "rooms": len({m.path.parent for m in found if m.room}),
+        "modules at the root": sum(not m.room and not m.path.name.startswith("__") for m in found),
+        "import edges between rooms": len(edges(found)),
+        "largest module": f"{largest.path.name} {largest.lines}",
+        "modules over 300 lines": sum(m.lines > 300 for m in found),
+        f"functions over {LONG_FUNCTION} lines": len(long),
+        "modules that know two of " + ", ".join(LIBRARIES): sum(len(m.libraries) > 1 for m in found),
+        "lines": sum(m.lines for m in found),
+    }
+
+
+def drawing(root: Path) -> str:
+    """The rooms from top to bottom in order of import, with an arc for every import; thicker where more modules do."""
+    made, height, left = edges(modules(root)), 44, 230
+    sizes = Counter(m.room for m in modules(root))
+    middle = {room: 40 + height * i for i, room in enumerate(ORDER)}
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{40 + height * len(ORDER)}" '
+        'font-family="sans-serif" font-size="14">',
+        "<style>text{fill:#333}rect{fill:#eef3fb;stroke:#7a9cc6}path{fill:none;stroke:#7a9cc6;opacity:.55}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}rect{fill:#223;stroke:#89b}}</style>",
+    ]
+    for (here, there), count in sorted(made.items()):
+        if here in middle and there in middle:
+            bend = left - 20 - 0.36 * abs(middle[here] - middle[there])
+            out.append(
+                f'<path stroke-width="{min(5, 0.6 + 0.35 * count):.1f}" d="M{left} {middle[here]} '
+                f'C{bend:.0f} {middle[here]} {bend:.0f} {middle[there]} {left} {middle[there]}"/>'
+            )
+    for room in ORDER:
+        y = middle[room]
+        out.append(f'<rect x="{left}" y="{y - 15}" width="650" height="30" rx="6"/>')
+        out.append(f'<text x="{left + 12}" y="{y + 5}"><tspan font-weight="bold">{room}/</tspan>'
+                   f' <tspan opacity=".7">{sizes[room]} modules: {_meaning(root, room)}</tspan></text>')  # fmt: skip
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def _meaning(root: Path, room: str) -> str:
+    """The first words of the room's own docstring."""
+    text = ast.get_docstring(ast.parse((root / "lora_tune" / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    first = text.split("\n")[0].split(". ")[0].rstrip(".")
+    return first if len(first) <= 70 else first[:69].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+
+
+@click.command()
+@click.option("--root", type=click.Path(path_type=Path, exists=True), default=Path(), help="checkout to measure")
+@click.option("--svg", type=click.Path(path_type=Path), help="file for the drawing")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def main(root: Path, svg: Path | None, as_json: bool) -> None:
+    """Measure and draw the structure."""
+    if svg is not None:
+        svg.write_text(drawing(root), encoding="utf-8")
+    found = figures(root)
+    click.echo(json.dumps(found) if as_json else "\n".join(f"{name:55} {value}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()

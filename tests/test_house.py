@@ -1,0 +1,37 @@
+"""The rooms of the package: who may import whom, and what stands at the root. Drawn in docs/architecture.md."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from benchmarks.house import ORDER, against_the_order, figures, modules
+from lora_tune.__main__ import COMMANDS
+from tests.conftest import REPOSITORY
+
+
+def test_a_room_imports_only_rooms_before_it_in_the_order() -> None:
+    assert against_the_order(modules(REPOSITORY)) == []
+
+
+def test_every_folder_of_the_package_is_a_room_of_the_order() -> None:
+    folders = {m.room for m in modules(REPOSITORY)} - {""}
+    assert folders == {*ORDER, "recipes"}
+
+
+def test_the_root_holds_commands_alone_and_each_is_a_few_lines() -> None:
+    root = {m.path.stem: m.lines for m in modules(REPOSITORY) if not m.room and not m.path.stem.startswith("__")}
+    assert len(root) <= 16
+    assert set(root) <= set(COMMANDS)
+    assert max(root.values()) <= 20
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_is_a_module_of_its_name(name: str) -> None:
+    assert callable(importlib.import_module(f"lora_tune.{name}").main)
+
+
+def test_one_module_knows_two_of_the_big_libraries() -> None:
+    """``search/trial_storage.py`` is Optuna's storage on our database engine; a second one would be a way around it."""
+    assert figures(REPOSITORY)["modules that know two of optuna, sqlalchemy, submitit, torch"] == 1
