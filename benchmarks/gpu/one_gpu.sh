@@ -9,6 +9,7 @@
 #   peft     some trials of peft_h100x1 under Slurm (TRIALS_PEFT, default 6)
 #   compare  the NeMo recipe, the PEFT recipe and transformers.Trainer side by side (SHAPE, default 7b)
 #   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
+#   packed   trials side by side over one base: speed of each shape, equality, trials an hour (PARTS)
 # A warm worker serves NeMo's stages, and stays for the next call while the machine does.
 set -u
 OUT=${OUT:-gpu_out}
@@ -53,6 +54,12 @@ for stage in "$@"; do
             PYTHONPATH=$PEFT_PATH timeout "$((${SECONDS_TABLE:-240} + 60))" python3 -m lora_tune.recipes.many_adapters --grid "benchmarks/gpu/grid_$grid.json" \
                 --seconds "${SECONDS_TABLE:-240}" --tokens "${TOKENS:-262144}" --out "$OUT/$grid.npz"
         done
+        ;;
+    packed)
+        start_base
+        base_ready
+        PYTHONPATH=$PEFT_PATH timeout "${SECONDS_PACKED:-540}" python3 -m benchmarks.gpu.packed --base "$BASE" --out "$OUT/packed.json" \
+            ${PARTS:-speed equality trials}
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac

@@ -1,0 +1,335 @@
+"""Packed trials on one GPU, measured: ``python -m benchmarks.gpu.packed --out FILE [--base FOLDER] PART...``
+
+    speed      trials x steps a second of a pack of K against a pack of one, for each shape; memory, share of peak
+    equality   the eval losses of trials in a pack with joins and leaves at random, against the same trials alone,
+               beside the differences between two seeds
+    trials     whole trials an hour of the small base: in a pack, one process each, in a warm worker, and K processes
+               of transformers.Trainer with peft side by side
+
+Every part prints its table; FILE holds the numbers. Speeds are of random weights and random tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune.recipes import settings as knobs
+from lora_tune.recipes.nemo.shapes import SHAPES, Shape
+from lora_tune.recipes.packed.base import PackedBase
+from lora_tune.recipes.packed.pack import Pack
+from lora_tune.recipes.packed.slot import Slot, Texts
+from lora_tune.recipes.settings import Settings
+from lora_tune.recipes.text import Sequences
+from lora_tune.workloads.base import Job
+from lora_tune.workloads.base import Slot as JobSlot
+
+PEAK = 790e12
+"""bf16 floating-point operations a second of an H200, as a large product of matrices reaches them."""
+WARM_UP, ROUNDS = 3, 8
+CASES = {
+    "small": [(512, 8, (1, 4, 16, 64))],
+    "1b": [(512, 4, (1, 2, 4, 16)), (512, 8, (1, 8))],
+    "8b": [(512, 4, (1, 2, 4)), (1024, 8, (1, 2))],
+    "tiny": [(64, 4, (1, 4))],
+}
+"""Shape -> sequence length, batch, slots."""
+SMALL: dict[str, object] = {"SEQ": 256, "MINIBS": 8, "MAX_STEPS": 160, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
+"""The trial of the ``trials`` part: that of ``grid_small.json``."""
+
+
+def settings_of(**changed: object) -> Settings:
+    return knobs.read({name: str(value) for name, value in changed.items()})
+
+
+def random_llama(shape: Shape, positions: int) -> Any:
+    """A model of this shape with random weights, in bfloat16 on the GPU where there is one."""
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_groups,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+    )
+    cuda = torch.cuda.is_available()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if cuda else torch.float32)
+    try:
+        with torch.device("cuda" if cuda else "cpu"):
+            return LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def random_base(name: str, positions: int) -> PackedBase:
+    with mock.patch("lora_tune.recipes.packed.base.load_base", lambda _: random_llama(SHAPES[name], positions)):
+        return PackedBase(settings_of())
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def rounds_per_second(base: PackedBase, settings: Sequence[Settings], vocabulary: int) -> tuple[float, float]:
+    """Of a pack of these trials on random tokens, and the most memory that it took, GiB."""
+    rng, seq = np.random.default_rng(0), settings[0].seq
+    tokens = Sequences(rng.integers(0, vocabulary, (256, seq + 1)), np.ones((256, seq), np.bool_))
+    pack = Pack(base)
+    for one in settings:
+        pack.join(Slot(one, Texts(tokens, tokens)))
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(WARM_UP):
+        pack.round()
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(ROUNDS):
+        pack.round()
+    synchronize()
+    seconds = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    return ROUNDS / seconds, peak
+
+
+def speed(names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each shape, batch and number of slots."""
+    rows = []
+    for name in names:
+        shape = SHAPES[name]
+        base = random_base(name, max(seq for seq, _, _ in CASES[name]) + 1)
+        for seq, batch, widths in CASES[name]:
+            single = 0.0
+            for width in widths:
+                trials = [settings_of(SEQ=seq, MINIBS=batch, SEED=i, MAX_STEPS=1000) for i in range(width)]
+                try:
+                    rate, gib = rounds_per_second(base, trials, shape.vocab)
+                except torch.OutOfMemoryError:
+                    print(f"{name} {seq} x {batch}: {width} slots do not fit", flush=True)
+                    torch.cuda.empty_cache()
+                    break
+                single = single or rate
+                flops = shape.step_flops(width * batch * seq, seq) * rate
+                row = {
+                    "shape": name,
+                    "seq": seq,
+                    "batch": batch,
+                    "slots": width,
+                    "trial_steps_per_second": width * rate,
+                    "gain": width * rate / single,
+                    "gib": gib,
+                    "peak_share": flops / PEAK,
+                }
+                rows.append(row)
+                print(
+                    f"{name} {seq} x {batch}, {width:3} slots: {width * rate:8.1f} trial steps/s, "
+                    f"{row['gain']:5.2f}x, {gib:6.1f} GiB, {100 * row['peak_share']:4.1f}% of peak",
+                    flush=True,
+                )
+        del base
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return rows
+
+
+def trial_of(number: int, steps: int, model: Path) -> dict[str, object]:
+    """Trial ``number`` of the equality part: ranks 4 to 64, rates over a decade, batches of 4 and 8."""
+    rng = random.Random(number)
+    return {
+        "MODEL": model,
+        "SEQ": 256,
+        "MAX_STEPS": steps,
+        "EVAL_SAMPLES": 64,
+        "SEED": number,
+        "LORA_RANK": (4, 8, 16, 32, 64)[number % 5],
+        "MINIBS": rng.choice((4, 8)),
+        "LR": 10 ** rng.uniform(-3.5, -2.5),
+        "WARMUP_STEPS": rng.choice((0, 10)),
+    }
+
+
+def alone(base: PackedBase, settings: Settings) -> float:
+    """The eval loss at the end of the trial in a pack of one."""
+    pack, slot = Pack(base), Slot(settings, base.texts(settings))
+    pack.join(slot)
+    while slot.step < settings.max_steps:
+        pack.round()
+    return pack.evaluate([slot])[0]
+
+
+def together(base: PackedBase, trials: Sequence[Settings]) -> list[float]:
+    """The eval losses of the trials in one pack that they join and leave, and come back to, at random."""
+    chance, pack = random.Random(0), Pack(base)
+    slots = [Slot(one, base.texts(one)) for one in trials]
+    waiting = dict.fromkeys(slots)
+    states: dict[Slot, Any] = {}
+    losses: dict[Slot, float] = {}
+    while len(losses) < len(slots):
+        for slot in [slot for slot in waiting if chance.random() < 0.2]:
+            del waiting[slot]
+            pack.join(slot, states.pop(slot, None))
+        for slot in list(pack.round()) if pack.slots else ():
+            if slot.step == slot.settings.max_steps:
+                losses[slot] = pack.evaluate([slot])[0]
+                pack.leave(slot)
+            elif chance.random() < 0.01:
+                states[slot] = pack.leave(slot)
+                waiting[slot] = None
+    return [losses[slot] for slot in slots]
+
+
+def equality(model: Path, count: int, steps: int) -> dict[str, Any]:
+    """Quantiles of the differences: packed against alone, one run alone against another, seed against seed."""
+    trials = [settings_of(**trial_of(i, steps, model)) for i in range(count)]
+    reseeded = [settings_of(**{**trial_of(i, steps, model), "SEED": i + 10_000}) for i in range(count)]
+    base = PackedBase(trials[0])
+    began = time.perf_counter()
+    single = [alone(base, one) for one in trials]
+    alone_seconds, began = time.perf_counter() - began, time.perf_counter()
+    packed = together(base, trials)
+    packed_seconds = time.perf_counter() - began
+    other = together(base, reseeded)
+    print(f"{count} trials of {steps} steps: alone {alone_seconds:.1f} s, packed {packed_seconds:.1f} s", flush=True)
+    found: dict[str, Any] = {"alone_seconds": alone_seconds, "packed_seconds": packed_seconds}
+    for name, losses in (("packed against alone", packed), ("two seeds", other)):
+        gaps = sorted(abs(a - b) for a, b in zip(single, losses, strict=True))
+        quantiles = {"median": statistics.median(gaps), "90%": gaps[int(0.9 * len(gaps))], "largest": gaps[-1]}
+        found[name] = quantiles
+        print(f"{name}: " + ", ".join(f"{key} {value:.2g}" for key, value in quantiles.items()), flush=True)
+    return found
+
+
+def variables(model: Path, number: int) -> dict[str, str]:
+    """The knobs of trial ``number`` of the ``trials`` part."""
+    lr = 10 ** random.Random(number).uniform(-3.5, -2.5)
+    given = {**SMALL, "MODEL": model, "SEED": number, "LR": lr, "TARGET": 0.01}
+    return {name: str(value) for name, value in given.items()}
+
+
+def packed_seconds(model: Path, count: int) -> float:
+    """From the start of the program to the end of the last of ``count`` trials in one pack."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = PackFolder(Path(root) / "pack")
+        folder.make()
+        for i in range(count):
+            place = Path(root) / f"{i}"
+            place.mkdir()
+            slot = JobSlot(argv=(), knobs=variables(model, i))
+            folder.ask(Job(name=f"t-{i}-0", folder=place, argv=(), log=AttemptPaths(place).log, slot=slot))
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "lora_tune.recipes.packed_lora", str(folder.paths.folder), "--idle", "0"]
+        subprocess.run(command, check=True)
+        seconds = time.perf_counter() - began
+        codes = [json.loads((Path(root) / f"{i}" / "ended.json").read_text())["exit_code"] for i in range(count)]
+        assert codes == [0] * count, codes
+    return seconds
+
+
+def process(
+    module: str, model: Path, number: int, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        env={**os.environ, **variables(model, number), **(environment or {})},
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def one_at_a_time(model: Path, count: int, environment: dict[str, str] | None = None) -> float:
+    """Mean seconds of a trial of the PEFT recipe in a process of its own."""
+    began = time.perf_counter()
+    for i in range(count):
+        assert process("lora_tune.recipes.peft_lora", model, i, environment).wait() == 0
+    return (time.perf_counter() - began) / count
+
+
+@contextmanager
+def warm_worker() -> Iterator[dict[str, str]]:
+    """The environment of trials that a worker serves."""
+    with tempfile.TemporaryDirectory() as root:
+        socket = Path(root) / "socket"
+        command = [sys.executable, "-m", "lora_tune.recipes.warm_worker", "--socket", str(socket)]
+        worker = subprocess.Popen([*command, "lora_tune.recipes.training"], stdout=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + 120
+            while not socket.exists() and worker.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+            yield {"LORA_TUNE_WORKER": str(socket)}
+        finally:
+            worker.terminate()
+            worker.wait()
+
+
+def side_by_side(model: Path, count: int) -> float:
+    """Seconds of ``count`` processes of transformers.Trainer with peft at one time."""
+    began = time.perf_counter()
+    running = [process("benchmarks.plain_trainer", model, i) for i in range(count)]
+    assert [one.wait() for one in running] == [0] * count
+    return time.perf_counter() - began
+
+
+def trials(model: Path, slots: Sequence[int], processes: int) -> dict[str, Any]:
+    """Trials an hour in each way."""
+    ways: dict[str, tuple[int, Callable[[], float]]] = {}
+    for count in slots:
+        ways[f"a pack of {count}"] = count, lambda count=count: packed_seconds(model, count)  # type: ignore[misc]
+    ways["one process each"] = 1, lambda: one_at_a_time(model, 2)
+    ways[f"{processes} Trainers side by side"] = processes, lambda: side_by_side(model, processes)
+    found = {}
+    for name, (count, run) in ways.items():
+        found[name] = 3600 * count / run()
+        print(f"{name}: {found[name]:.0f} trials an hour", flush=True)
+    with warm_worker() as environment:
+        found["warm worker"] = 3600 / one_at_a_time(model, 3, environment)
+    print(f"warm worker: {found['warm worker']:.0f} trials an hour", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=("speed", "equality", "trials"))
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the numbers")
+    parser.add_argument("--base", type=Path, default=knobs.TINY, help="base of the trials (default: the shipped one)")
+    parser.add_argument("--shapes", nargs="+", default=["small", "1b", "8b"], choices=sorted(CASES))
+    parser.add_argument("--count", type=int, default=64, help="trials of the equality part (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="their steps (default %(default)s)")
+    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64], help="of the trials part")
+    parser.add_argument("--processes", type=int, default=8, help="Trainers side by side (default %(default)s)")
+    options = parser.parse_args()
+    made: dict[str, Callable[[], Any]] = {
+        "speed": lambda: speed(options.shapes),
+        "equality": lambda: equality(options.base, options.count, options.steps),
+        "trials": lambda: trials(options.base, options.slots, options.processes),
+    }
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+    found: dict[str, Any] = {"device": device, "torch": torch.__version__}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for part in options.parts:
+        print(f"-- {part}", flush=True)
+        found[part] = made[part]()
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
