@@ -59,7 +59,7 @@ for stage in "$@"; do
         start_base
         base_ready
         PYTHONPATH=$PEFT_PATH timeout "${SECONDS_PACKED:-540}" python3 -m benchmarks.gpu.packed --base "$BASE" --out "$OUT/packed.json" \
-            ${PARTS:-speed equality trials}
+            ${PARTS:-speed equality trials large}
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac

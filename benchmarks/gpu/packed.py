@@ -5,6 +5,7 @@
                beside the differences between two seeds
     trials     whole trials an hour of the small base: in a pack, one process each, in a warm worker, and K processes
                of transformers.Trainer with peft side by side
+    large      the same, without the last, of a 1 B model: sequences of 512, batches of 4, 60 steps
 
 Every part prints its table; FILE holds the numbers. Speeds are of random weights and random tokens.
 """
@@ -54,6 +55,8 @@ CASES = {
 """Shape -> sequence length, batch, slots."""
 SMALL: dict[str, object] = {"SEQ": 256, "MINIBS": 8, "MAX_STEPS": 160, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
 """The trial of the ``trials`` part: that of ``grid_small.json``."""
+LARGE: dict[str, object] = {"SEQ": 512, "MINIBS": 4, "MAX_STEPS": 60, "EVAL_SAMPLES": 16, "VAL_CHECK_INTERVAL": 128}
+Knobs = dict[str, object]
 
 
 def settings_of(**changed: object) -> Settings:
@@ -83,7 +86,8 @@ def random_llama(shape: Shape, positions: int) -> Any:
 
 
 def random_base(name: str, positions: int) -> PackedBase:
-    with mock.patch("lora_tune.recipes.packed.base.load_base", lambda _: random_llama(SHAPES[name], positions)):
+    model = random_llama(SHAPES[name], positions)
+    with mock.patch("lora_tune.recipes.packed.base.load_base", return_value=model):
         return PackedBase(settings_of())
 
 
@@ -220,14 +224,14 @@ def equality(model: Path, count: int, steps: int) -> dict[str, Any]:
     return found
 
 
-def variables(model: Path, number: int) -> dict[str, str]:
-    """The knobs of trial ``number`` of the ``trials`` part."""
+def variables(common: Knobs, number: int) -> dict[str, str]:
+    """The knobs of trial ``number``: ``common``, a seed and a learning rate."""
     lr = 10 ** random.Random(number).uniform(-3.5, -2.5)
-    given = {**SMALL, "MODEL": model, "SEED": number, "LR": lr, "TARGET": 0.01}
+    given = {**common, "SEED": number, "LR": lr, "TARGET": 0.01}
     return {name: str(value) for name, value in given.items()}
 
 
-def packed_seconds(model: Path, count: int) -> float:
+def packed_seconds(common: Knobs, count: int) -> float:
     """From the start of the program to the end of the last of ``count`` trials in one pack."""
     with tempfile.TemporaryDirectory() as root:
         folder = PackFolder(Path(root) / "pack")
@@ -235,7 +239,7 @@ def packed_seconds(model: Path, count: int) -> float:
         for i in range(count):
             place = Path(root) / f"{i}"
             place.mkdir()
-            slot = JobSlot(argv=(), knobs=variables(model, i))
+            slot = JobSlot(argv=(), knobs=variables(common, i))
             folder.ask(Job(name=f"t-{i}-0", folder=place, argv=(), log=AttemptPaths(place).log, slot=slot))
         began = time.perf_counter()
         command = [sys.executable, "-m", "lora_tune.recipes.packed_lora", str(folder.paths.folder), "--idle", "0"]
@@ -247,20 +251,20 @@ def packed_seconds(model: Path, count: int) -> float:
 
 
 def process(
-    module: str, model: Path, number: int, environment: dict[str, str] | None = None
+    module: str, common: Knobs, number: int, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", module],
-        env={**os.environ, **variables(model, number), **(environment or {})},
+        env={**os.environ, **variables(common, number), **(environment or {})},
         stdout=subprocess.DEVNULL,
     )
 
 
-def one_at_a_time(model: Path, count: int, environment: dict[str, str] | None = None) -> float:
+def one_at_a_time(common: Knobs, count: int, environment: dict[str, str] | None = None) -> float:
     """Mean seconds of a trial of the PEFT recipe in a process of its own."""
     began = time.perf_counter()
     for i in range(count):
-        assert process("lora_tune.recipes.peft_lora", model, i, environment).wait() == 0
+        assert process("lora_tune.recipes.peft_lora", common, i, environment).wait() == 0
     return (time.perf_counter() - began) / count
 
 
@@ -281,46 +285,57 @@ def warm_worker() -> Iterator[dict[str, str]]:
             worker.wait()
 
 
-def side_by_side(model: Path, count: int) -> float:
+def side_by_side(common: Knobs, count: int) -> float:
     """Seconds of ``count`` processes of transformers.Trainer with peft at one time."""
     began = time.perf_counter()
-    running = [process("benchmarks.plain_trainer", model, i) for i in range(count)]
+    running = [process("benchmarks.plain_trainer", common, i) for i in range(count)]
     assert [one.wait() for one in running] == [0] * count
     return time.perf_counter() - began
 
 
-def trials(model: Path, slots: Sequence[int], processes: int) -> dict[str, Any]:
-    """Trials an hour in each way."""
-    ways: dict[str, tuple[int, Callable[[], float]]] = {}
+def trials(common: Knobs, slots: Sequence[int], single: int, processes: int) -> dict[str, float]:
+    """Trials an hour in each way. single: trials one after another. processes: Trainers side by side, 0 for none."""
+    found: dict[str, float] = {}
+
+    def note(name: str, per_hour: float) -> None:
+        found[name] = per_hour
+        print(f"{name}: {per_hour:.0f} trials an hour", flush=True)
+
     for count in slots:
-        ways[f"a pack of {count}"] = count, lambda count=count: packed_seconds(model, count)  # type: ignore[misc]
-    ways["one process each"] = 1, lambda: one_at_a_time(model, 2)
-    ways[f"{processes} Trainers side by side"] = processes, lambda: side_by_side(model, processes)
-    found = {}
-    for name, (count, run) in ways.items():
-        found[name] = 3600 * count / run()
-        print(f"{name}: {found[name]:.0f} trials an hour", flush=True)
+        note(f"a pack of {count}", 3600 * count / packed_seconds(common, count))
+    note("one process each", 3600 / one_at_a_time(common, single))
     with warm_worker() as environment:
-        found["warm worker"] = 3600 / one_at_a_time(model, 3, environment)
-    print(f"warm worker: {found['warm worker']:.0f} trials an hour", flush=True)
+        note("warm worker", 3600 / one_at_a_time(common, single + 1, environment))
+    if processes:
+        note(f"{processes} Trainers side by side", 3600 * processes / side_by_side(common, processes))
     return found
+
+
+def large(slots: Sequence[int], single: int) -> dict[str, float]:
+    """Trials an hour of a 1 B model with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        random_llama(SHAPES["1b"], 1024).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+        torch.cuda.empty_cache()
+        return trials({**LARGE, "MODEL": folder}, slots, single, processes=0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("speed", "equality", "trials"))
+    parser.add_argument("parts", nargs="+", choices=("speed", "equality", "trials", "large"))
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the numbers")
     parser.add_argument("--base", type=Path, default=knobs.TINY, help="base of the trials (default: the shipped one)")
     parser.add_argument("--shapes", nargs="+", default=["small", "1b", "8b"], choices=sorted(CASES))
     parser.add_argument("--count", type=int, default=64, help="trials of the equality part (default %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="their steps (default %(default)s)")
-    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64], help="of the trials part")
+    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64], help="packs of the trials part")
+    parser.add_argument("--single", type=int, default=2, help="trials one after another (default %(default)s)")
     parser.add_argument("--processes", type=int, default=8, help="Trainers side by side (default %(default)s)")
     options = parser.parse_args()
     made: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed(options.shapes),
         "equality": lambda: equality(options.base, options.count, options.steps),
-        "trials": lambda: trials(options.base, options.slots, options.processes),
+        "trials": lambda: trials({**SMALL, "MODEL": options.base}, options.slots, options.single, options.processes),
+        "large": lambda: large([16], options.single),
     }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     found: dict[str, Any] = {"device": device, "torch": torch.__version__}

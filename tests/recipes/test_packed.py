@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import host as host_module
 from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import Speed
-from lora_tune.recipes.packed.base import PackedBase
+from lora_tune.recipes.packed.base import PackedBase, fuse_norms
 from lora_tune.recipes.packed.dropout import mixed
 from lora_tune.recipes.packed.head import FrozenHeadLoss
 from lora_tune.recipes.packed.host import Host
@@ -347,3 +348,23 @@ def test_admission_counts_what_each_takes_alone_and_learns_from_a_failure() -> N
 def test_modules_of_a_base_are_named_by_their_last_part(base: PackedBase) -> None:
     with pytest.raises(InputError, match="no linear layer nope; allowed are"):
         base.widths(trial(LORA_TARGETS="q_proj,nope"))
+
+
+def test_norms_that_compute_the_same_are_fused_and_others_left(base: PackedBase) -> None:
+    class AddsOne(torch.nn.Module):
+        def __init__(self, plain: torch.nn.Module) -> None:
+            super().__init__()
+            self.weight, self.variance_epsilon = plain.weight, plain.variance_epsilon
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.rms_norm(x, (len(self.weight),), self.weight + 1, self.variance_epsilon)
+
+    plain = copy.deepcopy(base.model.get_decoder().norm)
+    both = torch.nn.ModuleList([plain, AddsOne(plain)])
+    x = torch.randn(3, len(plain.weight))
+    before = [norm(x) for norm in both]
+    fuse_norms(both)
+    assert "forward" in vars(both[0])
+    assert "forward" not in vars(both[1])
+    for norm, expected in zip(both, before, strict=True):
+        torch.testing.assert_close(norm(x), expected)

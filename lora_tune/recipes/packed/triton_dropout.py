@@ -13,7 +13,7 @@ BLOCK = 1024
 LAYER = tl.constexpr(0x9E3779B97F4A7C1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
 def _kernel(x, y, rates, seeds, layer, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
     slot = tl.program_id(1).to(tl.int64)
     rate = tl.load(rates + slot)
