@@ -21,10 +21,14 @@ from lora_tune.workloads.base import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A trial that a pack is to train. folder: its attempt's. knobs: what a trial of its own would read."""
+    """A trial that a pack is to train. folder: its attempt's. knobs: what a trial of its own would read.
+
+    token, sweep: of the attempt and of its sweep, "" where there is none; the pack writes both into what it records.
+    """
 
     name: str
     token: str
+    sweep: str
     folder: str
     log: str
     knobs: Mapping[str, str]
@@ -67,7 +71,12 @@ class PackFolder:
         if self.paths.closed.exists():
             return False
         request = Request(
-            name=job.name, token=job.token, folder=str(job.folder), log=str(job.log), knobs=dict(job.slot.knobs)
+            name=job.name,
+            token=job.token,
+            sweep=job.sweep,
+            folder=str(job.folder),
+            log=str(job.log),
+            knobs=dict(job.slot.knobs),
         )
         # First where it is, then the request: after a crash between the two it is LOST, and asked for again.
         write_json(AttemptPaths(job.folder).slot, {"pack": str(self.paths.folder), "token": job.token})
@@ -156,7 +165,7 @@ def pack_of(folder: Path, token: str) -> PackFolder | None:
 def _request_in(file: SmallFile) -> Request | None:
     """The request that a file holds; None where it holds none. Only a broken disk writes such a file."""
     content: Mapping[str, Any] = file.content or {}
-    texts = {name: text_of(content, name) for name in ("name", "token", "folder", "log")}
+    texts = {name: text_of(content, name) for name in ("name", "token", "sweep", "folder", "log")}
     knobs = content.get("knobs")
     if not all(texts[name] for name in ("name", "folder", "log")) or not isinstance(knobs, dict):
         return None

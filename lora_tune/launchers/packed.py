@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import LauncherError
+from lora_tune.base.identity import ATTEMPT_VARIABLE
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import number_of, read_json, text_of, write_json
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
@@ -82,7 +83,9 @@ class PackedLauncher:
             name=name,
             folder=folder,
             argv=(*job.slot.argv, str(folder)),
-            environment=job.environment,
+            sweep=job.sweep,
+            # It is no attempt of a trial: each of its logs says whose it is.
+            environment={k: v for k, v in job.environment.items() if k != ATTEMPT_VARIABLE},
             log=AttemptPaths(folder).log,
             # A trial's limit is not the pack's, which goes on with the next trials.
             resources=replace(job.resources, minutes=0.0),

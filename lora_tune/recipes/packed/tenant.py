@@ -7,6 +7,7 @@ import time
 from typing import TextIO
 
 from lora_tune.base.errors import LoraTuneError
+from lora_tune.base.identity import ATTEMPT_VARIABLE, SWEEP_VARIABLE
 from lora_tune.base.process import steady
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
@@ -36,7 +37,7 @@ class Tenant:
     def claim(cls, request: Request) -> Tenant | None:
         """The trial, claimed for this process; None where another one has it, or its folder is gone."""
         try:
-            create_json(request.attempt.claim, describe(os.getpid(), request.token))
+            create_json(request.attempt.claim, describe(os.getpid(), request.token, request.sweep))
         except (FileExistsError, FileNotFoundError):
             return None
         return cls(request)
@@ -44,14 +45,15 @@ class Tenant:
     def open(self, slot: Slot, device: str) -> None:
         """Its knobs and data are good: begin its log."""
         self.slot = slot
-        self.trial = PackedTrial(slot, self._log, device)
+        whose = {ATTEMPT_VARIABLE: self.request.token, SWEEP_VARIABLE: self.request.sweep}
+        self.trial = PackedTrial(slot, self._log, device, whose)
 
     def begin(self, speed: Speed) -> None:
         """It has a slot, again or for the first time. speed: of the trial alone."""
         self.bytes, self.left_at = speed.bytes, None
         if self._began is None:
             self._began = steady()
-            write_json(self.request.attempt.started, describe(os.getpid(), self.request.token))
+            write_json(self.request.attempt.started, describe(os.getpid(), self.request.token, self.request.sweep))
             self.trial.begin(speed)
 
     def end(self, code: int) -> None:
@@ -59,7 +61,8 @@ class Tenant:
         self._log.close()
         seconds = None if self._began is None else round(steady() - self._began, 3)
         share = 1.0 if not seconds else min(1.0, self.share / seconds)
-        record = {"token": self.request.token, "exit_code": code, "at": time.time(), "node_share": share}
+        whose = {"token": self.request.token, "sweep": self.request.sweep}
+        record = {**whose, "exit_code": code, "at": time.time(), "node_share": share}
         write_json(self.request.attempt.ended, record | ({} if seconds is None else {"seconds": seconds}))
 
     def fail(self, error: BaseException) -> None:

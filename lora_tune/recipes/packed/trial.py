@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import platform
 import time
+from collections.abc import Mapping
 from typing import TextIO
 
 from mlperf_logging.mllog import constants
@@ -24,16 +25,19 @@ CLOCK = "alone"
 
 
 class PackedTrial:
-    """Writes the log of the trial in ``slot`` to ``stream``. device: the name of the device.
+    """Writes the log of the trial in ``slot`` to ``stream``.
+
+    device: the name of the device. whose: the variables that name attempt and sweep.
 
     over: the trial has come to its own end.
     """
 
-    def __init__(self, slot: Slot, stream: TextIO, device: str) -> None:
+    def __init__(self, slot: Slot, stream: TextIO, device: str, whose: Mapping[str, str]) -> None:
         self.slot, self.over = slot, False
         self._began, self._alone = time.time(), 0.0
         self._log = TrialLog(enabled=True, stream=stream, now=self._now)
         self._log.start(constants.INIT_START)
+        self._log.identity(whose)
         texts, settings = slot.texts, slot.settings
         facts = description(
             settings,
