@@ -305,6 +305,22 @@ def test_audits_are_the_default_where_a_trial_is_cheap(budget: dict[str, Any], s
     assert study().with_options({"budget": budget}).audit_share == share
 
 
+def test_a_trial_that_shares_its_node_has_used_its_share_of_time_and_of_node_hours() -> None:
+    half = replace(look(started_at=NOW - 601), status=JobStatus(state=JobState.RUNNING, node_share=0.5))
+    assert policy.watch(study(), half, NOW) is None
+    shared = attempt(ended_at=NOW, node_share=0.25)
+    assert results.facts(study(), trial(), [shared], run(1.0), NOW)["node_hours"] == pytest.approx(75 / 3600)
+
+
+def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_first() -> None:
+    packed = replace(run(1.0, -0.1), hyperparameters={"packed_seconds": 77.0})
+    ended = JobStatus(state=JobState.ENDED, exit_code=0)
+    verdict = policy.conclude(study(), [attempt()], ended, packed, Diagnosis())
+    assert verdict.sentence == "eval loss -0.1000 at 200 samples, 20.0 s alone (77.0 s in its pack)"
+    found = results.facts(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
+    assert (found["objective"], found["packed_seconds"]) == (20.0, 77.0)
+
+
 def test_facts_leave_out_what_is_unknown() -> None:
     found = results.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
     assert "objective" not in found

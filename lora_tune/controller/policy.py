@@ -188,7 +188,9 @@ def conclude(
         if not math.isfinite(stop.seconds):  # the line with run_start is lost: a full disk, a truncated file
             lost = "the log shows the target and not when the run began: lines of it are lost"
             return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, lost), node_at_fault)
-        return Finish(Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {stop.seconds:.1f} s")
+        return Finish(
+            Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {_time_told(run, stop)}"
+        )
     if attempt.stop is StopKind.PRUNED:
         return Finish(Verdict.PRUNED, attempt.stop_sentence)
     if attempt.stop is StopKind.CAPPED:
@@ -217,6 +219,12 @@ def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Fini
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
 """What a diagnosis says of a run that only its time limit ended: any other class was there before the limit."""
+
+
+def _time_told(run: RunLog, stop: Eval) -> str:
+    """The time to the target; of a trial that shared its GPU, as it would be alone, and as it was."""
+    packed = run.packed_seconds
+    return f"{stop.seconds:.1f} s" + ("" if packed is None else f" alone ({packed:.1f} s in its pack)")
 
 
 def _time_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> str:

@@ -90,6 +90,14 @@ class RunLog:
         return _seconds_between(self.init_start_ms, self.init_stop_ms)
 
     @property
+    def packed_seconds(self) -> float | None:
+        """How long a run that shared its GPU really took: its times are those that it would have alone.
+
+        None for a run that had its GPU for itself, and for one that was cut short.
+        """
+        return as_number(self.hyperparameters.get("packed_seconds"))
+
+    @property
     def seconds(self) -> float | None:
         """``run_stop - run_start``: the scored time of a run that reached its target. None until both are seen."""
         return _seconds_between(self.run_start_ms, self.run_stop_ms)

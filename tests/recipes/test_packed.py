@@ -20,7 +20,7 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import host as host_module
 from lora_tune.recipes.packed.admission import Admission
-from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.alone import Speed, Speeds
 from lora_tune.recipes.packed.base import PackedBase, fuse_norms
 from lora_tune.recipes.packed.dropout import mixed
 from lora_tune.recipes.packed.head import FrozenHeadLoss
@@ -44,6 +44,12 @@ def base() -> Iterator[PackedBase]:
     before = torch.get_num_threads()
     yield PackedBase(trial())
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _company_always_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the measured gain of a pair is noise, which must not decide who trains beside whom."""
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 0.0)
 
 
 Curve = list[float]
@@ -331,6 +337,36 @@ def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeyp
         sweep.serve()
     for attempt in attempts:
         assert "illegal memory access" in attempt.log.read_text().splitlines()[-1]
+
+
+def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, widths = Pack.round, []
+
+    def counted(pack: Pack) -> object:
+        widths.append(len(pack.slots))
+        return rounds(pack)
+
+    attempts = [sweep.ask("a", MAX_STEPS=2), sweep.ask("b", SEED=2, MAX_STEPS=2)]
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 1.0, 0, 1.0))
+    monkeypatch.setattr(Pack, "round", counted)
+    sweep.serve()
+    assert set(widths) == {1}
+    assert [end_of(attempt)["exit_code"] for attempt in attempts] == [0, 0]
+
+
+def test_whether_two_gain_by_company_is_measured_before_they_train(
+    base: PackedBase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)
+    clock = iter([float(n) for n in range(1000)])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # every step lasts a second, of one and of two
+    settings = trial()
+    assert Speeds(base).of(Slot(settings, base.texts(settings))).pair_gain == 2.0
+    monkeypatch.setattr(Speeds, "_step_seconds", lambda self, pack, accumulation: 1.0 * len(pack.slots))
+    speed = Speeds(base).of(Slot(settings, base.texts(settings)))
+    assert not speed.packs
+    assert "gain nothing side by side (1.00 x one)" in capsys.readouterr().out
 
 
 def test_admission_counts_what_each_takes_alone_and_learns_from_a_failure() -> None:

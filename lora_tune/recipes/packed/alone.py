@@ -1,4 +1,7 @@
-"""How fast a trial would be alone, and how much memory it takes: a short run of one slot, once for each shape."""
+"""How fast a trial would be alone, what it takes of the memory, and whether two of it gain anything side by side.
+
+A short run of one slot, and one of two, once for each shape of trial.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,26 @@ from lora_tune.recipes.settings import Settings
 WARM_UP, STEPS = 2, 5
 SECONDS = 2.0
 """After this long no further step is timed, once one is."""
+LEAST_GAIN = 1.05
+"""Below this, two trials side by side are not worth their memory: each trains alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of a trial alone: seconds of an optimizer step and of an evaluation; most bytes that it takes on the device."""
+    """Of a trial alone: seconds of an optimizer step and of an evaluation; most bytes that it takes on the device.
+
+    pair_gain: steps a second of two such trials side by side, over those of one.
+    """
 
     step_seconds: float
     eval_seconds: float
     bytes: int
+    pair_gain: float = 2.0
+
+    @property
+    def packs(self) -> bool:
+        """Whether such trials gain by company."""
+        return self.pair_gain >= LEAST_GAIN
 
 
 class Speeds:
@@ -49,21 +63,39 @@ class Speeds:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         evaluated = max(settings.mbs, EVAL_TOKENS // settings.seq if cuda else 1)
-        pack, slot = Pack(self._base), Slot(settings, Texts(texts.train, texts.validation.spread(evaluated)))
+        some = Texts(texts.train, texts.validation.spread(evaluated))
+        pack, slot = Pack(self._base), Slot(settings, some)
         pack.join(slot)
-        times: list[float] = []
-        while len(times) < WARM_UP + STEPS and (len(times) <= WARM_UP or sum(times) < SECONDS):
-            began = time.perf_counter()
-            for _ in range(settings.accumulation):
-                pack.round()
-            self._wait()
-            times.append(time.perf_counter() - began)
+        step_seconds = self._step_seconds(pack, settings.accumulation)
         pack.evaluate([slot])
         began = time.perf_counter()
         pack.evaluate([slot])
-        eval_seconds = (time.perf_counter() - began) * len(texts.validation) / len(slot.texts.validation)
+        eval_seconds = (time.perf_counter() - began) * len(texts.validation) / len(some.validation)
         peak = torch.cuda.max_memory_allocated() - before if cuda else 0
-        return Speed(statistics.median(times[WARM_UP:]), eval_seconds, peak)
+        gain = self._pair_gain(pack, Slot(settings, some), step_seconds)
+        speed = Speed(step_seconds, eval_seconds, peak, gain)
+        if not speed.packs:
+            shape = f"{settings.minibs} x {settings.seq} tokens, rank {settings.lora_rank}"
+            print(f"trials of {shape} gain nothing side by side ({gain:.2f} x one): each trains alone", flush=True)
+        return speed
+
+    def _pair_gain(self, pack: Pack, second: Slot, step_seconds: float) -> float:
+        pack.join(second)
+        try:
+            return 2 * step_seconds / self._step_seconds(pack, second.settings.accumulation)
+        except torch.OutOfMemoryError:
+            return 1.0
+
+    def _step_seconds(self, pack: Pack, accumulation: int) -> float:
+        """The median time of an optimizer step of all slots of the pack."""
+        times: list[float] = []
+        while len(times) < WARM_UP + STEPS and (len(times) <= WARM_UP or sum(times) < SECONDS):
+            began = time.perf_counter()
+            for _ in range(accumulation):
+                pack.round()
+            self._wait()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[WARM_UP:])
 
     def _wait(self) -> None:
         if self._base.device.type == "cuda":

@@ -97,6 +97,8 @@ class Host:
                     if not self._tenants:
                         raise
                     return  # measured when others have gone
+                if self._tenants and not (speed.packs and all(t.packs for t in self._tenants)):
+                    return  # company would only cost memory
                 if not self._admission.fits([t.bytes for t in self._tenants], speed.bytes):
                     return
                 self._share()

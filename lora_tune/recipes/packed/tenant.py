@@ -22,11 +22,15 @@ STOPPED = 143
 
 
 class Tenant:
-    """share: seconds of the node that the trial has had. left_at: where it left off when memory was short."""
+    """A claimed trial and its records.
+
+    share: seconds of the node that the trial has had. bytes: what it takes of the memory. packs: whether it gains by
+    company. left_at: where it left off when memory was short.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request, self.name = request, request.name
-        self.share, self.bytes = 0.0, 0
+        self.share, self.bytes, self.packs = 0.0, 0, True
         self.left_at: Rows | None = None
         self.slot: Slot
         self.trial: PackedTrial
@@ -50,7 +54,7 @@ class Tenant:
 
     def begin(self, speed: Speed) -> None:
         """It has a slot, again or for the first time. speed: of the trial alone."""
-        self.bytes, self.left_at = speed.bytes, None
+        self.bytes, self.packs, self.left_at = speed.bytes, speed.packs, None
         if self._began is None:
             self._began = steady()
             write_json(self.request.attempt.started, describe(os.getpid(), self.request.token, self.request.sweep))

@@ -59,6 +59,7 @@ class PackedTrial:
         """The training begins now; ``speed`` is that of the trial alone."""
         self._speed = speed
         self._began = time.time()
+        self._log.event("pack_gain", round(speed.pair_gain, 3))
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)
         self._log.block_start(0)
