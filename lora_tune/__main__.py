@@ -13,6 +13,7 @@ COMMANDS = {
     "sweep": "tune a study, or go on with it",
     "confirm": "more seeds of the leading trials, until one is shown to be better",
     "serve": "drive all studies of a database, as a service",
+    "move": "a sweep's records into another database",
     "status": "where a sweep stands",
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",

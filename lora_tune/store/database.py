@@ -116,11 +116,15 @@ class Store:
         path.unlink(missing_ok=True)
         fresh = Store(engine.sqlite_url(path))
         try:
-            fresh._copy_in(sweep, now, self.counted(sweep.name) + 1)
+            fresh.copy_in(sweep, now, self.counted(sweep.name) + 1)
         finally:
             fresh.close()
 
-    def _copy_in(self, sweep: Sweep, now: float, saves: int) -> None:
+    def copy_in(self, sweep: Sweep, now: float, saves: int) -> None:
+        """Write a whole sweep into this database, which holds none of its name; nobody drives it then.
+
+        saves: how often it counts as written to.
+        """
         row = {"name": sweep.name, "digest": sweep.digest, "study_toml": sweep.study_toml, "id": sweep.id}
         with self._writing() as connection:
             values = {**row, "began_at": sweep.began_at, "folder": sweep.folder}
@@ -129,7 +133,8 @@ class Store:
         evals = tuple((*key, i, e) for key, found in sweep.evals.items() for i, e in enumerate(found))
         self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)
         with self._fenced(lease) as connection:
-            connection.execute(sa.update(schema.leases).values(owner="", renewed_at=0.0, saves=saves))
+            mine = sa.update(schema.leases).where(schema.leases.c.name == sweep.name)
+            connection.execute(mine.values(owner="", renewed_at=0.0, saves=saves))
 
     def accept_study(self, lease: Lease, digest: str, study_toml: str) -> None:
         """Go on with another study text. Raises SweepBusyError when the lease is lost."""

@@ -101,6 +101,23 @@ class StoreContract:
         assert found is not None
         assert found.trials == {0: trial}
 
+    def test_a_whole_sweep_is_copied_in_and_other_sweeps_leases_are_left_alone(
+        self, store: Store, lease: Lease
+    ) -> None:
+        made = replace(sweep_of(study_of(), trials=12), name="moved", id="e" * 32)
+        store.copy_in(made, NOW, 7)
+        found = store.load("moved")
+        assert found is not None
+        assert (found.id, found.trials, found.attempts, found.evals) == (
+            made.id,
+            made.trials,
+            made.attempts,
+            made.evals,
+        )
+        assert store.saves("moved") == (made.id, 7)
+        assert store.held("moved").owner == ""
+        assert store.held("built").owner == "node1 pid 1 start 1", "another sweep's driver keeps its lease"
+
     # -- from where a sweep is driven
 
     def test_a_placed_sweep_says_from_where_it_is_driven_and_whether_it_is_over(

@@ -1,0 +1,83 @@
+"""The command: copy a sweep's records into another database, and make the old one count as older."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune.base.errors import InputError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.base.small_files import write_json
+from lora_tune.commands.confirm.command import SUFFIX
+from lora_tune.commands.options import guarded, load_review, output_option, storage_name, storage_option, study_option
+from lora_tune.controller.sweep_folder import owned
+from lora_tune.store import Lease, Store, has_password, safe_url
+from lora_tune.store.leases import take_lease
+from lora_tune.store.locate import open_store
+from lora_tune.store.records import Sweep
+
+
+def _target(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
+    """The URL; one with a password is refused, since every user of a machine can read command lines."""
+    if has_password(url):
+        raise click.UsageError("--to has a password in it, and every user of this machine can read command lines; put "
+                               "it into ~/.pgpass")  # fmt: skip
+    return url
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--to", required=True, callback=_target, help="URL of the database that the records go to")
+@guarded
+def main(study_name: str, to: str, **given: Any) -> None:
+    """Copy a sweep's records into another database, such as from SQLite to PostgreSQL, to go on there.
+
+    Nobody may drive the sweep meanwhile; its jobs go on. The old database is left as it is, and is refused from then
+    on: the sweep's folder knows that it is older. Exit codes: 0 done; 2 your input; 3 the machine.
+    """
+    review = load_review(study_name, given["output"], given["storage"])
+    source, name = open_store(review.paths, given["storage"]), review.sweep.name
+    target = Store(to)
+    try:
+        now = time.time()
+        lease = take_lease(source, name, now)
+        try:
+            with owned(review.paths, review.sweep, safe_url(source.url)):
+                moved = _moved(source, target, lease, review.paths, now)
+        finally:
+            source.release(lease)
+    finally:
+        source.close()
+        target.close()
+    before = storage_name(review.paths, given["storage"])
+    click.echo(
+        f"{moved} trials of {name} copied from {before} to {safe_url(to)}; go on with: "
+        f"LORA_TUNE_STORAGE={safe_url(to)} python -m lora_tune.sweep --study {study_name}"
+    )
+
+
+def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: float) -> int:
+    """How many trials were copied; the replicates of ``confirm`` go along. Raises InputError for a full target."""
+    folders = {lease.sweep: paths, lease.sweep + SUFFIX: SweepPaths(paths.root / "confirm")}
+    found = {name: sweep for name in folders if (sweep := source.load(name)) is not None}
+    for name in found:
+        if target.load(name) is not None:
+            raise InputError(f"{safe_url(target.url)} holds a sweep {name} already; name an empty database")
+    for name, sweep in found.items():
+        _copy(source, target, sweep, folders[name].saved, now)
+    return len(found[lease.sweep].trials)
+
+
+def _copy(source: Store, target: Store, sweep: Sweep, saved: Path, now: float) -> None:
+    saves = source.saves(sweep.name)[1] + 1
+    target.copy_in(sweep, now, saves)
+    copied = target.load(sweep.name)
+    assert copied is not None
+    assert (copied.id, copied.trials, copied.attempts) == (sweep.id, sweep.trials, sweep.attempts)
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    write_json(saved, {"sweep": sweep.id, "saves": saves})
