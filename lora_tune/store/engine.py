@@ -159,7 +159,10 @@ def _refuse_damaged(path: Path) -> None:
     except sqlite3.DatabaseError as error:
         verdict = str(error)
     if verdict != "ok":
-        raise StoreError(f"{path} is damaged ({verdict}); move it away to start anew, it is left as it is")
+        raise StoreError(
+            f"{path} is damaged ({verdict}); it is left as it is: put a copy of it back, or move it and the sweep's "
+            "folder away to start anew"
+        )
 
 
 @contextlib.contextmanager
