@@ -1,0 +1,128 @@
+"""``python -m benchmarks.stopping [--draws N]``: good runs stopped and bad runs caught, by rule, table and references.
+
+For each table, references are drawn from its good runs; other good and bad runs are judged with them. Intervals are 90%
+bootstrap intervals over the draws of references, which all runs judged with one draw share. Used: the share of their
+training that bad runs had when they were stopped (1 where they were not). Optuna's pruners see as many finished bad
+runs as good ones. Published runs need the public MLPerf results (``LORA_TUNE_MLPERF``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import optuna
+
+from benchmarks.public_runs import folder
+from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
+from benchmarks.stopping.shapes import all_shapes
+from benchmarks.stopping.tables import Table, published, recorded
+from lora_tune.curves.conformal import Course, allowed
+
+RATES = (0.01, 0.05, 0.1)
+REFERENCES = (0, 3, 8, 20, 50)
+GOOD_EACH, BAD_EACH = 20, 10
+PEER_EACH = 5
+PEER_REFERENCES = 20
+
+
+@dataclass(frozen=True)
+class Score:
+    """By draw of references: share of good runs stopped, share of bad runs caught, training that these had used."""
+
+    killed: Sequence[float]
+    caught: Sequence[float]
+    used: Sequence[float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.stopping", description=__doc__)
+    parser.add_argument("--draws", type=int, default=40, help="draws of references a cell")
+    parser.add_argument("--part", choices=("ours", "peers"), action="append", help="only this part; may be given again")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")  # experimental pruners
+    print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, no GPU")
+    tables = [*recorded(), *([published()] if (folder() / "runs.jsonl.gz").is_file() else []), *all_shapes()]
+    for part in options.part or ("ours", "peers"):
+        begin = time.perf_counter()
+        {"ours": our_table, "peers": peer_table}[part](tables, options.draws)
+        print(f"({part}: {time.perf_counter() - begin:.0f} s)", flush=True)
+
+
+def our_table(tables: Sequence[Table], draws: int) -> None:
+    """The shipped rule by table, references and stated rate; rates that keep the same references' ranks are one row."""
+    print("\n| table | references | stated | supported | good stopped | bad caught | used |")
+    print("|---|---|---|---|---|---|---|")
+    for table in tables:
+        for count in (n for n in REFERENCES if n < len(table.good)):
+            for rate in sorted({allowed(rate, count): rate for rate in reversed(RATES)}.values()):
+                found = score(table, count, draws, lambda t, refs, _, rate=rate: ours(t, refs, rate))
+                stated = ", ".join(f"{r:.0%}" for r in RATES if allowed(r, count) == allowed(rate, count))
+                kept = ours_supports(count, rate)
+                print(f"| {table.name} | {count} | {stated} | {kept:.1%} | {cells(found)} |", flush=True)
+
+
+def peer_table(tables: Sequence[Table], draws: int) -> None:
+    """All rules with the same references, at a stated 5% where a rule takes one."""
+    print(f"\n{PEER_REFERENCES} references (tiny PEFT: 8), stated 5%\n")
+    print("| table | rule | good stopped | bad caught | used |\n|---|---|---|---|---|")
+    makes: dict[str, Callable[[Table, Sequence[Course], Sequence[Course]], Rule]] = {
+        "this rule": lambda t, refs, _: ours(t, refs, 0.05),
+        "as it was": lambda t, refs, _: as_it_was(t, refs, 0.05),
+        **{
+            name: lambda t, refs, bad, make=make: in_study(make, [*refs, *bad], t.target)  # type: ignore[misc]
+            for name, make in PEERS.items()
+        },
+    }
+    for table in tables:
+        count = PEER_REFERENCES if len(table.good) > 2 * PEER_REFERENCES else 8
+        for name, make in makes.items():
+            found = score(table, count, max(4, draws // 4), make, PEER_EACH)
+            print(f"| {table.name} | {name} | {cells(found)} |", flush=True)
+
+
+def score(
+    table: Table,
+    count: int,
+    draws: int,
+    make: Callable[[Table, Sequence[Course], Sequence[Course]], Rule],
+    each: int = GOOD_EACH,
+) -> Score:
+    """Judge runs with ``draws`` draws of ``count`` references. make: the rule, of (table, references, finished bad)."""
+    rng = np.random.default_rng([count, draws])
+    rows = []
+    for _ in range(draws):
+        order, bad = rng.permutation(len(table.good)), rng.permutation(len(table.bad))
+        references = [table.good[i] for i in order[:count]]
+        finished = [table.bad[i] for i in bad[BAD_EACH:][:count]]
+        rule = make(table, references, finished)
+        killed = [rule(table.good[i]) is not None for i in order[count : count + each]]
+        stops = [(rule(run), run) for run in (table.bad[i] for i in bad[: min(each, BAD_EACH)])]
+        used = [1.0 if at is None else at / (run.length or at) for at, run in stops]
+        rows.append((np.mean(killed), np.mean([at is not None for at, _ in stops]), np.mean(used)))
+    killed_by, caught_by, used_by = np.array(rows).T
+    return Score(killed_by.tolist(), caught_by.tolist(), used_by.tolist())
+
+
+def cells(found: Score) -> str:
+    """Means, the first two with their bootstrap intervals."""
+    rng = np.random.default_rng(0)
+
+    def between(values: Sequence[float]) -> str:
+        means = rng.choice(np.array(values), (1000, len(values))).mean(axis=1)
+        low, high = np.quantile(means, (0.05, 0.95))
+        return f"{np.mean(values):.1%} ({low:.1%} to {high:.1%})"
+
+    return f"{between(found.killed)} | {between(found.caught)} | {np.mean(found.used):.0%}"
+
+
+if __name__ == "__main__":
+    main()
