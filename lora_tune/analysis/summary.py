@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.replicates import runs_words
+from lora_tune.analysis.stopping import StoppingAccount, stopping_account
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
@@ -44,6 +45,7 @@ class Overview:
     best, best_interval: the best trial and a 90% interval for its configuration's time to the target in seconds
     (None for throughput studies).
     node_hours: spent, start-up included. saved: node-hours that stopped trials would have cost, an estimate.
+    stopping: what the stopping rule promises and has cost; None where no curves are compared.
     """
 
     trials: int
@@ -56,6 +58,7 @@ class Overview:
     saved: float
     seconds: float
     failures: tuple[FailureClass, ...]
+    stopping: StoppingAccount | None = None
 
 
 def overview(study: Study, sweep: Sweep, now: float) -> Overview:
@@ -74,6 +77,7 @@ def overview(study: Study, sweep: Sweep, now: float) -> Overview:
         saved=saved_node_hours(study, sweep),
         seconds=elapsed(sweep, now),
         failures=failure_classes(sweep, now),
+        stopping=stopping_account(study, sweep, now),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -15,6 +16,7 @@ import click
 from lora_tune.analysis.advice import Advice, advise
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.importance import FEWEST, knobs
+from lora_tune.analysis.stopping import account_words, stopping_account
 from lora_tune.analysis.summary import objective_words, prior_words, ranked
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.format import visible
@@ -166,8 +168,6 @@ def main(study_name: str, storage: str | None, output: Path | None, number: int 
 
     With --trial N: why it was proposed, why it ended as it did, and how far it was.
     """
-    import time
-
     review = load_review(study_name, output, storage)
     if number is not None:
         _print_trial(review, number, as_json)
@@ -214,6 +214,8 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     if not found:
         done = len(ranked(study, sweep))
         click.echo(f"  {done} trials reached the target; from {FEWEST} on the shares mean something")
+    if account := stopping_account(study, sweep, time.time()):
+        click.echo(f"\nStopping\n  {account_words(account)}")
     click.echo("\nAdvice")
     for a in advice:
         click.echo(visible(f"  {a.seen}.\n", keep="\n") + visible(f"    do:       {a.do}"))

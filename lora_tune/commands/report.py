@@ -20,6 +20,7 @@ from lora_tune import __version__
 from lora_tune.analysis.advice import advise
 from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.scaling import scaling
+from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview, objective_words, overview, passing, prior_words, score_words
 from lora_tune.base.errors import SetupError
 from lora_tune.base.format import duration, visible
@@ -119,6 +120,9 @@ def _cards(study: Study, seen: Overview) -> list[Card]:
     cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {duration(seen.seconds)}"))
     share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
     cards.append(("Node-hours saved by stopping early", hours(seen.saved), share or "no trial was stopped early"))
+    if seen.stopping:
+        kept = "no run yet" if seen.stopping.kept is None else f"{100 * seen.stopping.kept:.3g}%"
+        cards.append(("Good runs stopped by error, at most", kept, account_words(seen.stopping)))
     return cards
 
 

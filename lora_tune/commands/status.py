@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from lora_tune.analysis.describe import money, parameters_text, price
 from lora_tune.analysis.scaling import scaling, table
+from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview, confirmed_words, overview, ranked, score_words
 from lora_tune.base import errors
 from lora_tune.base.format import duration, visible
@@ -89,6 +91,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         "node_hours": seen.node_hours,
         "node_hours_budget": study.budget.node_hours,
         "node_hours_saved": seen.saved,
+        "stopping": None if seen.stopping is None else asdict(seen.stopping),
         "money": money(study, seen.node_hours),
         "seconds": seen.seconds,
         "best": None if best is None else {**_trial(sweep, best, now), "interval_seconds": seen.best_interval},
@@ -161,6 +164,8 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
     grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}{saved}"))
+    if seen.stopping:
+        grid.add_row("stopping", Text(account_words(seen.stopping)))
     grid.add_row("time", duration(seen.seconds))
     return grid
 

@@ -12,6 +12,7 @@ import click
 
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.scaling import scaling, table
+from lora_tune.analysis.stopping import promise_words
 from lora_tune.analysis.summary import score_words
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
@@ -146,6 +147,8 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
             lease = take_lease(store, study.name, clock.now())
         with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:
             watcher.line(beginning(study, driving.sweep, paths))
+            if promise := promise_words(study):
+                watcher.line(promise)
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()

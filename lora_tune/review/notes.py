@@ -10,6 +10,7 @@ from zlib import crc32
 
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview
 from lora_tune.base.format import duration, visible
 from lora_tune.base.paths import AttemptPaths
@@ -195,6 +196,8 @@ def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
         ("Node-hours", f"{seen.node_hours:.3g}"),
         ("Saved by stopping early", f"about {seen.saved:.2g} node-hours"),
     ]
+    if seen.stopping:
+        rows += [("Stopping", account_words(seen.stopping))]
     rows += [("Study hash", sweep.digest)]
     if seen.best is not None:
         value = seen.best.facts["objective"]

@@ -1,0 +1,81 @@
+"""What a sweep says of its stopping rule: the rate that it supports, what was stopped, and what audits showed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lora_tune.analysis.stopping import account_words, false_rate, promise_words, stopping_account
+from lora_tune.config.study import Study
+from lora_tune.controller.evidence import AUDITED, AUDITED_SAMPLES
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from tests.test_decide import NOW, attempt, finished_well, study, trial
+
+
+def ended(number: int, verdict: Verdict, sentence: str = "", **facts: Any) -> Trial:
+    done = trial(number, state=TrialState.FINISHED, finished_at=NOW + number, sentence=sentence, facts=facts)
+    return replace(done, verdict=verdict)
+
+
+def with_trials(sweep: Sweep, *trials: Trial) -> Sweep:
+    attempts = {(t.number, 0): replace(attempt(ended_at=NOW), trial=t.number) for t in trials}
+    return replace(
+        sweep,
+        trials={**sweep.trials, **{t.number: t for t in trials}},
+        attempts={**sweep.attempts, **attempts},
+    )
+
+
+def words(study: Study, sweep: Sweep) -> str:
+    account = stopping_account(study, sweep, NOW)
+    assert account is not None
+    return account_words(account)
+
+
+def test_before_enough_references_it_says_when_runs_are_compared() -> None:
+    assert words(study(), finished_well(3)) == "so far 3 finished references; runs are compared from 8 on"
+
+
+def test_it_says_what_the_references_support_and_when_the_stated_rate_is() -> None:
+    more = study().with_options({"pruning": {"references": 14}})
+    assert words(more, finished_well(14)) == "so far 14 finished references support 6.67%; 1% from 99 on"
+    assert words(study(), finished_well(30)).startswith("so far 8 finished references support 11.1%"), (
+        "the rest were selected"
+    )
+
+
+def test_it_says_what_was_caught_and_for_how_much() -> None:
+    caught = [ended(n, Verdict.PRUNED, "stalled: further above") for n in (20, 21)]
+    missed, diverged = ended(22, Verdict.CENSORED), ended(23, Verdict.PRUNED, "diverged: NaN")
+    said = words(study(), with_trials(finished_well(8), *caught, missed, diverged))
+    assert "2 of 4 runs that missed the target were stopped, with " in said
+
+
+def test_audits_measure_the_rate_and_state_their_price() -> None:
+    facts = {AUDITED: "stalled: further above", AUDITED_SAMPLES: 200.0, "last_samples": 800.0}
+    audits = [ended(20, Verdict.REACHED, **facts), ended(21, Verdict.CENSORED, **facts)]
+    account = stopping_account(study(), with_trials(finished_well(8), *audits), NOW)
+    assert account is not None
+    assert (account.audited, account.erred) == (2, 1)
+    assert account.audit_hours == pytest.approx(2 * 300 / 3600 * 0.75)
+    assert account.false_rate is not None
+    assert account.false_rate[0] < 1 / 9 < account.false_rate[1]
+    assert "1 of 2 audits reached the target" in account_words(account)
+
+
+def test_the_interval_of_the_measured_rate_is_clopper_and_pearsons() -> None:
+    assert false_rate(0, 10, 10, 90) == (0.0, pytest.approx(0.0280, abs=2e-3))
+    low, high = false_rate(10, 20, 100, 50)
+    assert low < 50 / 100 < high
+
+
+def test_a_study_says_its_promise_and_its_price_before_the_first_run() -> None:
+    audited = study().with_options({"pruning": {"audit": 0.05}})
+    assert promise_words(audited) == (
+        "stopping: the first 8 good runs go free and support 11.1% of good runs stopped by error; "
+        "the stated 1% needs 99; 5% of condemned runs go on as audits"
+    )
+    assert promise_words(study().with_options({"pruning": {"rule": "none"}})) == ""
+    assert stopping_account(study().with_options({"pruning": {"rule": "none"}}), finished_well(3), NOW) is None
