@@ -18,13 +18,13 @@ class StoppingAccount:
     """The stopping rule's state in a sweep.
 
     stated: false-prune rate that the study asks for; kept: the rate that its evidence supports now, None while no run
-    is compared. references: good runs that nothing could have stopped, which are what supports it, of all
-    ``good`` ones; wanted: as many as
-    must end before runs are compared; full: as many as support the stated rate. published: the rate rests on public
-    runs. stopped, missed: runs that the comparison stopped, and all that ended without the target. used: share of all
-    node-hours that the stopped ones took. audited, erred: condemned runs that went on and have ended, and those of them
-    that reached the target. audit_hours: node-hours that they took after they were condemned. false_rate: low and high
-    of a 90% interval for the share of good runs that the rule condemns, None without an ended audit.
+    is compared. references: good runs that nothing could have stopped, which are what supports it, of all ``good``
+    ones; wanted: as many as must end before runs are compared; full: as many as support the stated rate. published:
+    the rate rests on public runs. stopped, missed: runs that the comparison stopped, and all that ended without the
+    target. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that went on and
+    have ended, and those of them that reached the target. audit_hours: node-hours that they took after they were
+    condemned. false_rate: low and high of a 90% interval for the share of good runs that the rule condemns, None
+    without an ended audit.
     """
 
     stated: float
