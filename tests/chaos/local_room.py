@@ -91,6 +91,7 @@ class LocalRoom:
             STUDY.format(**quoted, pace=pace, stamps=stamps, log=log, target=TARGET, seed=seed, trials=trials)
         )
         self._output = (folder / "driver.out").open("ab")
+        self._restored = False  # the last thing that was done was to put kept records into place
         self._said = 0  # characters that drivers before the present one have printed
         self._drivers: list[subprocess.Popen[bytes]] = []
 
@@ -110,20 +111,27 @@ class LocalRoom:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a driver, after doing what the one before has advised a person to do."""
-        if self.paths.rescued.exists() and (self._advised() or not self.paths.database.exists()):
-            for path in self.database_files():
-                path.unlink()
-            shutil.copy(self.paths.rescued, self.paths.database)
-            os.sync()
+        self._follow_advice("".join(self.said[self._said :].splitlines()[-1:]))
         self._said = len(self.said)
         started = subprocess.Popen(self.command(), cwd=HERE, stdout=self._output, stderr=subprocess.STDOUT)
         self._drivers.append(started)
         return started
 
-    def _advised(self) -> bool:
-        """Whether the last driver ended with the advice to put the kept records in the place of the database."""
-        last = "".join(self.said[self._said :].splitlines()[-1:])
-        return any(words in last for words in ("rescued.db", "does not hold them", "knows nothing"))
+    def _follow_advice(self, last: str) -> None:
+        """Put the kept records in the place of a lost database; where they are too old as well, go on from them."""
+        lost = any(words in last for words in ("rescued.db", "does not hold them", "knows nothing"))
+        if self._restored and "older than this folder" in last:
+            self.paths.saved.unlink(missing_ok=True)
+        elif self.paths.rescued.exists() and (lost or not self.paths.database.exists()):
+            for path in self.database_files():
+                path.unlink()
+            shutil.copy(self.paths.rescued, self.paths.database)
+            os.sync()
+            self._restored = True
+        elif "older than this folder" in last:
+            self.paths.saved.unlink(missing_ok=True)
+        else:
+            self._restored = False
 
     def kill_driver(self) -> None:
         self.driver.kill()
