@@ -14,6 +14,7 @@ from lora_tune.commands.serve import SERVER, Server
 from lora_tune.config.study import parse_study
 from lora_tune.controller.quota import NodeQuota
 from lora_tune.store import Registered, Store, sqlite_url
+from tests.contracts.store import where
 from tests.fakes import command_study
 from tests.waiting import wait_for
 
@@ -34,7 +35,7 @@ def registered(folder: Path, store: Store, name: str) -> None:
     file = folder / f"{name}.toml"
     store.begin(name, parse_study(text, file).digest, text, 0.0)
     lease = store.take_lease(name, "test", 0.0)
-    store.place(lease, file, folder / name, {})
+    store.place(lease, where(file, folder / name, name=name))
     store.release(lease)
 
 

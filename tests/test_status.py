@@ -22,6 +22,7 @@ from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
+from tests.contracts.store import where
 from tests.waiting import wait_for
 
 OWNER = "host7 pid 42 start 99"
@@ -60,7 +61,7 @@ def test_a_sweep_that_nobody_drives_and_nobody_ended_calls_for_somebody(tmp_path
     """Registered and never taken up, or its driver died between two trials: nothing is open, and nothing goes on."""
     store = Store(sqlite_url(stored(tmp_path, sweep_of(study_of(), trials=8))))
     lease = store.take_lease("built", OWNER, BEGAN)
-    store.place(lease, tmp_path / "built.toml", tmp_path, {})
+    store.place(lease, where(tmp_path / "built.toml", tmp_path))
     store.release(lease)
     left = run(tmp_path)
     assert left.exit_code == 3

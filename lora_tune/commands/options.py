@@ -46,6 +46,12 @@ storage_option = click.option(
     callback=_storage,
     help=f"database URL, or the variable {STORAGE_VARIABLE} [SQLite in the sweep folder]",
 )
+signing_key_option = click.option(
+    "--signing-key",
+    envvar="LORA_TUNE_SIGNING_KEY",
+    type=click.Path(path_type=Path),
+    help="file with the key that signs studies for a service; a service with it drives signed ones only",
+)
 metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics, on 127.0.0.1")
 
 

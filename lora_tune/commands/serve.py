@@ -17,13 +17,14 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import export
 from lora_tune.commands.metrics import Metrics
-from lora_tune.commands.options import guarded, metrics_option, storage_option
+from lora_tune.commands.options import guarded, metrics_option, signing_key_option, storage_option
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.dependencies import RealClock
 from lora_tune.controller.driver import Driver, Search
 from lora_tune.controller.quota import NodeQuota, demand
 from lora_tune.controller.runtime import Environment, Plan, driver, make_clock
+from lora_tune.controller.signatures import SigningKey, read_key
 from lora_tune.launchers import make_launcher
 from lora_tune.logs.run import Eval
 from lora_tune.store import Changes, Lease, Registered, Store
@@ -97,9 +98,15 @@ class _View:
 class Server:
     """Drives the active studies of one database, a thread each. :meth:`stop` may be called from a signal handler."""
 
-    def __init__(self, store: Store, gate: NodeQuota, metrics: Metrics, say: Say, *, before: str = "") -> None:
-        """before: the owner that had the server's lease last, and is gone: so are its studies' drivers."""
-        self._before = before
+    def __init__(
+        self, store: Store, gate: NodeQuota, metrics: Metrics, say: Say, *, before: str = "",
+        key: SigningKey | None = None,
+    ) -> None:  # fmt: skip
+        """before: the owner that had the server's lease last, and is gone: so are its studies' drivers.
+
+        key: only studies that are signed with it are driven.
+        """
+        self._before, self._key = before, key
         self._store, self._gate, self._metrics, self._say = store, gate, metrics, say
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
@@ -147,7 +154,7 @@ class Server:
             return
         self._not_before.pop(row.name, None)
         try:
-            plan = plan_of(row, self._gate.cap)
+            plan = plan_of(row, self._gate.cap, self._key)
             lease = try_lease(self._store, row.name, self._patience, time.time(), self._before)
             if lease is None:
                 self._say_once(row.name, f"{row.name}: standby, another driver is at work")
@@ -236,8 +243,13 @@ class Server:
             self._say(text)
 
 
-def plan_of(row: Registered, cap: int | None) -> Plan:
-    """What the database says of a study as a plan. Raises LoraTuneError where it cannot be driven from here."""
+def plan_of(row: Registered, cap: int | None, key: SigningKey | None = None) -> Plan:
+    """What the database says of a study as a plan. Raises LoraTuneError where it cannot be driven from here.
+
+    key: drive only what is signed with it.
+    """
+    if key is not None:
+        key.check(row)
     if row.cwd != Path.cwd():
         raise errors.SetupError(f"was registered in {row.cwd}, and its paths start there; run a server there")
     from_file = with_secrets_of(parse_study(row.study_toml, row.file), row.file).model_copy(update={"name": row.name})
@@ -254,6 +266,7 @@ def plan_of(row: Registered, cap: int | None) -> Plan:
         options=row.options,
         paths=SweepPaths(row.folder),
         workload=load_workload(study, row.file),
+        key=key,
     )
 
 
@@ -262,8 +275,11 @@ def plan_of(row: Registered, cap: int | None) -> Plan:
 @click.option("--nodes", type=click.IntRange(1), help="nodes of all studies together [no cap]")
 @click.option("--until-done", is_flag=True, help="end when no study is active any more")
 @metrics_option
+@signing_key_option
 @guarded
-def main(storage: str | None, nodes: int | None, until_done: bool, metrics: str | None) -> None:
+def main(
+    storage: str | None, nodes: int | None, until_done: bool, metrics: str | None, signing_key: Path | None
+) -> None:
     """Drive all active studies of a database until SIGTERM or Ctrl-C; their jobs go on after that.
 
     Studies come from lora_tune.sweep: started there and left, or written down with --register. A second server on the
@@ -273,6 +289,7 @@ def main(storage: str | None, nodes: int | None, until_done: bool, metrics: str 
     """
     if not storage:
         raise errors.InputError("which database? give --storage URL, or set LORA_TUNE_STORAGE")
+    key = read_key(signing_key) if signing_key else None
     measures = Metrics()
     if metrics:
         measures.serve(metrics, click.echo)
@@ -285,7 +302,7 @@ def main(storage: str | None, nodes: int | None, until_done: bool, metrics: str 
         signal.signal(number, interrupted)
     try:
         lease, before = wait_for_lease(store, SERVER, time.time, _say)
-        server = Server(store, NodeQuota(nodes), measures, _say, before=before)
+        server = Server(store, NodeQuota(nodes), measures, _say, before=before, key=key)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _signal, _frame: server.stop())
         _say("serving" + (f", {nodes} nodes at most" if nodes else ""))

@@ -19,7 +19,15 @@ from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands import export
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
-from lora_tune.commands.options import guarded, metrics_option, output_option, storage_option, study_option, sweep_paths
+from lora_tune.commands.options import (
+    guarded,
+    metrics_option,
+    output_option,
+    signing_key_option,
+    storage_option,
+    study_option,
+    sweep_paths,
+)
 from lora_tune.config.kept_study import secrets_written_in, text_to_keep
 from lora_tune.config.study import Study, closed_violations, find_study, load_study
 from lora_tune.controller.driver import Outcome, proposal
@@ -34,6 +42,7 @@ from lora_tune.controller.runtime import (
     own_folder,
     record_study,
 )
+from lora_tune.controller.signatures import read_key
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.leases import take_lease, wait_for_lease
@@ -66,6 +75,7 @@ class How:
 @click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
 @click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
 @metrics_option
+@signing_key_option
 @click.option("--quiet", is_flag=True, help="print nothing but the result")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
 @guarded
@@ -92,6 +102,7 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
         options=options,
         paths=sweep_paths(study.name, given["output"]),
         workload=workload,
+        key=read_key(given["signing_key"]) if given["signing_key"] else None,
     )
     if dry_run:
         _dry_run(study, workload, plan.paths)

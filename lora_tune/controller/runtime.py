@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +17,20 @@ from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
+from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
-from lora_tune.store import BufferedStore, Changes, Lease, SaveCount, Store, safe_url, sqlite_url, tune_sqlite
+from lora_tune.store import (
+    BufferedStore,
+    Changes,
+    Lease,
+    Registered,
+    SaveCount,
+    Store,
+    safe_url,
+    sqlite_url,
+    tune_sqlite,
+)
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
 from lora_tune.workloads.base import Checks, Prepares, Workload, start
@@ -29,7 +40,7 @@ from lora_tune.workloads.base import Checks, Prepares, Workload, start
 class Plan:
     """What is to be driven. from_file: the study as its file ``file`` with ``text`` says it.
 
-    study: the same with the command line's ``options``, sections of the study, laid over it.
+    study: the same with the command line's ``options``, sections of the study, laid over it. key: to sign it with.
     """
 
     file: Path
@@ -39,6 +50,19 @@ class Plan:
     options: Mapping[str, Mapping[str, Any]]
     paths: SweepPaths
     workload: Workload
+    key: SigningKey | None = None
+
+    def registration(self, text: str) -> Registered:
+        """What the database holds of it, signed where there is a key. text: of the study, as it is kept there."""
+        where = Registered(
+            name=self.study.name,
+            study_toml=text,
+            cwd=Path.cwd(),
+            file=self.file.resolve(),
+            folder=self.paths.root,
+            options=self.options,
+        )
+        return replace(where, signature=self.key.sign(where)) if self.key else where
 
     @property
     def launcher_kind(self) -> LauncherKind:
@@ -98,7 +122,8 @@ def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool
                 "undo that, use another --output, or resume with --accept-changes",
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
-    store.place(lease, plan.file.resolve(), plan.paths.root, plan.options)
+    kept = found.study_toml if found.digest == plan.from_file.digest else plan.text
+    store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)
 
 

@@ -49,6 +49,7 @@ class Registered:
     """From where a sweep is driven. cwd: the working folder, where relative paths start.
 
     options: sections of the study with what the command line laid over them. ended: why it is over, "" while it is not.
+    signature: of one who may run programs as a service's user, "" where nobody signed.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Registered:
     folder: Path
     options: Mapping[str, Mapping[str, Any]]
     ended: str = ""
+    signature: str = ""
 
 
 class Records(Protocol):
@@ -140,10 +142,11 @@ class Store:
         """Go on with another study text. Raises SweepBusyError when the lease is lost."""
         self._change(lease, digest=digest, study_toml=study_toml)
 
-    def place(self, lease: Lease, file: Path, folder: Path, options: Mapping[str, Mapping[str, Any]]) -> None:
+    def place(self, lease: Lease, where: Registered) -> None:
         """Note from where the sweep is driven, and that it goes on. Raises SweepBusyError when the lease is lost."""
-        where = {"cwd": str(Path.cwd()), "file": str(file), "folder": str(folder)}
-        self._change(lease, **where, options=json.dumps(options), ended="")
+        places = {"cwd": str(where.cwd), "file": str(where.file), "folder": str(where.folder)}
+        options = json.dumps(where.options)
+        self._change(lease, **places, options=options, signature=where.signature, ended="")
 
     def finish(self, lease: Lease, reason: str) -> None:
         """Note that the sweep is over, and why. Raises SweepBusyError when the lease is lost."""
@@ -171,6 +174,7 @@ class Store:
                 folder=Path(row.folder),
                 options=json.loads(row.options),
                 ended=row.ended,
+                signature=row.signature,
             )
             for row in found
             if row.folder

@@ -31,6 +31,8 @@ sweeps = sa.Table(
     sa.Column("options", sa.Text, nullable=False, server_default="{}"),
     # Why it is over; empty while it is not.
     sa.Column("ended", sa.Text, nullable=False, server_default=""),
+    # Of somebody who may run programs as the user of a service that asks for one.
+    sa.Column("signature", sa.Text, nullable=False, server_default=""),
 )
 leases = sa.Table(
     "lora_tune_lease",
@@ -136,15 +138,16 @@ def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
         connection.execute(sa.update(old).where(old.c.name == name).values(id=new_token()))
 
 
-def _count_saves(connection: sa.Connection, now: float) -> None:
-    """3 to 4: leases count how often drivers have written."""
+def _counts_and_signatures(connection: sa.Connection, now: float) -> None:
+    """3 to 4: leases count how often drivers have written; sweeps may be signed."""
     _refuse_while_driven(connection, now)
     connection.exec_driver_sql("ALTER TABLE lora_tune_lease ADD COLUMN saves INTEGER NOT NULL DEFAULT 0")
+    connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN signature TEXT NOT NULL DEFAULT ''")
 
 
 _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
     1: _leases_of_their_own,
     2: _sweeps_have_ids,
-    3: _count_saves,
+    3: _counts_and_signatures,
 }
 """Schema -> what makes the next one of it."""

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.logs.run import Eval
 from lora_tune.search.session import Session
-from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Store, tune_sqlite
+from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Registered, Store, tune_sqlite
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from tests.builders import STUDY, study_of, sweep_of
 
 NOW = 1_760_000_000.0
 ODD = "half a pair \ud83d, a zero \x00, ünïcode ☃, 'quotes\" and ; DROP TABLE lora_tune_trial; --"
+
+
+def where(
+    file: Path, folder: Path, options: Mapping[str, Mapping[str, Any]] | None = None, name: str = "built"
+) -> Registered:
+    """From where a test's sweep is driven."""
+    return Registered(name=name, study_toml=STUDY, cwd=Path.cwd(), file=file, folder=folder, options=options or {})
 
 
 class StoreContract:
@@ -124,14 +132,14 @@ class StoreContract:
         self, store: Store, lease: Lease
     ) -> None:
         assert store.registered() == []
-        store.place(lease, Path("/s/built.toml"), Path("/sweeps/built"), {"budget": {"trials": 3}})
+        store.place(lease, where(Path("/s/built.toml"), Path("/sweeps/built"), {"budget": {"trials": 3}}))
         (found,) = store.registered()
         assert (found.name, found.file, found.folder) == ("built", Path("/s/built.toml"), Path("/sweeps/built"))
         assert found.options == {"budget": {"trials": 3}}
         assert found.ended == ""
         store.finish(lease, "all 3 trials are proposed")
         assert store.registered()[0].ended == "all 3 trials are proposed"
-        store.place(lease, found.file, found.folder, found.options)
+        store.place(lease, found)
         assert store.registered()[0].ended == "", "it goes on"
 
     # -- leases
@@ -148,7 +156,7 @@ class StoreContract:
         for attempt in (
             lambda: store.save(lease, Changes(trials=(trial,)), NOW),
             lambda: store.accept_study(lease, "d9", "x"),
-            lambda: store.place(lease, Path("/a"), Path("/b"), {}),
+            lambda: store.place(lease, where(Path("/a"), Path("/b"))),
             lambda: store.finish(lease, "over"),
         ):
             with pytest.raises(SweepBusyError, match="taken over"):
