@@ -1,0 +1,280 @@
+"""Every public llama2_70b_lora folder of MLPerf Training as a user would meet it: doctor, dry run, and a small sweep.
+
+``python -m benchmarks.public_trees FOLDER [--only TEXT] [--no-sweep]`` takes a folder with checkouts of the public
+result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
+script, lays each out in a scratch folder with what its container would hold beside it, and runs on each ``doctor``,
+``sweep --dry-run``, and for those that use Slurm a sweep of four trials on the test cluster (root, and the packages of
+tests/packages.txt), with a tiny training behind ``python``. The table goes to standard output, one row a
+folder; nothing of the repositories is kept. Variables that doctor says are missing are set as it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.analysis.config_check import toml_text
+from tests.cluster import Cluster
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ROUNDS = ("v4.1", "v5.0", "v5.1")
+SHAPE = re.compile(r"config_(?P<system>.+?)_(?P<nodes>\d+)x(?P<gpus>\d+)x")
+MISSING = re.compile(r"needs (\w+), which nothing sets")
+SECONDS = 240
+"""For one sweep of four trials."""
+
+# What a node and the container have, and this machine has not. srun: without the options of Pyxis and without MPI.
+PROGRAMS = {
+    "srun": 'if [ "$1" = --help ]; then echo --container-image; exit; fi\n'
+    'for word; do case $word in --container-* | --no-container-* | --mpi=pm*) ;; *) kept+=("$word") ;; esac; done\n'
+    'exec {srun} --mpi=none "${{kept[@]}}"',
+    "python": 'case " $* " in *train.py" "*) [ "${{RANK:-$SLURM_PROCID}}" = 0 ] || exit 0\n'
+    "exec {python} -u {trainer} ;; esac",
+    "slurm2pytorch": "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
+    'export LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"',
+    "bindpcie": 'while [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done; shift; exec "$@"',
+    **dict.fromkeys(("enroot", "sudo", "nvidia-smi", "ibv_devinfo", "all_reduce_perf_mpi", "mlperf-sysjson.sh"), ":"),
+}
+TRAINER = """
+import json, math, os, random, time
+def emit(key, value=None, kind="POINT_IN_TIME", **meta):
+    line = {"namespace": "", "time_ms": int(time.time() * 1000), "event_type": kind, "key": key, "value": value}
+    print(":::MLLOG " + json.dumps({**line, "metadata": {"file": "train.py", "lineno": 1, **meta}}), flush=True)
+def number(*names, default):
+    return next((float(os.environ[n]) for n in names if os.environ.get(n)), default)
+gpus = number("DGXNGPU", default=8) * number("DGXNNODES", default=1)
+ranks = number("TP", default=1) * number("PP", default=1) * number("CP", default=1)
+batch = int(number("MINIBS", default=1) * gpus / ranks)
+rate, steps, seed = number("LR", default=4e-4), int(number("MAX_STEPS", default=800)), int(os.environ["SEED"])
+every, skipped = int(number("VAL_CHECK_INTERVAL", default=384)), int(number("SKIP_EVALS", "SKIP_EVAL", default=3))
+emit("init_start", kind="INTERVAL_START")
+for key, value in {"submission_benchmark": "llama2_70b_lora", "seed": seed, "global_batch_size": batch,
+                   "opt_base_learning_rate": rate, "opt_learning_rate_training_steps": steps}.items():
+    emit(key, value)
+emit("init_stop", kind="INTERVAL_END")
+emit("run_start", kind="INTERVAL_START")
+needed = 3000 * (1 + 0.3 * math.log(rate / 4.5e-4) ** 2) * math.exp(random.Random(seed).gauss(0, 0.05))
+loss = math.nan
+for samples in range((skipped + 1) * every, steps * batch + 1, every):
+    time.sleep(0.2)
+    loss = 0.92483 - 0.02244 * math.log(samples / needed)
+    emit("eval_accuracy", loss, samples_count=samples)
+    if loss <= 0.925:
+        break
+emit("run_stop", loss, "INTERVAL_END", status="success" if loss <= 0.925 else "aborted")
+"""
+IMAGE = {"run_and_time.sh": "#!/bin/bash\nexec python -u train.py\n"}
+"""Files that the container holds where the folder has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """One implementation folder: whose, of which round, and what a study of it says."""
+
+    round: str
+    submitter: str
+    folder: Path
+    script: str
+    config: Path | None
+
+    @property
+    def name(self) -> str:
+        parts = self.folder.parts
+        return "/".join(parts[parts.index("implementations") + 1 :])
+
+    @property
+    def slurm(self) -> bool:
+        return self.script.endswith(".sub")
+
+    def study(self, laid_out: Path, places: Path, environment: dict[str, str]) -> str:
+        """A study of it on one node, of the shape that its smallest config names."""
+        shape = SHAPE.match(self.config.name) if self.config else None
+        gpus = int(shape["gpus"]) if shape else 8
+        workload = {"implementation": str(laid_out), "script": self.script}
+        if self.slurm:
+            workload = {"kind": "mlperf", **workload}
+        else:
+            assert self.config is not None
+            base = str(self.config.relative_to(self.folder))
+            workload = {"kind": "mlperf_docker", **workload, "base": base}
+        site = {
+            "launcher": "slurm" if self.slurm else "local",
+            "system": shape["system"] if shape else "SYSTEM",
+            "gpus_per_node": gpus,
+            "container": str(places / "image.sqsh") if self.slurm else "localhost/image:1",
+            "data": str(places / "data"),
+            "model": str(places / "model"),
+            "mpi": "none",
+            "stall_minutes": 2,
+            "kill_seconds": 5,
+        }
+        layout = '{ type = "layout", tp = [1, 2, 4], cp = [1, 2], gbs = [8] }'
+        head = toml_text({"workload": workload, "site": site}) + "\n" + toml_text({"site.environment": environment})
+        return head.replace('["site.environment"]', "[site.environment]") + (
+            '\n[space]\nLR = { type = "float", low = 3e-4, high = 6e-4, log = true }\nMAX_STEPS = 800\n'
+            f"{'layout = ' + layout if self.slurm else ''}\n[objective]\ntarget = 0.925\n[search]\nseed = 1\n"
+            "[pruning]\ncap = false\n[budget]\ntrials = 4\nparallel = 4\ntrial_minutes = 5\n"
+        )
+
+
+def trees(root: Path) -> Iterator[Tree]:
+    """The folders with a launch script, in order; a folder that Slurm can start counts as such."""
+    for checkout in sorted(root.glob("*training_results_v*")):
+        round_ = next((r for r in ROUNDS if r in checkout.name), None)
+        for place in sorted(checkout.glob("*/bench*/llama2_70b*/implementations")) if round_ else ():
+            scripts: dict[Path, list[str]] = {}
+            for file in [*sorted(place.rglob("run*.sub")), *sorted(place.rglob("run_with_docker.sh"))]:
+                scripts.setdefault(file.parent, []).append(file.name)
+            for folder, names in sorted(scripts.items()):
+                script = "run.sub" if "run.sub" in names else names[0]
+                submitter = place.relative_to(checkout).parts[0]
+                yield Tree(
+                    round=str(round_), submitter=submitter, folder=folder, script=script, config=_smallest(folder)
+                )
+
+
+def _smallest(folder: Path) -> Path | None:
+    """The config of the fewest nodes."""
+    found = [(int(m["nodes"]), f) for f in folder.glob("**/config_*.sh") if (m := SHAPE.match(f.name))]
+    return min(found)[1] if found else None
+
+
+def lay_out(tree: Tree, place: Path) -> Path:
+    """A copy of the tree, and beside its files those that the image would hold."""
+    copy = Path(shutil.copytree(tree.folder, place, symlinks=True, ignore_dangling_symlinks=True))
+    if tree.slurm:
+        for name, text in IMAGE.items():
+            if not (copy / name).exists():
+                (copy / name).write_text(text)
+            (copy / name).chmod(0o755)
+        if "./bindpcie" in (copy / "run_and_time.sh").read_text(errors="replace"):
+            shutil.copy(place.parent / "bin" / "bindpcie", copy)
+    return copy
+
+
+def prepare(scratch: Path) -> dict[str, str]:
+    """Programs, container, data and model; returns the variables of every job."""
+    values = {"srun": shutil.which("srun"), "python": sys.executable, "trainer": str(scratch / "trainer.py")}
+    (scratch / "trainer.py").write_text(TRAINER)
+    (scratch / "bin").mkdir()
+    for name, text in PROGRAMS.items():
+        program = scratch / "bin" / name
+        program.write_text("#!/bin/bash\n" + text.format(**values) + "\n")
+        program.chmod(0o755)
+    shutil.copy(scratch / "bin" / "python", scratch / "bin" / "python3")
+    (scratch / "image.sqsh").write_bytes(b"hsqs" + bytes(100))
+    for name in ("data/data", "data/model", "model/context", "model/weights"):
+        (scratch / name).mkdir(parents=True)
+    for folder in ("data", "data/data"):
+        for name in ("train.npy", "validation.npy"):
+            (scratch / folder / name).write_bytes(b"\x93NUMPY" + bytes(100))
+    (scratch / "model" / "context" / "model.yaml").write_text("x")
+    (scratch / "data" / "model" / "config.json").write_text("{}")
+    for weights in ("model/weights/shard", "data/model/model.safetensors"):
+        with (scratch / weights).open("wb") as shard:
+            shard.truncate(140 * 10**9)  # sparse: takes no room
+    path = f"{scratch / 'bin'}:{os.environ['PATH']}"
+    return {"PATH": path, "OMP_NUM_THREADS": "1", "CLEAR_CACHES": "0"}
+
+
+def command(words: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """One of the commands that users type, to its end; exit code 124 where it takes too long."""
+    argv = [sys.executable, "-m", *words]
+    try:
+        return subprocess.run(
+            argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=seconds, cwd=REPOSITORY
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 124, "", f"not within {seconds:g} s")
+
+
+def problems(output: str) -> list[str]:
+    """What doctor calls a problem of the folder; the machine's own are not the tree's."""
+    found = [line.removeprefix("PROBLEM").strip() for line in output.splitlines() if line.startswith("PROBLEM")]
+    return [text for text in found if "srun" not in text.split()[:1] and "on PATH" not in text]
+
+
+def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, str]) -> list[str]:
+    """The row of one tree."""
+    place = scratch / "tree"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(scratch / "sweep", ignore_errors=True)
+    copy, file, given = lay_out(tree, place), scratch / "tree.toml", dict(jobs)
+    client = {**(cluster.environment if cluster else {}), "PATH": jobs["PATH"]}
+    options = ["--study", str(file), "--output", str(scratch / "sweep")]
+    file.write_text(tree.study(copy, scratch, given))
+    told = command(["lora_tune.doctor", *options], client, 120)
+    found = problems(told.stdout)
+    needed = {match[1] for text in found if (match := MISSING.search(text))}
+    if needed:
+        given |= {name: str(copy) for name in needed}  # as doctor says
+        file.write_text(tree.study(copy, scratch, given))
+    dry = command(["lora_tune.sweep", *options, "--dry-run"], client, 120)
+    others = [text for text in found if not MISSING.search(text)]
+    words = [f"needs {name}" for name in sorted(needed)] + [_short(text, place) for text in others]
+    elsewhere = "container" if "training code is not in this folder" in told.stdout else "folder"
+    crashed = "Traceback" in told.stdout + told.stderr + dry.stdout + dry.stderr
+    swept = "not asked" if cluster is None else "Docker" if not tree.slurm else "no: see doctor" if others else ""
+    if not swept:
+        swept = sweep(options, client)
+    return [
+        tree.round, tree.submitter, tree.name, tree.script, elsewhere, "; ".join(words) or "ok",
+        "TRACEBACK" if crashed else "ok" if dry.returncode == 0 else _short(dry.stderr, place), swept,
+    ]  # fmt: skip
+
+
+def sweep(options: list[str], client: dict[str, str]) -> str:
+    """What became of four trials."""
+    begun = time.monotonic()
+    done = command(["lora_tune.sweep", *options, "--quiet"], client, SECONDS)
+    counts = re.search(r"all 4 trials are proposed: (.*)", done.stdout + done.stderr)
+    words = counts[1] if counts else _short((done.stderr or done.stdout).strip().splitlines()[-1:] or "nothing said")
+    return f"{words}, {time.monotonic() - begun:.0f} s"
+
+
+def _short(text: str | list[str], place: Path | None = None) -> str:
+    whole = text if isinstance(text, str) else " ".join(text)
+    return " ".join(whole.replace(str(place), "FOLDER").split())[:140].replace("|", "/")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="with the checkouts of the public result repositories")
+    parser.add_argument("--only", default="", help="trees whose round/submitter/folder holds this text")
+    parser.add_argument("--no-sweep", action="store_true")
+    arguments = parser.parse_args()
+    found = [t for t in trees(arguments.folder) if arguments.only in f"{t.round}/{t.submitter}/{t.name}"]
+    if not found:
+        raise SystemExit(f"{arguments.folder}: no training_results_v* with llama2_70b_lora implementations below it")
+    head = ["round", "submitter", "folder", "script", "training code in", "doctor", "dry run", "four trials"]
+    print(f"{len(found)} folders, {datetime.date.today()}, {os.cpu_count()} cores\n")
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head), flush=True)
+    with tempfile.TemporaryDirectory(prefix="trees") as folder:
+        scratch = Path(folder)
+        jobs = prepare(scratch)
+        cluster = None if arguments.no_sweep else Cluster(scratch / "c")
+        if cluster is not None:
+            cluster.start()
+        try:
+            for tree in found:
+                row = judge(tree, scratch, cluster, jobs)
+                print("| " + " | ".join(row) + " |", flush=True)
+                if cluster is not None:
+                    cluster.clear()
+        finally:
+            if cluster is not None:
+                cluster.stop()
+
+
+if __name__ == "__main__":
+    main()
