@@ -20,6 +20,7 @@ from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 PAGES = [DOCS / name for name in ("tutorial.md", "review.md", "study-file.md", "mlperf.md", "command.md", "service.md")]
+STUDY_PAGES = [*PAGES, *(DOCS / name for name in ("oem.md", "launch_only.md", "amd.md", "p8000.md"))]
 STANDIN = REPOSITORY / "tests" / "standin"
 
 SERVERS = ("lora_tune.dashboard",)
@@ -49,6 +50,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as after the two sweeps that the pages speak of."""
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(REPOSITORY / "studies", folder / "studies")
+    implementation = Path(shutil.copytree(STANDIN, folder / "implementation"))
+    (implementation / "configs").mkdir()  # where v4.1 has them
+    for config in implementation.glob("config_*.sh"):
+        config.rename(implementation / "configs" / config.name)
     for name in ("tiny", "h100"):
         file = folder / "studies" / f"{name}.toml"
         study = load_study(file)
@@ -62,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(place: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     data = {"CONT": "image.sqsh", "DATADIR": str(place), "MODEL": str(place)}
-    return {**os.environ, "PATH": path, "LORA_TUNE_IMPLEMENTATION": str(STANDIN), **data}
+    return {**os.environ, "PATH": path, "LORA_TUNE_IMPLEMENTATION": str(place / "implementation"), **data}
 
 
 @pytest.mark.parametrize("line", commands())
@@ -98,7 +103,7 @@ def _starts_and_ends(line: str, place: Path) -> None:
 
 def test_every_study_on_the_pages_loads() -> None:
     found = 0
-    for page in PAGES:
+    for page in STUDY_PAGES:
         for block in blocks(page, "toml"):
             table = tomllib.loads(block)
             if "space" in table:
