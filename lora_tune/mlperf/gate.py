@@ -131,15 +131,31 @@ def _grid(benchmark: Benchmark, batch: object) -> str:
 
 
 def _unreferenced(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
-    """A warning for batch sizes above the largest reference convergence point."""
+    """Warnings for batch sizes without a reference convergence point on either side."""
+    found = _below(benchmark, batches)
     largest = max(benchmark.batch_sizes, default=0)
     above = [batch for batch in batches if batch > largest]
     if not largest or not above:
-        return []
+        return found
     listed = ", ".join(map(str, above))
     sentence = (
         f"GBS {listed} is above {largest}, the largest batch size with a reference convergence point: such a "
         f"submission fails the RCP check until a reference is submitted for it; keep GBS <= {largest}"
+    )
+    return [*found, Violation("GBS", sentence, fatal=False)]
+
+
+def _below(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
+    """A warning for batch sizes below the smallest reference: they cannot win."""
+    smallest = min(benchmark.batch_sizes, default=0)
+    below = [batch for batch in batches if batch < smallest]
+    against = benchmark.reference(smallest) if below else None
+    if against is None:
+        return []
+    sentence = (
+        f"GBS {', '.join(map(str, below))} cannot win: it is below {smallest}, the smallest batch size with a "
+        f"reference convergence point, and is scored as if it converged no sooner than that ({against.mean:.6g}), in more and "
+        f"smaller steps; keep GBS >= {smallest}"
     )
     return [Violation("GBS", sentence, fatal=False)]
 

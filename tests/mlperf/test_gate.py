@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_tune.analysis.advice.rules import taken_back
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import closed_violations, parse_study
 from lora_tune.mlperf.benchmark import read_benchmark
@@ -15,6 +16,7 @@ from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.knobs import announced, keys_of
 from lora_tune.mlperf.log_check import complaints, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 
 LORA = read_benchmark("llama2_70b_lora")
@@ -185,3 +187,33 @@ def test_the_rules_of_6_1_accept_every_disclosure_that_is_derived() -> None:
     for values in ({}, {"FP8": 1, "FP8_DPA": 1}, {"FP4": 1, "FP4_PARAM_GATHER": 1}):
         said = {"global_batch_size": 8, **disclosures("llama2_70b_lora", values, "config.sh")}
         assert complaints(parse(log_lines(LORA, said), LORA.ruleset), LORA.ruleset) == ()
+
+
+def test_the_guides_own_example_is_told_before_it_runs_that_it_cannot_win() -> None:
+    """DGX H100 guide: TP 8, MINIBS 1, so GBS 1, evaluated every 50 samples."""
+    tp8 = [{"GBS": 1, "TP": 8, "MINIBS": 1, "VAL_CHECK_INTERVAL": 50, "LR": 4e-4}]
+    found = check_space(LORA, {}, tp8)
+    assert [(v.name, v.fatal) for v in found] == [("VAL_CHECK_INTERVAL", True), ("GBS", False)]
+    assert "VAL_CHECK_INTERVAL = 50, but it must be 384 samples at GBS 1" in found[0].sentence
+    assert "GBS 1 cannot win: it is below 8" in found[1].sentence
+
+
+def test_explain_says_when_a_slower_rate_costs_nothing() -> None:
+    study = parse_study(SIMULATED.read_text(), SIMULATED)
+
+    def sweep(samples: float) -> Sweep:
+        trials = {
+            n: Trial(number=n, seed=n, tuned={}, parameters={"GBS": 8, "LR": 6e-4}, state=TrialState.FINISHED,
+                     verdict=Verdict.REACHED, seconds=1500.0, samples=samples)
+            for n in range(3)
+        }  # fmt: skip
+        return Sweep(name=study.name, digest="", study_toml="", began_at=0.0, trials=trials)
+
+    fast = taken_back(study, sweep(3072.0))
+    assert fast is not None
+    assert "a lower learning rate costs nothing here" in fast.do
+    assert "3072 samples in the middle of 3 runs, reference mean 3178.67" in fast.evidence
+    faster = taken_back(study, sweep(2688.0))
+    assert faster is not None
+    assert "the RCP check refuses such runs" in faster.do
+    assert taken_back(study, sweep(3456.0)) is None

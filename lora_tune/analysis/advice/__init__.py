@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from lora_tune.analysis.advice.base import Advice
 from lora_tune.analysis.advice.convergence import CONVERGENCE_RULES, overfits
 from lora_tune.analysis.advice.machine import MACHINE_RULES
+from lora_tune.analysis.advice.rules import RULES_OF_MLPERF
 from lora_tune.config.study import Study
 from lora_tune.logs.run import TrainPoint
 from lora_tune.store.records import Sweep
@@ -19,6 +20,6 @@ def advise(study: Study, sweep: Sweep, train: Mapping[int, Sequence[TrainPoint]]
 
     train: training losses by trial, from its log; without them nothing is said about overfitting.
     """
-    found = [rule(study, sweep) for rule in (*CONVERGENCE_RULES, *MACHINE_RULES)]
+    found = [rule(study, sweep) for rule in (*CONVERGENCE_RULES, *MACHINE_RULES, *RULES_OF_MLPERF)]
     found.append(overfits(sweep, train or {}))
     return [advice for advice in found if advice is not None]
