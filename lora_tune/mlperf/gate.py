@@ -154,8 +154,8 @@ def _below(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
         return []
     sentence = (
         f"GBS {', '.join(map(str, below))} cannot win: it is below {smallest}, the smallest batch size with a "
-        f"reference convergence point, and is scored as if it converged no sooner than that ({against.mean:.6g}), in more and "
-        f"smaller steps; keep GBS >= {smallest}"
+        f"reference convergence point, and is scored as if it converged no sooner than that ({against.mean:.6g}), in "
+        f"more and smaller steps; keep GBS >= {smallest}"
     )
     return [Violation("GBS", sentence, fatal=False)]
 
