@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from dataclasses import replace
@@ -101,7 +102,9 @@ def test_diff_against_nothing_is_refused(swept: Path) -> None:
 def test_check_vouches_for_every_variable(swept: Path) -> None:
     result = run("--check")
     assert result.exit_code == 0, result.output
-    assert "the implementation reads every one" in result.output
+    assert "variables source cleanly; who reads each:" in result.output
+    assert re.search(r"^  LR +the recipe$", result.output, re.MULTILINE)
+    assert re.search(r"^  DGXNGPU +\S", result.output, re.MULTILINE)
 
 
 def test_check_refuses_a_variable_that_nothing_reads(swept: Path) -> None:

@@ -15,17 +15,21 @@ from lora_tune.base.errors import InputError
 from lora_tune.config.study import Study
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Workload
+from lora_tune.workloads.base_config import equal, read_base
 from lora_tune.workloads.config_file import value_text
-from lora_tune.workloads.implementation import sourced_file
+from lora_tune.workloads.implementation import LIBRARY_PREFIXES, files_reading, sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_export import export_place
 from lora_tune.workloads.recipe import RecipeWorkload
+from lora_tune.workloads.sandbox import source_files
 
 TWIN_VERSION = 1
 """Grows when a key of the twin changes its meaning."""
 
 _BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLTIME_RUNANDTIME"})
 """What launch scripts and sbatch read, not the training."""
+
+_LAUNCH = "sbatch and the launch script"
 
 
 def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str]) -> dict[str, Any]:
@@ -109,41 +113,49 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
     return [
         Difference(name, before.get(name), after.get(name))
         for name in sorted(before.keys() | after.keys())
-        if not _same(before.get(name), after.get(name))
+        if not equal(before.get(name), after.get(name))
     ]
 
 
-def _same(before: str | None, after: str | None) -> bool:
-    if before is None or after is None or before == after:
-        return before == after
-    try:
-        return float(before) == float(after)
-    except ValueError:
-        return False
+def sourced_beside(config: Path, folder: Path | None = None, root: Path | None = None) -> dict[str, str]:
+    """What ``config`` exports in a clean bash, sourced as if it lay in ``folder``, beside what it sources.
 
-
-def sourced_beside(config: Path, folder: Path | None = None) -> dict[str, str]:
-    """What ``config`` exports in a clean bash, sourced as if it lay in ``folder``, beside its ``config_common.sh``.
-
-    Nothing is written there: a temporary folder stands in, with links to the files of ``folder``. Raises
-    SetupError with bash's own words when it cannot be sourced.
+    Nothing is written there: a temporary folder stands in, with links to all that lies in ``root``, of which ``folder``
+    is a part; None: ``folder`` alone. Raises SetupError with bash's own words when it cannot be sourced.
     """
     if folder is None:
         return sourced_file(config)
+    root = root or folder
     with tempfile.TemporaryDirectory() as scratch:
-        for file in folder.iterdir():
-            if file.is_file() and file.name != config.name:
-                (Path(scratch) / file.name).symlink_to(file.resolve())
-        copy = Path(scratch) / config.name
+        here, source = Path(scratch), root
+        for part in folder.relative_to(root).parts:
+            _link(source, here, part)
+            here, source = here / part, source / part
+            here.mkdir()
+        _link(source, here, config.name)
+        copy = here / config.name
         copy.write_bytes(config.read_bytes())
-        return sourced_file(copy)
+        return source_files([copy]).values
 
 
-def changed_against(base: Path, config: Path) -> list[Difference]:
-    """What ``config`` sets other than the site's present ``base``. Raises InputError when ``base`` is not there."""
+def _link(source: Path, here: Path, without: str) -> None:
+    for entry in source.iterdir():
+        if entry.name != without:
+            (here / entry.name).symlink_to(entry.resolve())
+
+
+def changed_against(base: Path, config: Path, workload: Workload | None = None) -> list[Difference]:
+    """What ``config`` sets other than the site's present ``base``, each sourced where it belongs.
+
+    Raises InputError when ``base`` is not there.
+    """
     if not base.is_file():
         raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
-    return differences(sourced_file(base), sourced_beside(config, base.resolve().parent))
+    file = base.resolve()
+    if isinstance(workload, MlperfWorkload) and file.is_relative_to(root := workload.implementation.folder):
+        before = read_base(root, str(file.relative_to(root)), workload.settings.before).values
+        return differences(before, exported_by(config, workload))
+    return differences(source_files([file]).values, sourced_beside(config, file.parent))
 
 
 def home(workload: Workload) -> Path | None:
@@ -151,6 +163,36 @@ def home(workload: Workload) -> Path | None:
     if isinstance(workload, MlperfWorkload):
         return workload.implementation.folder / export_place(workload)
     return None
+
+
+def exported_by(config: Path, workload: Workload) -> dict[str, str]:
+    """What ``config`` exports where this workload's users source it. Raises SetupError when it cannot be sourced."""
+    root = workload.implementation.folder if isinstance(workload, MlperfWorkload) else None
+    return sourced_beside(config, home(workload), root)
+
+
+def readers(names: Iterable[str], workload: Workload) -> dict[str, str]:
+    """Who reads each variable, in words; "" for nobody. Empty where nobody can know (another's command)."""
+    if isinstance(workload, RecipeWorkload):
+        known = _recipe_variables()
+        return {n: "the recipe" if n in known else _LAUNCH if n in _BY_THE_SITE else "" for n in names}
+    if not isinstance(workload, MlperfWorkload):
+        return {}
+    found, by_file = workload.implementation, files_reading(workload.implementation.folder)
+
+    def reader(name: str) -> str:
+        if name in by_file:
+            more = f" and {len(by_file[name]) - 1} more" if len(by_file[name]) > 1 else ""
+            return f"{by_file[name][0]}{more}"
+        if name in _BY_THE_SITE:
+            return _LAUNCH
+        if name.startswith(LIBRARY_PREFIXES):
+            return "a library in the container, as its name says"
+        if found.in_container:
+            return "only the container can tell: the training code is not here"
+        return "no file here; the config that it sources sets it" if name in found.values else ""
+
+    return {name: reader(name) for name in names}
 
 
 def known_variables(workload: Workload) -> Callable[[str], bool] | None:
@@ -182,7 +224,7 @@ def without_effect(config: Path, workload: Workload) -> list[str] | None:
 
     Sources it in a clean bash as its user would. Raises SetupError when it cannot be sourced.
     """
-    exported = sourced_beside(config, home(workload))
+    exported = exported_by(config, workload)
     known = known_variables(workload)
     return None if known is None else sorted(name for name in exported if not known(name))
 
@@ -195,5 +237,5 @@ def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> lis
     return [
         f"{name} is {exported[name]!r}, the trial had {value_text(value)!r}"
         for name, value in parameters.items()
-        if name in exported and not _same(exported[name], value_text(value))
+        if name in exported and not equal(exported[name], value_text(value))
     ]

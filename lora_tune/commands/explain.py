@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import Advice, advise
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.importance import FEWEST, knobs
@@ -216,6 +217,9 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(f"  {done} trials reached the target; from {FEWEST} on the shares mean something")
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
+    best = sweep.best(maximise=study.maximise)
+    for line in base_changes.told(study, sweep, best) if best is not None else ():
+        click.echo(visible(f"\n{line}" if line.startswith("trial") else line, keep="\n"))
     click.echo("\nAdvice")
     for a in advice:
         click.echo(visible(f"  {a.seen}.\n", keep="\n") + visible(f"    do:       {a.do}"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from lora_tune import __version__
-from lora_tune.analysis import config_check
+from lora_tune.analysis import base_changes, config_check
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.replicates import runs_words
 from lora_tune.base.errors import InputError, NothingReachedError
@@ -158,17 +158,19 @@ def main(
     written = export_trial(review.study, trial, workload, folder or review.paths.best)
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
     if base is not None:
-        changes = config_check.changed_against(base, written.path)
+        changes = config_check.changed_against(base, written.path, workload)
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
         for change in changes:
             click.echo(visible(change))
+        for line in base_changes.told(review.study, review.sweep, trial):
+            click.echo(visible(line))
     if check:
         click.echo("\n" + _checked(written.path, trial, workload))
 
 
 def _checked(config: Path, trial: Trial, workload: Workload) -> str:
     """What the check found, in words. Raises InputError when a variable has no effect or another value."""
-    exported = config_check.sourced_beside(config, config_check.home(workload))
+    exported = config_check.exported_by(config, workload)
     if wrong := config_check.effective(trial.parameters, exported):
         raise InputError(f"{config}: {'; '.join(wrong)}; a file that it sources sets it again, remove it there")
     unread = config_check.without_effect(config, workload)
@@ -178,4 +180,5 @@ def _checked(config: Path, trial: Trial, workload: Workload) -> str:
         raise InputError(
             f"{config}: nothing in the implementation reads {', '.join(unread)}; remove them from the study"
         )
-    return f"checked: {len(exported)} variables source cleanly, and the implementation reads every one"
+    lines = [f"  {name:<32} {reader}" for name, reader in sorted(config_check.readers(exported, workload).items())]
+    return "\n".join((f"checked: {len(exported)} variables source cleanly; who reads each:", *lines))

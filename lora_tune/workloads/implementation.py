@@ -162,9 +162,17 @@ def variables_read(folder: Path) -> Iterator[str]:
     something called ``...env...``, in YAML every ``oc.env:NAME``. An
     assignment does not: what configs only export has no effect.
     """
+    yield from files_reading(folder)
+
+
+def files_reading(folder: Path) -> dict[str, list[str]]:
+    """The files under ``folder`` that read each variable, relative to it, by the variable's name."""
+    found: dict[str, list[str]] = {}
     for path in _sources(folder):
         pattern = _PATTERNS[path.suffix]
-        yield from pattern.findall(path.read_text(encoding="utf-8", errors="replace"))
+        for name in dict.fromkeys(pattern.findall(path.read_text(encoding="utf-8", errors="replace"))):
+            found.setdefault(name, []).append(str(path.relative_to(folder)))
+    return found
 
 
 def _read_by_training(folder: Path) -> Iterator[str]:

@@ -1,0 +1,117 @@
+"""What a trial changes against the machine's own config, and what each change is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lora_tune.analysis.config_check import Difference, differences
+from lora_tune.base.format import duration
+from lora_tune.config.study import Study
+from lora_tune.store.records import Sweep, Trial
+from lora_tune.workloads.config_file import value_text
+
+APART = ("GBS", "NODES")
+"""Values of a record that are no variables: they follow from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What one change is worth with all others in place.
+
+    share: of the time to the target that it saves. sd: its standard deviation.
+    """
+
+    name: str
+    share: float
+    sd: float
+
+    def __str__(self) -> str:
+        return f"saves {100 * self.share:.1f}% ± {100 * self.sd:.1f}%"
+
+
+def base_trial(sweep: Sweep) -> Trial | None:
+    """The trial that measured the machine's own config as it stands; None where the study names none."""
+    return next((t for t in sweep.trials.values() if "base" in t.facts and t.replicate_of is None), None)
+
+
+def changes(base: Trial, trial: Trial) -> list[Difference]:
+    """The variables that ``trial`` sets otherwise than the base, by name."""
+    before, after = (
+        {n: value_text(v) for n, v in t.parameters.items() if n not in APART and n in trial.parameters}
+        for t in (base, trial)
+    )
+    return differences(before, after)
+
+
+def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]:
+    """Each tuned parameter that ``trial`` changes, by what undoing it alone would cost; the dearest first.
+
+    As the search's model expects it after all trials, with its doubt: single runs are too noisy to tell one change from
+    another. Empty where the sampler has no such model, or the base is no point of the space.
+    """
+    names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
+    if not names or study.maximise or study.search.sampler != "grey_box":
+        return []
+    from lora_tune.search import priors
+    from lora_tune.search.grey_box.model import as_known
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
+    from lora_tune.search.recorded import in_memory
+    from lora_tune.search.samplers import make_sampler
+
+    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
+    assert isinstance(sampler, GreyBoxSampler)
+    known, space = in_memory(study, sweep, sampler), study.search_space.distributions()
+    observations = sampler.observations(known, frozenset(space))
+    if not any(math.isfinite(o.reached) for o in observations if not o.source):
+        return []
+    model = as_known(sampler.model(space, observations))
+    found = [Worth(n, *_saved(model, trial.tuned, {**trial.tuned, n: base.tuned[n]})) for n in names]
+    return sorted(found, key=lambda worth: -worth.share)
+
+
+def _saved(model: Any, values: Mapping[str, Any], without: Mapping[str, Any]) -> tuple[float, float]:
+    """The share of the seconds to the target that ``values`` saves against ``without``, and its standard deviation."""
+    import numpy as np
+
+    pair = [values, without]
+    samples, doubt = model.predict_ln_samples(pair)
+    speed, speed_doubt, evals, _ = model.predict_speed(pair)
+    seconds = [
+        float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
+        for i, batch in enumerate(map(model.coordinates.batch, pair))
+    ]
+    spread = sum(c[0, 0] + c[1, 1] - 2 * c[0, 1] for c in (doubt, speed_doubt))
+    return -math.expm1(seconds[0] - seconds[1]), math.sqrt(max(0.0, float(spread)))
+
+
+def told(study: Study, sweep: Sweep, trial: Trial) -> Iterator[str]:
+    """The same in lines: how the trial did against the base, and each change with its worth where that is known."""
+    base = base_trial(sweep)
+    if base is None or trial.number == base.number:
+        return
+    name, found = base.facts["base"], changes(base, trial)
+    yield f"trial {trial.number} against {name} (trial {base.number}): {_measured(study, base, trial)}"
+    worth = {w.name: w for w in worths(study, sweep, base, trial)}
+    layout = next((n for n, p in study.space.items() if p.type == "layout"), "")
+    for change in found:
+        known = worth.get(change.name)
+        yield f"{change}" + (f"   {known}" if known else "")
+    if layout in worth:
+        yield f"  the layout as a whole {worth[layout]}"
+    if worth:
+        yield "  (each with the other changes in place, as the search's model expects it)"
+    elif len(found) > 1:
+        yield "  (what each of them is worth cannot be told from this sweep)"
+
+
+def _measured(study: Study, base: Trial, trial: Trial) -> str:
+    before, after = (t.facts.get("objective") for t in (base, trial))
+    if not before or not after:
+        ended = base if not before else trial
+        return f"no comparison, trial {ended.number} {ended.verdict or ended.state}: {ended.sentence}"
+    if study.maximise:
+        return f"{after:.4g} samples/s against {before:.4g}, {100 * (after / before - 1):+.1f}%"
+    return f"{duration(after)} against {duration(before)}, {100 * (after / before - 1):+.1f}%"

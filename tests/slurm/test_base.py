@@ -1,0 +1,55 @@
+"""The machine's own config as trial 0 on real Slurm, and what is handed over from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from lora_tune.store.records import Verdict
+from tests.slurm.house import House
+
+pytestmark = pytest.mark.slurm
+
+CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
+
+
+def test_the_config_of_today_is_trial_0_and_the_best_is_told_against_it(house: Callable[..., House]) -> None:
+    home = house(trials=3, parallel=3, target=0.97, environment={"STANDIN_SECONDS": "1"})
+    text = home.study.read_text().replace("first_eval = 256\neval_every = 128\n", f'base = "{CONFIG}"\n')
+    home.study.write_text(text.replace("low = 60, high = 120, step = 20", "low = 400, high = 800, step = 100"))
+    with (home.implementation / CONFIG).open("a") as config:
+        config.write("export VBOOST_VALUE=1\n")
+    assert home.finish(240) == 0, home.said
+
+    trials = home.sweep().trials
+    first = trials[0]
+    assert first.verdict is Verdict.REACHED
+    assert (first.facts["base"], first.tuned["LR"], first.parameters["SKIP_EVALS"]) == (CONFIG, 4e-4, 3)
+    own = (home.paths.attempt(0, 0).folder / CONFIG).read_text()
+    assert [line for line in own.splitlines() if line.startswith("export") and "WALLTIME" not in line] == []
+    other = next(t for t in trials.values() if t.number and t.verdict is Verdict.REACHED)
+    (file,) = home.paths.attempt(other.number, 0).folder.glob("config_*.sh")
+    assert f"/{CONFIG}\n" in file.read_text()
+
+    told = command(home, "export", "--trial", str(other.number), "--check", "--diff", str(home.implementation / CONFIG))
+    assert f"trial {other.number} against {CONFIG} (trial 0): " in told
+    assert "LR: 0.0004 -> " in told
+    assert "who reads each:" in told
+    assert "VBOOST_VALUE                     no file here; the config that it sources sets it" in told
+    assert f"trial 0 {CONFIG}" not in told
+    for exported in home.paths.best.glob("config_*.sh"):
+        assert not (home.implementation / exported.name).exists()
+        assert str(home.implementation) not in exported.read_text()
+
+
+def command(home: House, name: str, *options: str) -> str:
+    """What a command of the package prints."""
+    words = [sys.executable, "-m", f"lora_tune.{name}", "--study", str(home.study), "--output", str(home.paths.root)]
+    environment = {**os.environ, **home.cluster.environment}
+    done = subprocess.run([*words, *options], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,55 @@
+"""What the best trial changes against the machine's own config, and what each change is worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lora_tune.analysis import base_changes
+from lora_tune.config.study import Study
+from lora_tune.store.records import Sweep, Trial, Verdict
+from tests.builders import STUDY, study_of, sweep_of
+
+
+def with_base(study: Study, **facts: object) -> tuple[Sweep, Trial]:
+    """A sweep of which trial 0 measured the machine's own config, and its best trial."""
+    sweep = sweep_of(study, trials=24)
+    best = sweep.best()
+    assert best is not None
+    start = next(t for t in sweep.reached() if t.number != best.number)
+    base = replace(start, number=0, facts={**start.facts, "base": "config_x.sh", **facts})
+    return replace(sweep, trials={**sweep.trials, 0: base}), best
+
+
+def test_each_change_is_told_with_its_worth_where_the_search_has_a_model() -> None:
+    study = study_of(STUDY + '[search]\nsampler = "grey_box"\n')
+    sweep, best = with_base(study)
+    first, *others = base_changes.told(study, sweep, best)
+    assert first.startswith(f"trial {best.number} against config_x.sh (trial 0): ")
+    assert first.endswith("%")
+    changed = {n for n in best.tuned if best.tuned[n] != sweep.trials[0].tuned[n]}
+    assert {w.name for w in base_changes.worths(study, sweep, sweep.trials[0], best)} == changed
+    assert any("LR: " in line and "saves " in line and "±" in line for line in others)
+
+
+def test_without_a_model_the_changes_are_listed_and_nothing_is_claimed() -> None:
+    study = study_of(STUDY + '[search]\nsampler = "random"\n')
+    sweep, best = with_base(study)
+    lines = list(base_changes.told(study, sweep, best))
+    assert not any("saves" in line for line in lines)
+    assert lines[-1] == "  (what each of them is worth cannot be told from this sweep)"
+
+
+def test_a_base_that_never_reached_the_target_is_no_comparison() -> None:
+    study = study_of(STUDY)
+    sweep, best = with_base(study)
+    failed = replace(sweep.trials[0], verdict=Verdict.FAILED, sentence="it broke", facts={"base": "config_x.sh"})
+    (first, *_) = base_changes.told(study, replace(sweep, trials={**sweep.trials, 0: failed}), best)
+    assert first.endswith("no comparison, trial 0 failed: it broke")
+
+
+def test_a_sweep_without_one_says_nothing() -> None:
+    study = study_of(STUDY)
+    sweep = sweep_of(study)
+    best = sweep.best()
+    assert best is not None
+    assert list(base_changes.told(study, sweep, best)) == []
