@@ -172,12 +172,34 @@ def test_a_log_whose_clock_ran_backwards_is_no_result(tmp_path) -> None:
     assert one["objective_seconds"] is None
 
 
-def test_a_log_of_another_benchmark_is_measured_by_its_own_target(tmp_path) -> None:
-    text = log_of().replace('"value": "llama2_70b_lora"', '"value": "llama31_8b"')
-    text = _announcing("target_accuracy", "0.935") + text
+@pytest.mark.parametrize(
+    ("name", "evals", "stop"),
+    [
+        ("llama31_8b", [4.1, 3.6, 3.31, 3.29], 3),  # to 3.3
+        ("retinanet", [0.21, 0.30, 0.33, 0.35], 3),  # rises to 0.34
+        ("nobody's own", [0.97, 0.94, 0.93, 0.91], 2),  # its log says 0.935
+    ],
+)
+def test_a_log_of_another_benchmark_is_measured_by_that_ones_metric(
+    tmp_path, name: str, evals: list, stop: int
+) -> None:
+    text = log_of().replace('"value": "llama2_70b_lora"', f'"value": "{name}"')
+    printed = re.findall(r'"eval_accuracy", "value": ([\d.]+)', text)
+    for old, new in zip(printed, [*evals, *evals[-1:] * 9], strict=False):
+        text = text.replace(f'"value": {old}', f'"value": {new}')
+    text = text.replace("\n", "\n" + _announcing("target_accuracy", "0.935"), 1) if "own" in name else text
+    (one,) = played(tmp_path, text)
+    assert [loss for _, loss, _ in one["evals"]][:4] == evals
+    assert one["stop_seconds"] == one["evals"][stop][2]
+    assert one["low"] <= one["objective_seconds"] <= one["high"]
+
+
+def test_a_training_that_only_the_target_ends_is_played(tmp_path) -> None:
+    text = log_of().replace(
+        '"opt_learning_rate_training_steps", "value": 800', '"opt_learning_rate_training_steps", "value": -1'
+    )
     (one,) = played(tmp_path, text)
     assert one["reached"] is True
-    assert one["stop_seconds"] == next(seconds for _, loss, seconds in one["evals"] if loss <= 0.935)
 
 
 def test_compressed_cut_and_empty_files_folders_and_names_that_are_not_there(tmp_path) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lora_tune.analysis.intervals import time_interval
+from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
 from lora_tune.config.space import FixedParameter
-from lora_tune.config.study import Study, WorkloadTable
+from lora_tune.config.study import Study
 from lora_tune.controller import policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times
 from lora_tune.launchers.base import JobState, JobStatus
@@ -23,9 +24,11 @@ from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.logs.printed_config import printed_values
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.mlperf.registry import LORA
+from lora_tune.mlperf.registry import find_benchmark
+from lora_tune.mlperf.rules import reaching
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.workloads.metric import reader_of
 
 TICK_MS = 1000
 """Between two looks at a log, as the driver's period on a cluster."""
@@ -53,14 +56,16 @@ class ReplayedVerdict:
 class ReplayedLog:
     """One log as the sweep would have taken it.
 
-    parameters: the run's facts, by the study's names. reached: the log shows the target (or, for a throughput study,
-    was measured); stop: the eval that shows it. verdicts: the first of each kind, in time; the first of all ends the
-    trial in a sweep, the others are what would have followed without it. lost: it was stopped early, and would have
-    reached the target (pruned), or beaten the best so far (capped). ending: in words, without any stop. objective, low,
-    high: seconds (samples/s for a throughput study) and their 90% interval, None where the target was not reached.
+    rising: the log's evals are a share that rises, and ``run`` has what they lack of 1. parameters: the run's facts, by
+    the study's names. reached: the log shows the target (or, for a throughput study, was measured); stop: the eval that
+    shows it. verdicts: the first of each kind, in time; the first of all ends the trial in a sweep, the others are what
+    would have followed without it. lost: it was stopped early, and would have reached the target (pruned), or beaten
+    the best so far (capped). ending: in words, without any stop. objective, low, high: seconds (samples/s for a
+    throughput study) and their 90% interval, None where the target was not reached.
     """
 
     run: RunLog
+    rising: bool
     parameters: Mapping[str, Value]
     reached: bool
     stop: Eval | None
@@ -95,7 +100,7 @@ class Replay:
         attempt = Attempt(trial=number, number=0, job_name=f"replay-{number}", folder="", started_at=0.0)
         book.put_trial(trial)
         book.put_attempt(attempt)
-        player = _Player(study, book, trial, attempt, self._reader_for(parameters))
+        player = _Player(study, book, trial, attempt, self._reader(study, parameters))
         for piece in ticks(log):
             player.tick(piece)
         return player.end()
@@ -117,29 +122,30 @@ class Replay:
         return {name: p.value for name, p in found if isinstance(p, FixedParameter)}
 
     def _study_for(self, run: RunLog) -> Study:
-        """The study; of a log that announces another benchmark, with that log's target and nobody's curves.
+        """The study; of a log that announces another benchmark, with that one's metric and nobody's curves.
 
         The log's target also counts where the study names none.
         """
-        announced = run.hyperparameters.get("target_accuracy")
-        objective, workload = self._study.objective, self._study.workload
-        other = workload.kind.startswith("mlperf") and run.hyperparameters.get(
-            "submission_benchmark", _benchmark(workload)
-        )
-        if not isinstance(announced, int | float):
-            return self._study
-        if other and other != _benchmark(workload):
-            changes = {"target": announced, "curves": "own", "score": "time_to_target"}
-        elif "target" not in objective.model_fields_set:
-            changes = {"target": announced}
-        else:
-            return self._study
+        objective, own = self._study.objective, self._study.benchmark
+        announced, target = (run.hyperparameters.get(key) for key in ("submission_benchmark", "target_accuracy"))
+        changes: dict[str, object] = {}
+        if isinstance(target, int | float) and "target" not in objective.model_fields_set:
+            changes = {"target": target}
+        if own is not None and isinstance(announced, str) and announced != own.name:
+            try:
+                metric = find_benchmark(announced).metrics[0]
+                changes = {"benchmark": announced, "target": reaching(metric), "direction": metric.direction}
+            except InputError:  # no round of MLPerf's: its target alone is known
+                changes = {"target": target} if isinstance(target, int | float) else {}
+            changes |= {"curves": "own", "score": "time_to_target", "ruleset": None}
         return self._study.model_copy(update={"objective": objective.model_copy(update=changes)})
 
-
-def _benchmark(workload: WorkloadTable) -> str:
-    """Whose rules an ``mlperf`` workload follows."""
-    return str((workload.model_extra or {}).get("benchmark", LORA))
+    def _reader(self, study: Study, parameters: Mapping[str, Value]) -> LogReader:
+        """A reader of the study's format that turns evals as the log's metric wants it."""
+        reader = self._reader_for(parameters)
+        if study.rising == self._study.rising or not isinstance(reader, MllogReader):
+            return reader
+        return reader_of(study, MllogReader())
 
 
 _ENDED = JobStatus(state=JobState.ENDED)
@@ -195,6 +201,7 @@ class _Player:
         self._remember(action, run)
         return ReplayedLog(
             run=run,
+            rising=self._study.rising,
             parameters=self._trial.parameters,
             reached=concluded or stop is not None,
             stop=stop,

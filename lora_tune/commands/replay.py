@@ -21,6 +21,8 @@ from lora_tune.store.records import Value
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal
 
+FAULT = "not played"
+
 
 @click.command()
 @study_option
@@ -32,7 +34,7 @@ def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
 
     Each log is a trial of one sweep, in the order given: those that reached the target are references and rivals of
     those after them. Facts of a run that the study leaves open (GBS, MAX_STEPS, FP4, HEALING_ITER) are the log's.
-    Nothing is written. Exit codes: 0 played; 2 your input; 4 no log could be read.
+    Nothing is written. Exit codes: 0 played; 1 a fault of this program; 2 your input; 4 no log could be read.
     """
     file = find_study(study_name)
     study = load_study(file)
@@ -49,13 +51,20 @@ def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
             click.echo(log.problem, err=True)
             if not text:
                 continue
-        played = replay.play(text)
+        try:
+            played = replay.play(text)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one log must not cost the others
+            click.echo(f"{log.name}: not played, by a fault of lora_tune ({error!r}): please report it", err=True)
+            ends[FAULT] += 1
+            continue
         click.echo(json.dumps(as_object(log.name, played)) if as_json else "\n".join(lines(log.name, played, study)))
         ends[_end(played)] += 1
     if not ends:
         raise SystemExit(EXIT_NOTHING_REACHED)
     if not as_json:
         click.echo("; ".join(f"{count} {end}" for end, count in ends.most_common()))
+    if ends[FAULT]:
+        raise SystemExit(1)
 
 
 def as_object(name: str, played: ReplayedLog) -> dict[str, Any]:
@@ -67,7 +76,9 @@ def as_object(name: str, played: ReplayedLog) -> dict[str, Any]:
         "objective_seconds": _number(played.objective),
         "low": _number(played.low),
         "high": _number(played.high),
-        "evals": [[_number(x) for x in point] for point in played.run.evals],
+        "evals": [
+            [_number(e.samples), _number(_as_printed(e.loss, played)), _number(e.seconds)] for e in played.run.evals
+        ],
         "verdicts": [
             {"kind": v.kind, "at_seconds": _number(v.at_seconds), "sentence": v.sentence} for v in played.verdicts
         ],
@@ -105,6 +116,11 @@ def _end(played: ReplayedLog) -> str:
     if not played.verdicts:
         return "reached" if played.reached else "ended before the target"
     return played.verdicts[0].kind + (" (a loss)" if played.lost else "")
+
+
+def _as_printed(loss: float, played: ReplayedLog) -> float:
+    """An eval as the log has it: a share that rises is kept as what it lacks of 1."""
+    return round(1.0 - loss, 12) if played.rising else loss
 
 
 def _number(value: float | None) -> float | None:

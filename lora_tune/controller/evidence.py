@@ -125,8 +125,12 @@ def _change(trial: Trial) -> float:
 
 
 def max_samples(trial: Trial) -> float | None:
-    """Where the trial's training ends anyway, in samples; None when its parameters do not say."""
-    return _product(trial, "MAX_STEPS", "GBS")
+    """Where the trial's training ends anyway, in samples; None when its parameters do not say.
+
+    Some trainings call it -1 steps when nothing but the target ends them.
+    """
+    end = _product(trial, "MAX_STEPS", "GBS")
+    return end if end is not None and 0 < end < math.inf else None
 
 
 def _product(trial: Trial, *names: str) -> float | None:
