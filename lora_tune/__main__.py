@@ -18,6 +18,7 @@ COMMANDS = {
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",
+    "logs": "what a study reads each line of a log as, before a node is spent",
     "replay": "what a sweep would have made of logs that exist already",
     "score": "result folders of MLPerf submissions, judged as MLPerf judges them",
     "ingest": "old MLLOG logs teach the search before it spends",
@@ -28,6 +29,11 @@ COMMANDS = {
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""
 
 
+def _module(command: str) -> str:
+    """A command's module; of one that shares its name with a room, the room's ``__main__``."""
+    return f"lora_tune.{command}.__main__" if command == "logs" else f"lora_tune.{command}"
+
+
 class _Lazy(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -35,7 +41,7 @@ class _Lazy(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        found: click.Command = importlib.import_module(f"lora_tune.{name}").main
+        found: click.Command = importlib.import_module(_module(name)).main
         return found
 
     def format_commands(self, context: click.Context, formatter: Any) -> None:

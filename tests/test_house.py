@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from benchmarks.house import ORDER, against_the_order, figures, modules
-from lora_tune.__main__ import COMMANDS
+from lora_tune.__main__ import COMMANDS, _module
 from tests.conftest import REPOSITORY
 
 
@@ -29,7 +29,7 @@ def test_the_root_holds_commands_alone_and_each_is_a_few_lines() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_is_a_module_of_its_name(name: str) -> None:
-    assert callable(importlib.import_module(f"lora_tune.{name}").main)
+    assert callable(importlib.import_module(_module(name)).main)
 
 
 def test_one_module_knows_two_of_the_big_libraries() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 from lora_tune.config.study import Study
+from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
 SAME_FAILURES = 3
 """Trials in a row that fail for a reason of configuration before the whole sweep stops."""
+
+ALIKE = f"{SAME_FAILURES} trials in a row failed"
 
 
 def may_propose(study: Study, sweep: Sweep, now: float) -> str:
@@ -40,10 +43,14 @@ def spent(study: Study, sweep: Sweep, now: float) -> str:
 def hopeless(sweep: Sweep, fixed_at: float = -math.inf) -> Trial | None:
     """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
 
+    Or of one whose log the study cannot read: no other trial's log would be read either.
     Such a sweep would only burn its budget. mended_at: epoch seconds; what failed before has been fixed since.
     """
     ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
     recent = [t for t in ended if (t.finished_at or 0.0) >= fixed_at][-SAME_FAILURES:]
+    unread = [t for t in recent if sweep.attempts_of(t.number)[-1].failure == FailureKind.UNREAD]
+    if unread and all(t.verdict is Verdict.FAILED for t in ended):
+        return unread[-1]
     if len(recent) < SAME_FAILURES or any(t.verdict is not Verdict.FAILED for t in ended):
         return None
     return recent[-1]

@@ -24,6 +24,7 @@ from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.refusals import Refusal
 from lora_tune.controller.rescue import Rescue
 from lora_tune.launchers.base import JobState, Surveys
+from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -180,13 +181,16 @@ class Driver:
     def _refill(self) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
         if (failed := budgets.hopeless(self.sweep, self._fixed_at)) is not None:
+            count = (
+                "a trial's log cannot be read" if self._newest(failed).failure == FailureKind.UNREAD else budgets.ALIKE
+            )
             if self._work.open_trials():
-                words = f"{budgets.SAME_FAILURES} trials in a row failed: no more are started while the others run"
+                words = f"{count}: no more are started while the others run"
                 self._events.trouble("failures", words)
                 return words
             self._save()
             raise SetupError(
-                f"{budgets.SAME_FAILURES} trials in a row failed: {failed.sentence}; "
+                f"{count}: {failed.sentence}; "
                 f"{self._newest(failed).remedy or 'see the job logs'}; fix it and rerun the same command"
             )
         until = self._now() + FILL_SECONDS

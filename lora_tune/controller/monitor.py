@@ -95,6 +95,7 @@ class JobMonitor:
             replicates=trial.replicates,
             begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
             unreadable=log.unreadable,
+            unmatched=log.unmatched(ended=False),
             probe=trial.probe,
         )
         action = policy.watch(self._study, look, now)
@@ -193,6 +194,8 @@ class JobMonitor:
             remedy = "see to the file and its disk; the trial is run again"
             return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
         state, code = status.state.value, status.exit_code
+        if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
+            return policy.unread(unmatched)
         seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
         return policy.found(attempt, status, seen)
 

@@ -62,7 +62,8 @@ class JobSnapshot:
     """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
 
     replicates: runs that the job is to make, one after another. begun: runs that its log shows so far.
-    unreadable: why the log cannot be read, "" while it can. probe: only the layout's speed is wanted.
+    unreadable: why the log cannot be read, "" while it can. unmatched: why nothing in the log is an eval, "" while
+    some is or it is too early to say. probe: only the layout's speed is wanted.
     """
 
     attempt: Attempt
@@ -72,7 +73,14 @@ class JobSnapshot:
     replicates: int = 1
     begun: int = 1
     unreadable: str = ""
+    unmatched: str = ""
     probe: bool = False
+
+
+def unread(words: str) -> Diagnosis:
+    """Why a log in which the study's reader finds nothing is nobody's fault but the study's; ``words`` say what."""
+    remedy = "correct [workload.log]; python -m lora_tune.logs --study STUDY LOG shows what each line is read as"
+    return Diagnosis(FailureKind.UNREAD, words, remedy, certain=True)
 
 
 def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
@@ -90,6 +98,8 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
         sentence = f"ran into the limit of {limit:g} min"
         found = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
         return Stop(StopKind.TIME_LIMIT, sentence, found)
+    if look.unmatched:
+        return Stop(StopKind.UNREAD, look.unmatched, unread(look.unmatched))
     if look.probe and probed(look.run):
         return Stop(StopKind.PROBED, "a warm block and an eval are measured")
     silence = now - max(look.grew_at, started)
@@ -278,8 +288,9 @@ def found(attempt: Attempt, status: JobStatus, seen: Diagnosis) -> Diagnosis:
 
     A job that was given up always shows that it was cancelled; only another cause in its log is more telling.
     """
-    given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy)
-    if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT):
+    certain = attempt.stop is StopKind.UNREAD
+    given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain)
+    if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT, StopKind.UNREAD):
         return given_up
     little = seen.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE)
     if attempt.stop is StopKind.SILENT and little and status.state is not JobState.NODE_FAILED:

@@ -42,6 +42,8 @@ class FailureKind(StrEnum):
     """The log announces other hyperparameters than the trial was given."""
     IMPLAUSIBLE = "implausible"
     """The log states a loss that no loss can be."""
+    UNREAD = "unread"
+    """Nothing in its log is what the study says its evals look like."""
     UNKNOWN = "unknown"
     NONE = ""
     """It did not fail."""

@@ -82,6 +82,12 @@ class LogFollower:
         assert isinstance(reader, _ReaderAndScanner)
         return reader.arrivals.guessed_seconds if reader.arrivals else 0.0
 
+    def unmatched(self, *, ended: bool) -> str:
+        """Why nothing in the log is what the study says an eval looks like; "" where that cannot be said."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return reader.reader.unmatched.words(ended=ended) if isinstance(reader.reader, LineReader) else ""
+
     def newly_guessed(self) -> float:
         """What was added to ``guessed_seconds`` since the last call."""
         new, self._told_guesses = self.guessed_seconds - self._told_guesses, self.guessed_seconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_tune.logs.run import LogReader, RunBuilder, RunLog, as_number
+from lora_tune.logs.unmatched import Unmatched
 
 Clock = Callable[[], float]
 
@@ -51,6 +52,7 @@ class LineReader:
         self._dropped = 0
         self.states_seconds = False
         self.run_builder = RunBuilder()
+        self.unmatched = Unmatched()
 
     def read_shortfall(self) -> None:
         """Read evals of a share that rises, such as an accuracy, as what they lack of 1. To be said before any byte."""
@@ -80,8 +82,18 @@ class LineReader:
             self._dropped += 1
         elif line:
             self.run_builder.mark(now)
-            if not self.line(line.decode("utf-8", "replace"), now):
+            text = line.decode("utf-8", "replace")
+            if not self.line(text, now):
                 self._dropped += 1
+            if not self.unmatched.found:
+                self._count(text)
+
+    def _count(self, text: str) -> None:
+        builder = self.run_builder
+        if builder.evals or builder.train or builder.run_stop is not None:
+            self.unmatched.found = True
+        else:
+            self.unmatched.take(text)
 
     def line(self, text: str, now: int) -> bool:
         """Take one line that arrived at ``now`` (epoch ms); False for one that should have been understood."""

@@ -41,6 +41,7 @@ class RegexReader(LineReader):
             raise ValueError("log kind 'regex' needs the setting 'eval': a pattern with the groups loss and samples")
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
         self._patterns = {name: compile_safely(name, pattern) for name, pattern in patterns.items()}
+        self.unmatched.patterns = patterns["eval"]
         self._cpu = 0.0
 
     def feed(self, chunk: bytes) -> None:

@@ -55,6 +55,8 @@ class StopKind(enum.StrEnum):
     QUEUE = "queue"
     """It waited in the queue for too long."""
     USER = "user"
+    UNREAD = "unread"
+    """Its log holds lines that look like evals, and the study's pattern matches none."""
     PROBED = "probed"
     """A throughput probe has seen what it was for."""
 

@@ -1,0 +1,101 @@
+"""``python -m lora_tune.logs --study NAME FILE``: line by line, what a study reads a log as, before a node is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lora_tune.base.errors import EXIT_NOTHING_REACHED
+from lora_tune.base.format import visible
+from lora_tune.commands.options import guarded, study_option
+from lora_tune.config.study import find_study, load_study
+from lora_tune.logs.log_files import log_files
+from lora_tune.logs.run import LogReader, RunLog
+from lora_tune.logs.unmatched import Unmatched
+from lora_tune.workloads import load as load_workload
+
+SHOWN = 40
+"""Lines that are printed of each kind; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLine:
+    """One line of a log and what it was read as; several where it held several facts."""
+
+    number: int
+    text: str
+    facts: tuple[str, ...]
+
+
+@click.command()
+@study_option
+@click.option("--all", "every", is_flag=True, help="print the lines that say nothing as well")
+@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@guarded
+def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
+    """Show what the study's reader makes of each line of a log (files, folders, .gz, tar). Nothing is started.
+
+    Exit codes: 0 evals were read; 2 your input; 4 no eval was read (then a pattern is suggested).
+    """
+    file = find_study(study_name)
+    workload = load_workload(load_study(file), file)
+    evals = 0
+    for log in log_files(logs):
+        text = b"".join(log.pieces())
+        if log.problem:
+            click.echo(log.problem, err=True)
+        evals += show(log.name, read_lines(workload.reader(), text), every=every)
+    if not evals:
+        raise SystemExit(EXIT_NOTHING_REACHED)
+
+
+def read_lines(reader: LogReader, log: bytes) -> Iterator[ReadLine]:
+    """Feed a log line by line, and say what each line added. Pure but for the reader.
+
+    A line counts as read when it ends, so each is fed with its line end.
+    """
+    before = reader.run()
+    for number, line in enumerate(log.splitlines(), start=1):
+        reader.feed(line + b"\n")
+        now = reader.run()
+        yield ReadLine(number, line.decode("utf-8", "replace"), tuple(_added(before, now)))
+        before = now
+
+
+def _added(before: RunLog, now: RunLog) -> Iterator[str]:
+    """What a run knows now that it did not know before."""
+    for point in now.evals[len(before.evals) :]:
+        yield f"eval: loss {point.loss:g} at {point.samples:g} samples"
+    for train in now.train[len(before.train) :]:
+        yield f"train loss {train.loss:g} at {train.samples:g} samples"
+    if before.run_stop_ms is None and now.run_stop_ms is not None:
+        yield "the run ends"
+    if now.dropped_lines > before.dropped_lines:
+        yield "not understood"
+    for name in now.hyperparameters.keys() - before.hyperparameters.keys():
+        yield f"{name} = {now.hyperparameters[name]}"
+
+
+def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
+    """Print one log's lines with what they are read as; returns the number of evals."""
+    counted, shown, evals, total = Unmatched(patterns="loss"), 0, 0, 0
+    click.echo(visible(name))
+    for line in lines:
+        total += 1
+        evals += sum(fact.startswith("eval:") for fact in line.facts)
+        counted.found |= any(fact.startswith("eval:") for fact in line.facts)
+        if not line.facts:
+            counted.take(line.text)
+        if (line.facts or every) and (every or shown < SHOWN):
+            shown += 1
+            click.echo(f"{line.number:7}  {'; '.join(line.facts) or '-':48.48}  {visible(line.text)[:120]}")
+        elif line.facts and shown == SHOWN:
+            shown += 1
+            click.echo(f"{'':7}  ... (--all shows every line)")
+    click.echo(f"{total} lines, {evals} evals")
+    if words := counted.words(ended=True):
+        click.echo(words)
+    return evals

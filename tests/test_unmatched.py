@@ -1,0 +1,66 @@
+"""A study's pattern that matches nothing: said after the first lines, with a pattern that would."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.logs.readers import make_reader
+from lora_tune.logs.unmatched import ENOUGH_LINES, Unmatched, looks_like_an_eval, suggest
+
+EVALS = [
+    ("step 300 loss 0.5196", {"step": "300", "loss": "0.5196"}),
+    ("[rank0]: 2026-11-22 10:11:12 | eval at iteration    40/400 | val loss: 1.25e-01 | ppl 3.4", {"step": "40"}),
+    ("Epoch 3: val_loss=0.91", {"epoch": "3", "loss": "0.91"}),
+    ("eval_loss = 0.4  (consumed_samples=1024)", {"samples": "1024", "loss": "0.4"}),
+    ('{"step": 12, "validation_loss": 2.5}', {"step": "12", "loss": "2.5"}),
+]
+
+
+@pytest.mark.parametrize(("line", "groups"), EVALS)
+def test_the_suggested_pattern_reads_the_line_that_it_was_made_from(line: str, groups: dict[str, str]) -> None:
+    assert looks_like_an_eval(line)
+    found = re.search(suggest(line), line)
+    assert found is not None, suggest(line)
+    assert groups.items() <= {k: v.rstrip(",})|") for k, v in found.groupdict().items()}.items()
+
+
+@given(st.integers(0, 10**6), st.floats(0.001, 99), st.sampled_from(["eval loss", "val_loss", "loss"]))
+def test_a_suggested_pattern_also_reads_the_next_eval(step: int, loss: float, word: str) -> None:
+    first, second = (f"step {n} of 9000, {word}: {value:.4f}" for n, value in ((300, 0.5), (step, loss)))
+    found = re.search(suggest(first), second)
+    assert found is not None
+    assert (int(found["step"]), found["loss"]) == (step, f"{loss:.4f}")
+
+
+def test_a_wrong_pattern_is_said_after_fifty_lines() -> None:
+    reader = make_reader("regex", eval=r"LOSS (?P<loss>\S+) AT (?P<step>\d+)")
+    reader.feed(b"".join(b"step %d loss 0.5\n" % n for n in range(ENOUGH_LINES - 1)))
+    assert reader.unmatched.words(ended=False) == ""
+    reader.feed(b"step 300 loss 0.5196\n")
+    words = reader.unmatched.words(ended=False)
+    assert words.startswith("50 lines read, none matched workload.log; a line that looks like an eval: `step 300")
+    assert words.endswith(r"try this pattern: step\s+(?P<step>\d+)\s+loss\s+(?P<loss>\S+)")
+
+
+def test_train_losses_before_the_first_eval_are_no_reason_to_stop() -> None:
+    reader = make_reader("regex", eval=r"eval_loss (?P<loss>\S+) at (?P<step>\d+)")
+    reader.feed(b"".join(b"step %d loss 0.5\n" % n for n in range(1000)))
+    assert reader.unmatched.words(ended=False) == ""
+
+
+def test_a_log_that_was_understood_once_is_never_called_unmatched() -> None:
+    reader = make_reader("regex", eval=r"loss (?P<loss>\S+) at (?P<step>\d+)")
+    reader.feed(b"loss 0.9 at 8\n" + b"step 3 loss 0.5\n" * 100)
+    assert reader.unmatched.words(ended=True) == ""
+
+
+def test_a_log_without_anything_like_an_eval_is_told_so_at_its_end() -> None:
+    counted = Unmatched()
+    for _ in range(60):
+        counted.take("downloading")
+    assert counted.words(ended=False) == ""
+    assert counted.words(ended=True) == "60 lines read, none matched workload.log; none of them looks like an eval"
