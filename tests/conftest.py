@@ -27,7 +27,7 @@ REAL = ("slurm", "browser", "postgres")
 PROCESSES = (
     "test_sweep.py", "test_tiny_sweep.py", "test_local.py", "test_nemo.py", "test_warm_worker.py",
     "test_recipe_peft.py", "test_dashboard.py", "test_docs.py", "test_pictures.py", "test_status.py",
-    "test_doctor.py", "test_report.py", "test_confirm.py",
+    "test_doctor.py", "test_report.py", "test_confirm.py", "test_descendants.py", "test_local_chaos.py",
 )  # fmt: skip
 
 
