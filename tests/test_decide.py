@@ -114,6 +114,9 @@ def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_c
     assert policy.found(silent, cancelled, seen).line == "silent for 20 min"
     memory = Diagnosis(FailureKind.INFEASIBLE, "CUDA out of memory", "more TP")
     assert policy.found(silent, cancelled, memory) == memory
+    faulty = Diagnosis(FailureKind.INFRASTRUCTURE, "uncorrectable ECC error", "report it", specific=True)
+    assert policy.found(silent, cancelled, faulty) == faulty, "it names the cause of the silence"
+    assert policy.found(over, cancelled, faulty).told == "ran into the limit (also in its log: uncorrectable ECC error)"
     assert policy.found(attempt(), cancelled, seen) == seen
 
 
@@ -212,7 +215,7 @@ def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class
     again = conclude(failure("configuration"), node_at_fault=True)
     assert isinstance(again, policy.Retry)
     assert again.exclude_nodes == ("n1",)
-    assert again.sentence == "configuration: the line; once more on another node, so far only n1 fails like this"
+    assert again.sentence == "configuration: the line; once more on another node than n1"
     for last in (
         conclude(replace(failure("configuration"), certain=True), node_at_fault=True),
         conclude(failure("configuration"), node_at_fault=True, attempts=3),

@@ -265,7 +265,7 @@ def _after_failure(
         elsewhere = node_at_fault and not (diagnosis.certain or spent or _by_limit(attempt, status, diagnosis))
         if elsewhere and not launcher_kind(study.site).one_machine:
             node = ", ".join(status.nodes)
-            return Retry(f"{kind}: {what}; once more on another node, so far only {node} fails like this", status.nodes)
+            return Retry(f"{kind}: {what}; once more on another node than {node}", status.nodes)
         return Finish(Verdict.FAILED, f"{kind}: {what}")
     if spent:
         tried = f", {len(attempts)} attempts" if len(attempts) > 1 else ""
@@ -286,13 +286,14 @@ def _last_eval(run: RunLog, target: float) -> str:
 def found(attempt: Attempt, status: JobStatus, seen: Diagnosis) -> Diagnosis:
     """Why an attempt failed: what its log and the cluster say (``seen``), or why it was given up.
 
-    A job that was given up always shows that it was cancelled; only another cause in its log is more telling.
+    A job that was given up always shows that it was cancelled; only another cause in its log is more telling. What the
+    log names besides is told with it.
     """
-    certain = attempt.stop is StopKind.UNREAD
-    given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain)
+    certain, also = attempt.stop is StopKind.UNREAD, seen.line if seen.specific else seen.also
+    given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain, also)
     if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT, StopKind.UNREAD):
         return given_up
-    little = seen.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE)
+    little = seen.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE) and not seen.specific
     if attempt.stop is StopKind.SILENT and little and status.state is not JobState.NODE_FAILED:
         return given_up
     return seen

@@ -25,6 +25,7 @@ class Diagnosis:
 
     line: the log line that shows it, redacted, or what the cluster said. remedy: what a person can do. certain: the
     same values would fail again on any node. also: the next reason that the log shows, "" where there is no other.
+    specific: the log names this cause; else the cluster, the exit code or a general text says it.
     """
 
     kind: FailureKind = FailureKind.NONE
@@ -32,6 +33,7 @@ class Diagnosis:
     remedy: str = ""
     certain: bool = False
     also: str = ""
+    specific: bool = False
 
     @property
     def told(self) -> str:
@@ -95,7 +97,8 @@ def _first_reason(
 
 def _of(hit: Hit) -> Diagnosis:
     signature = hit.signature
-    return Diagnosis(signature.kind, hit.line, signature.remedy, signature.certain)
+    specific = signature.weight is Weight.CAUSE
+    return Diagnosis(signature.kind, hit.line, signature.remedy, signature.certain, specific=specific)
 
 
 def _second_reason(found: Diagnosis, hits: Sequence[Hit]) -> str:
