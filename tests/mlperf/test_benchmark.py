@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
+from lora_tune.mlperf import registry
 from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
 from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.log_check import complaints, parse
@@ -193,3 +196,24 @@ def test_a_benchmark_of_ones_own_is_plain_data() -> None:
     )
     assert own.eval_schedule(8) is None
     assert own.reference(8) is None
+
+
+def test_an_installed_package_brings_benchmarks_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(ruleset: str | None) -> Benchmark:
+        lora = read_benchmark("llama2_70b_lora", ruleset)
+        return replace(lora, name="house_lora", metrics=(replace(lora.metrics[0], target=0.9),), runs=5)
+
+    point = EntryPoint("house_lora", "house:make", registry.GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda _self: make)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.GROUP else [])
+    for cached in (registry.find_benchmark, registry._outside):
+        cached.cache_clear()
+    try:
+        assert "house_lora" in registry.benchmark_names()
+        assert registry.check_name("house_lora") == "house_lora"
+        found = registry.find_benchmark("house_lora")
+        assert (found.target, found.runs) == (0.9, 5)
+        assert registry.find_benchmark("llama31_8b").target == 3.3
+    finally:
+        for cached in (registry.find_benchmark, registry._outside):
+            cached.cache_clear()
