@@ -64,7 +64,13 @@ def stopped(run: PublicRun, references: Sequence[Course]) -> bool:
     """Whether the rule stops the run at any of its evals before the target."""
     evidence = Evidence(references=references, rate=RATE)
     evals = run.run.evals
-    return any(verdict(evals[: n + 1], run.target, evidence).stop for n in range(len(evals)))
+    return any(verdict(evals[: n + 1], run.target, evidence, kind=kind(run.run)).stop for n in range(len(evals)))
+
+
+def kind(run: RunLog) -> tuple[object, ...]:
+    """What a sweep knows of a trial that the shape of its curve depends on: schedule and warm-up."""
+    known = run.hyperparameters
+    return tuple(known.get(key) for key in ("opt_learning_rate_warmup_steps", "opt_learning_rate_training_steps"))
 
 
 def scatter(values: Sequence[float]) -> float:
@@ -95,7 +101,7 @@ def row(groups: dict[str, list[PublicRun]]) -> str:
     raw, estimated, evals = [], [], []
     for name, own in groups.items():
         others = [r for other, runs in groups.items() if other != name for r in runs][:MOST]
-        courses = [Course(curve=usable(r.run.evals)) for r in others]
+        courses = [Course(curve=usable(r.run.evals), kind=kind(r.run)) for r in others]
         if len(courses) >= FEWEST:
             judged += len(own)
             wrong += sum(stopped(run, courses) for run in own)
