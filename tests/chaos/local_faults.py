@@ -128,6 +128,7 @@ def delete_database(room: LocalRoom, chance: random.Random) -> str:
     chosen = found if chance.random() < 0.7 else [p for p in found if p.name.endswith("-wal")]
     for path in chosen:
         path.unlink(missing_ok=True)
+    _let_it_be_kept(room)
     return ", ".join(path.name for path in chosen)
 
 
@@ -143,6 +144,8 @@ def swap_database(room: LocalRoom, chance: random.Random) -> str:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the disk is full
         shutil.move(backup, room.paths.database)
+        os.sync()
+    _let_it_be_kept(room)
     return "a copy"
 
 
@@ -156,7 +159,8 @@ def set_back_database(room: LocalRoom, chance: random.Random) -> str:
         if room.paths.database.exists():
             with contextlib.closing(sqlite3.connect(room.paths.database)) as now:
                 old.backup(now)
-                return "restored"
+            _let_it_be_kept(room)
+            return "restored"
     return ""
 
 
@@ -212,6 +216,16 @@ def _driven(room: LocalRoom) -> bool:
                 counts += [saves for (saves,) in found]
         time.sleep(1.5)
     return room.driver.poll() is None and len(counts) == 2 and counts[1] - counts[0] >= 3
+
+
+def _let_it_be_kept(room: LocalRoom) -> None:
+    """Wait until the driver has kept what it knows: whoever kills it before has taken the only copy from it."""
+    began = time.time()
+    while time.time() - began < 20 and room.driver.poll() is None:
+        with contextlib.suppress(FileNotFoundError):
+            if room.paths.rescued.stat().st_mtime >= began - 1:
+                return
+        time.sleep(0.1)
 
 
 def _file(room: LocalRoom, chance: random.Random) -> Path | None:
