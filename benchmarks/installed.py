@@ -3,8 +3,9 @@ python3.13 --dependencies newest``.
 
 It makes a virtual environment of that Python, installs the wheel with the newest dependencies that pyproject.toml
 admits or with the oldest, copies everything but the package itself to a folder of its own, and runs the tests there:
-an import can only find the installed package. torch is left out, since only trials need it; so are the tests that train
-with it, and those that start Slurm, PostgreSQL or a browser. Exits with pytest's exit code.
+an import can only find the installed package. The fast part is what ``make check`` runs, and the test that names
+private uses of libraries. torch is left out, since only trials need it, and so are the tests that import it. Exits with
+1 when a test failed.
 """
 
 from __future__ import annotations
@@ -24,27 +25,32 @@ from packaging.requirements import Requirement
 from tests.conftest import REPOSITORY
 from tests.package.wheel import build_wheel
 
-TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hypothesis", "packaging")
+TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hypothesis", "packaging", "setuptools")
 LEFT_OUT = ("torch",)
 TRAINING = (
     "tests/recipes", "tests/recipes_e2e", "tests/test_recipe_peft.py", "tests/test_many_adapters.py",
     "tests/test_tiny_sweep.py",
 )  # fmt: skip
-OF_THE_CHECKOUT = ("tests/package/test_wheel.py", "tests/test_readme.py", "tests/test_docs.py", "tests/chaos")
-"""They build the wheel, or run the commands of the documentation, which include the training of the tiny study."""
+OF_THE_CHECKOUT = ("tests/test_readme.py", "tests/test_docs.py")
+"""They run the commands of the documentation, which include the training of the tiny study."""
+PRIVATE_USES = "tests/package/test_private_uses.py"
+EXTRAS = ("postgres", "metrics")
+"""Extras whose libraries fast tests import."""
 
 
 def requirements(oldest: bool) -> list[str]:
     """What the package needs, as pip takes it: as declared, or each at its lower bound."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = [Requirement(text) for text in project["dependencies"]]
+    further = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    found = [Requirement(text) for text in (*project["dependencies"], *further)]
     needed = [requirement for requirement in found if requirement.name not in LEFT_OUT]
     return [_lowest(requirement) if oldest else str(requirement) for requirement in needed]
 
 
 def _lowest(requirement: Requirement) -> str:
     (version,) = (bound.version for bound in requirement.specifier if bound.operator == ">=")
-    return f"{requirement.name}=={version}"
+    extras = f"[{','.join(requirement.extras)}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}=={version}"
 
 
 def environment(python: str, folder: Path, *, oldest: bool) -> Path:
@@ -84,9 +90,10 @@ def main() -> int:
     print(f"{datetime.date.today()}, {os.cpu_count()} cores: Python {where.stdout.strip()}, {options.dependencies}")
     subprocess.run([interpreter, "-m", "pip", "freeze"], check=True)
     ignored = [f"--ignore={path}" for path in (*TRAINING, *OF_THE_CHECKOUT)]
-    marks = ["-m", "not slurm and not postgres and not browser and not public_data"]
-    command = [interpreter, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *marks, *ignored, *options.tests]
-    return subprocess.run(command, cwd=place, env={**clean, "OMP_NUM_THREADS": "1"}).returncode
+    pytest = [interpreter, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    commands = [[*pytest, "-m", "not long", *ignored, *options.tests], [*pytest, PRIVATE_USES]]
+    threads = {**clean, "OMP_NUM_THREADS": "1"}
+    return int(any(subprocess.run(command, cwd=place, env=threads).returncode for command in commands))
 
 
 if __name__ == "__main__":
