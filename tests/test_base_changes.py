@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lora_tune.analysis import base_changes
+from lora_tune.commands.report import report_html
 from lora_tune.config.study import Study
 from lora_tune.store.records import Sweep, Trial, Verdict
 from tests.builders import STUDY, study_of, sweep_of
@@ -29,6 +30,15 @@ def test_each_change_is_told_with_its_worth_where_the_search_has_a_model() -> No
     changed = {n for n in best.tuned if best.tuned[n] != sweep.trials[0].tuned[n]}
     assert {w.name for w in base_changes.worths(study, sweep, sweep.trials[0], best)} == changed
     assert any("LR: " in line and "saves " in line and "±" in line for line in others)
+
+
+def test_the_report_shows_it_and_escapes_names() -> None:
+    study = study_of(STUDY)
+    sweep, _ = with_base(study, base="config_<b>x.sh")
+    page = report_html(study, sweep, 0.0)
+    assert "Against the machine&#39;s own config" in page or "Against the machine's own config" in page
+    assert "config_&lt;b&gt;x.sh (trial 0)" in page
+    assert "config_<b>" not in page
 
 
 def test_without_a_model_the_changes_are_listed_and_nothing_is_claimed() -> None:

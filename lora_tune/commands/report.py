@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from lora_tune import __version__
+from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
 from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.scaling import scaling
@@ -59,6 +60,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         study_toml=redact(sweep.study_toml),
         seen=seen,
         advice=advise(study, sweep),
+        against=_against(study, sweep),
         cards=_cards(study, seen),
         best=_best(study, seen),
         confirmed=_confirmed(sweep),
@@ -77,6 +79,12 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         hours=hours,
     )
     return page
+
+
+def _against(study: Study, sweep: Sweep) -> list[str]:
+    """The best trial against the machine's own config, in lines; none where there is no such trial."""
+    best = sweep.best(maximise=study.maximise)
+    return [] if best is None else [line.strip() for line in base_changes.told(study, sweep, best)]
 
 
 @functools.cache
