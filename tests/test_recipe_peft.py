@@ -321,7 +321,7 @@ def _change(**keys: object) -> Callable[[Path], None]:
 MODELS = [
     (lambda folder: (folder / "config.json").unlink(), "no usable config.json"),
     (lambda folder: (folder / "config.json").write_text("{"), "no usable config.json"),
-    (_change(model_type="gpt2"), "model_type 'gpt2'; allowed is llama"),
+    (_change(model_type="t5"), "model_type 't5'; allowed are causal models"),
     (_change(num_hidden_layers=5), "9 missing_keys, such as model.layers.4"),
     (_change(num_hidden_layers=3), "9 unexpected_keys, such as model.layers.3"),
     (_change(vocab_size=512), "2 mismatched_keys"),

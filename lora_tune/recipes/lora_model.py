@@ -12,8 +12,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as installed
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from lora_tune.base.errors import InputError, SetupError
@@ -28,13 +29,7 @@ TENSOR_PARALLEL_SINCE = (5, 23)
 def build(settings: Settings) -> Any:
     """The base of ``load_base`` with fresh adapters in float32, as ``settings.seed`` makes them."""
     base = load_base(settings)
-    adapters = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
-        lora_dropout=settings.lora_dropout,
-        target_modules=target_names(linear_names(base), settings.lora_targets),
-        use_rslora=settings.rslora,
-    )
+    adapters = lora_config(settings, target_names(adaptable_names(base), settings.lora_targets))
     with warnings.catch_warnings():
         # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
         warnings.simplefilter("ignore", FutureWarning)
@@ -46,18 +41,35 @@ def build(settings: Settings) -> Any:
     return model
 
 
-def _config(settings: Settings) -> LlamaConfig:
+def lora_config(settings: Settings, modules: Sequence[str]) -> LoraConfig:
+    """peft's words for the adapters of ``modules``, full names of the base's."""
+    return LoraConfig(
+        base_model_name_or_path=str(settings.model),
+        task_type="CAUSAL_LM",
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=list(modules),
+        rank_pattern=dict(settings.rank_pattern),
+        alpha_pattern=dict(settings.alpha_pattern),
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
+    )
+
+
+def _config(settings: Settings) -> Any:
     try:
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InputError(f"MODEL={str(settings.model)!r}: no usable config.json: {_line(error)}") from error
-    if config.model_type != "llama":
-        raise InputError(f"MODEL={str(settings.model)!r}: model_type {config.model_type!r}; allowed is llama")
-    if settings.seq > config.max_position_embeddings:
-        raise InputError(
-            f"SEQ={settings.seq}: allowed is at most the model's {config.max_position_embeddings} positions"
-        )
-    if config.num_key_value_heads % settings.tp:
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(f"MODEL={str(settings.model)!r}: model_type {config.model_type!r}; allowed are causal models")
+    if config.model_type != "llama" and (settings.tp > 1 or settings.cp > 1 or settings.fsdp):
+        raise InputError(f"MODEL={str(settings.model)!r}: {config.model_type}: TP, CP and FSDP are for llama alone")
+    positions = getattr(config.get_text_config(), "max_position_embeddings", settings.seq)
+    if settings.seq > positions:
+        raise InputError(f"SEQ={settings.seq}: allowed is at most the model's {positions} positions")
+    if settings.tp > 1 and config.num_key_value_heads % settings.tp:
         raise InputError(
             f"TP={settings.tp}: allowed is a divisor of the model's {config.num_key_value_heads} key-value heads"
         )
@@ -67,13 +79,13 @@ def _config(settings: Settings) -> LlamaConfig:
 def load_base(settings: Settings) -> Any:
     """The model of the checkpoint folder, in the precision that it computes in.
 
-    Raises InputError where the folder holds no Llama checkpoint or one whose weights do not match its config.
+    Raises InputError where the folder holds no causal model or one whose weights do not match its config.
     """
     config = _config(settings)
     where = f"MODEL={str(settings.model)!r}"
     logging.disable_progress_bar()
     try:
-        base, report = LlamaForCausalLM.from_pretrained(
+        base, report = AutoModelForCausalLM.from_pretrained(
             settings.model,
             config=config,
             dtype=torch.bfloat16 if precision(settings) == "bf16" else torch.float32,
@@ -100,6 +112,12 @@ def linear_names(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
 
 
+def adaptable_names(model: Any) -> list[str]:
+    """Linear layers and embeddings, as :func:`linear_names`: peft adapts both."""
+    kinds = torch.nn.Linear, torch.nn.Embedding
+    return [name for name, module in model.named_modules() if isinstance(module, kinds)]
+
+
 def target_names(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
     """Those of the full names ``linear`` whose last part is in ``targets``.
 
@@ -108,7 +126,7 @@ def target_names(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
     there = {name.rpartition(".")[2] for name in linear}
     if absent := set(targets) - there:
         allowed = ", ".join(sorted(there))
-        raise InputError(f"LORA_TARGETS: the model has no linear layer {min(absent)}; allowed are {allowed}")
+        raise InputError(f"LORA_TARGETS: no adapter fits a layer {min(absent)} of this model; allowed are {allowed}")
     return [name for name in linear if name.rpartition(".")[2] in targets]
 
 
@@ -154,6 +172,9 @@ def _initialize(model: Any, seed: int) -> None:
     for name, parameter in named:
         if "lora_B" in name:
             parameter.zero_()
+        elif "lora_embedding_B" in name:  # of an embedding, peft draws this factor, and the other one is zero
+            generator = torch.Generator().manual_seed(seed)
+            parameter.copy_(torch.empty(parameter.shape).normal_(generator=generator))
 
 
 def initial_weights(shapes: Sequence[tuple[int, ...]], seed: int) -> list[torch.Tensor]:

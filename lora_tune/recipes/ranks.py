@@ -51,6 +51,10 @@ class Ranks:
             return model.to(self.device), optimizer
         return self._accelerator.prepare(model, optimizer)
 
+    def unwrap(self, model: Any) -> Any:
+        """The model as it was before :meth:`prepare`."""
+        return self._accelerator.unwrap_model(model)
+
     def autocast(self) -> AbstractContextManager[None]:
         """Arithmetic in the run's precision."""
         return self._accelerator.autocast()
@@ -156,6 +160,8 @@ def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
             f"TP={tp} with {world} processes, CP={cp}, FSDP={int(settings.fsdp)}: allowed is TP={world} alone or TP=1; "
             "accelerate does not combine transformers' tensor parallelism with data or context parallelism"
         )
+    if settings.save_adapter and (tp > 1 or cp > 1 or settings.fsdp):
+        raise InputError("SAVE_ADAPTER: allowed where every process holds the whole adapter: TP=1, CP=1, FSDP=0")
     if cp > 1 and settings.seq % (2 * cp):
         raise InputError(f"SEQ={settings.seq}: allowed is a multiple of 2*CP={2 * cp}")
     if cp > 1 and settings.attn != "sdpa":

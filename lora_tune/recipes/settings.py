@@ -57,6 +57,14 @@ class Settings:
     lora_dropout: float
     lora_targets: tuple[str, ...]
     """Modules that get adapters, by the last part of their names."""
+    rank_pattern: tuple[tuple[str, int], ...]
+    """Modules whose rank is another one: (last part of the name, rank)."""
+    alpha_pattern: tuple[tuple[str, int], ...]
+    """Modules whose alpha is another one."""
+    dora: bool
+    """Learn the magnitude of each adapted weight's columns, too (DoRA)."""
+    save_adapter: Path | None
+    """Folder for the adapter at the end, in peft's format; None does not save it."""
     rslora: bool
     """Scale the adapters by alpha over the root of the rank (rsLoRA) instead of over the rank."""
     lora_plus_ratio: float
@@ -148,6 +156,10 @@ def read(environment: Mapping[str, str]) -> Settings:
         lora_alpha=knobs.real("LORA_ALPHA", 32.0, exclusive=True),
         lora_dropout=knobs.real("LORA_DROPOUT", 0.1, high=0.99),
         lora_targets=_targets(knobs),
+        rank_pattern=_pattern(knobs, "RANK_PATTERN"),
+        alpha_pattern=_pattern(knobs, "ALPHA_PATTERN"),
+        dora=knobs.switch("DORA", default=False),
+        save_adapter=Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
         rslora=knobs.switch("RSLORA", default=False),
         lora_plus_ratio=knobs.real("LORA_PLUS_RATIO", 1.0, exclusive=True),
         adam_beta1=knobs.real("ADAM_BETA1", 0.9, high=0.9999),
@@ -178,6 +190,15 @@ def _targets(knobs: Knobs) -> tuple[str, ...]:
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise knobs.refusal("LORA_TARGETS", f"one of {', '.join(TARGET_WORDS)}, or module names with commas between")
     return names
+
+
+def _pattern(knobs: Knobs, variable: str) -> tuple[tuple[str, int], ...]:
+    """``q_proj=32,down_proj=8`` as pairs."""
+    asked = knobs.text(variable)
+    pairs = [part.partition("=") for part in asked.split(",")] if asked else []
+    if not all(name.strip().isidentifier() and number.strip().isdecimal() and int(number) for name, _, number in pairs):
+        raise knobs.refusal(variable, "module names with whole numbers above 0, such as q_proj=32,down_proj=8")
+    return tuple((name.strip(), int(number)) for name, _, number in pairs)
 
 
 def _refuse_foreign(knobs: Knobs) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
@@ -82,6 +84,11 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return total
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter into ``folder``, in peft's format. Of one process, or the first of copies."""
+        unwrapped = self._ranks.unwrap(self._model)
+        unwrapped.save_pretrained(folder, safe_serialization=True)
 
     @torch.no_grad()
     def evaluate(self, validation: Sequences) -> float:

@@ -105,3 +105,5 @@ def _train(
         if step < settings.max_steps:
             log.block_start(samples)
     log.run_stop(samples, success=reached)
+    if settings.save_adapter and ranks.rank == 0:
+        trainer.save_adapter(settings.save_adapter)

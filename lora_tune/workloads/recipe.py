@@ -38,13 +38,21 @@ class RecipeSettings(BaseModel):
     threads: int = Field(1, ge=1, description="CPU threads of one process")
 
 
+class PeftSettings(RecipeSettings):
+    """Keys of ``[workload]`` of kind ``peft``."""
+
+    save_adapter: bool = Field(
+        False, description="keep each trial's adapter, in peft's format, in the folder of its attempt"
+    )
+
+
 class RecipeWorkload:
     """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
 
     module: ClassVar[str]
     packed: ClassVar[str | None] = None
     """The module that trains several trials side by side; None where there is none."""
-    Settings = RecipeSettings
+    Settings: ClassVar[type[RecipeSettings]] = RecipeSettings
 
     def __init__(self, study: Study, settings: RecipeSettings) -> None:
         self._study = study
@@ -78,12 +86,13 @@ class RecipeWorkload:
         """``bash`` sources the attempt's config file and becomes the recipe."""
         name = self._file_name(proposal)
         attempt = AttemptPaths(folder)
+        values = self._values(proposal) | self._of_attempt(folder)
         return Job(
             name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
-            files={name: render(self._values(proposal))},
+            files={name: render(values)},
             argv=("bash", "-euc", _RUN_UNDER_CONFIG, str(folder / name), *self._command()),
-            slot=self._slot(proposal),
+            slot=self._slot(values),
             environment=dict(self._site.environment),
             secrets=self._site.secrets,
             log=attempt.log,
@@ -93,10 +102,14 @@ class RecipeWorkload:
             ),
         )
 
-    def _slot(self, proposal: Proposal) -> Slot | None:
+    def _of_attempt(self, folder: Path) -> dict[str, Value]:
+        """Variables that only an attempt has, and no export of its configuration."""
+        return {}
+
+    def _slot(self, values: Mapping[str, Value]) -> Slot | None:
         if self._site.slots is None or self.packed is None:
             return None
-        knobs = {name: value_text(value) for name, value in self._values(proposal).items()}
+        knobs = {name: value_text(value) for name, value in values.items()}
         return Slot(argv=(self._site.python or sys.executable, "-m", self.packed), knobs=knobs)
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
@@ -149,9 +162,11 @@ class PeftWorkload(RecipeWorkload):
 
     module = "lora_tune.recipes.peft_lora"
     packed = "lora_tune.recipes.packed_lora"
+    Settings = PeftSettings
 
-    def __init__(self, study: Study, settings: RecipeSettings) -> None:
+    def __init__(self, study: Study, settings: PeftSettings) -> None:
         super().__init__(study, settings)
+        self._save_adapter = settings.save_adapter
         target = study.target
         shipped = (
             study.site.model is None and study.site.data is None and not {"SEQ", "EVAL_SAMPLES"} & set(study.space)
@@ -159,6 +174,9 @@ class PeftWorkload(RecipeWorkload):
         if shipped and not study.maximise and target >= TINY_UNTRAINED:
             problem = f"{target:g} is met before training: the untrained base has {TINY_UNTRAINED:g}; give a lower one"
             raise StudyError(f"study {study.name}", "objective.target", problem)
+
+    def _of_attempt(self, folder: Path) -> dict[str, Value]:
+        return {"SAVE_ADAPTER": str(folder / "adapter")} if self._save_adapter else {}
 
 
 class NemoWorkload(RecipeWorkload):

@@ -252,7 +252,7 @@ def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
     ("changed", "message"),
     [
         ({"LR": "much"}, "LR='much': allowed is"),
-        ({"LORA_TARGETS": "qqq"}, "the model has no linear layer qqq; allowed are"),
+        ({"LORA_TARGETS": "qqq"}, "no adapter fits a layer qqq of this model; allowed are"),
         ({"DATADIR": "/"}, "allowed is one file train"),
         ({"TP": 2}, "a trial in a pack has one process"),
         ({"DTYPE": "bfloat16"}, "DTYPE=bfloat16: this pack has auto"),
@@ -360,7 +360,7 @@ def test_whether_two_gain_by_company_is_measured_before_they_train(
 ) -> None:
     monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)
     clock = iter([float(n) for n in range(1000)])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # every step lasts a second, of one and of two
+    monkeypatch.setattr("time.process_time", lambda: next(clock))  # every step lasts a second, of one and of two
     settings = trial()
     assert Speeds(base).of(Slot(settings, base.texts(settings))).pair_gain == 2.0
     monkeypatch.setattr(Speeds, "_step_seconds", lambda self, pack, accumulation: 1.0 * len(pack.slots))
@@ -382,7 +382,7 @@ def test_admission_counts_what_each_takes_alone_and_learns_from_a_failure() -> N
 
 
 def test_modules_of_a_base_are_named_by_their_last_part(base: PackedBase) -> None:
-    with pytest.raises(InputError, match="no linear layer nope; allowed are"):
+    with pytest.raises(InputError, match="no adapter fits a layer nope of this model; allowed are"):
         base.widths(trial(LORA_TARGETS="q_proj,nope"))
 
 

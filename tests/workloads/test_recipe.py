@@ -102,3 +102,44 @@ def test_a_recipe_that_starts_on_one_node_refuses_trials_of_two(site: dict[str, 
         StudyError, match=r"site\.nodes: trials of 2 nodes, and this recipe starts its processes on one"
     ):
         load(study, "peft.toml")
+
+
+@pytest.mark.parametrize("kind", ["nemo", "peft"])
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_trials_that_cannot_share_a_job_are_refused_slots(kind: str, gpus: int) -> None:
+    study = Study.model_validate(
+        {
+            "name": kind,
+            "workload": {"kind": kind},
+            "site": {"gpus_per_node": gpus, "slots": 4},
+            "space": {"LR": 4e-4},
+            "objective": {"target": 1.0},
+            "budget": {"trials": 1},
+        }
+    )
+    if kind == "peft" and gpus <= 1:
+        assert load(study, "study.toml")
+    else:
+        with pytest.raises(StudyError, match=r"site\.slots: allowed is workload\.kind \"peft\" on at most one GPU"):
+            load(study, "study.toml")
+
+
+def test_a_trial_that_shares_a_job_reads_what_its_own_would(tmp_path: Path) -> None:
+    study = Study.model_validate(
+        {
+            "name": "peft",
+            "workload": {"kind": "peft", "save_adapter": True},
+            "site": {"slots": "auto"},
+            "space": {"LR": 4e-4, "MAX_STEPS": 7},
+            "objective": {"target": 1.0},
+            "budget": {"trials": 1},
+        }
+    )
+    parameters = study.search_space.resolve({})
+    job = load(study, "study.toml").job(Proposal(number=0, attempt=0, seed=5, parameters=parameters), tmp_path)
+    assert job.slot is not None
+    (config,) = job.files.values()
+    exported = subprocess.run(["bash", "-c", f"{config}\nenv -0"], capture_output=True, check=True, env={}).stdout
+    shell = dict(line.split("=", 1) for line in exported.decode().split("\0") if line)
+    assert {name: shell[name] for name in job.slot.knobs} == dict(job.slot.knobs)
+    assert job.slot.knobs["SAVE_ADAPTER"] == str(tmp_path / "adapter")

@@ -47,6 +47,9 @@ class Speeds:
     def __init__(self, base: PackedBase) -> None:
         self._base = base
         self._known: dict[tuple[object, ...], Speed] = {}
+        # One thread's processor time is its wall time on an idle core, and what else runs there does not count.
+        single = base.device.type == "cpu" and base.settings.threads == 1
+        self._clock = time.process_time if single else time.perf_counter
 
     def of(self, slot: Slot) -> Speed:
         """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
@@ -68,9 +71,9 @@ class Speeds:
         pack.join(slot)
         step_seconds = self._step_seconds(pack, settings.accumulation)
         pack.evaluate([slot])
-        began = time.perf_counter()
+        began = self._clock()
         pack.evaluate([slot])
-        eval_seconds = (time.perf_counter() - began) * len(texts.validation) / len(some.validation)
+        eval_seconds = (self._clock() - began) * len(texts.validation) / len(some.validation)
         peak = torch.cuda.max_memory_allocated() - before if cuda else 0
         gain = self._pair_gain(pack, Slot(settings, some), step_seconds)
         speed = Speed(step_seconds, eval_seconds, peak, gain)
@@ -90,11 +93,11 @@ class Speeds:
         """The median time of an optimizer step of all slots of the pack."""
         times: list[float] = []
         while len(times) < WARM_UP + STEPS and (len(times) <= WARM_UP or sum(times) < SECONDS):
-            began = time.perf_counter()
+            began = self._clock()
             for _ in range(accumulation):
                 pack.round()
             self._wait()
-            times.append(time.perf_counter() - began)
+            times.append(self._clock() - began)
         return statistics.median(times[WARM_UP:])
 
     def _wait(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
+from lora_tune.recipes.packed import adapter_file
 from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import Speeds
 from lora_tune.recipes.packed.base import OF_BASE, PackedBase
@@ -120,6 +121,9 @@ class Host:
             tenant.trial.stepped(rates[tenant], losses.get(tenant))
         self._evaluate([tenant for tenant in stepped if tenant.trial.wants_evaluation])
         for tenant in [tenant for tenant in self._tenants if tenant.trial.over]:
+            settings = tenant.slot.settings
+            if settings.save_adapter:
+                adapter_file.save(settings.save_adapter, settings, self._pack.group(tenant.slot).adapter(tenant.slot))
             self._let_go(tenant)
             tenant.end(0)
 
@@ -198,6 +202,11 @@ def _check_base(settings: Settings, shared: Settings) -> None:
             raise InputError(
                 f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
             )
+    for name, given in (("RANK_PATTERN", settings.rank_pattern), ("ALPHA_PATTERN", settings.alpha_pattern)):
+        if given:
+            raise InputError(f"{name}: a trial in a pack has one rank and one alpha; take it out, or site.slots")
+    if settings.dora:
+        raise InputError("DORA=1: not in a pack, whose products are shared and its norms would not be; allowed is 0")
     if settings.fsdp:
         raise InputError("FSDP=1: a trial in a pack has one process; allowed is 0")
 
