@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.__main__ import COMMANDS
+from lora_tune.__main__ import COMMANDS, _module
 from lora_tune.base import errors
 from lora_tune.commands.config_docs import markdown
-from lora_tune.config.study import load_study
+from lora_tune.config.study import load_study, parse_study
+from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
 
 README = REPOSITORY / "README.md"
+STUDY_FILE = REPOSITORY / "docs" / "study-file.md"
 
 
-def between(name: str) -> str:
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README.read_text(encoding="utf-8"), re.S)
+def between(name: str, page: Path = README) -> str:
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page.read_text(encoding="utf-8"), re.S)
     assert found, name
     return found[1]
 
@@ -32,7 +34,7 @@ def studies() -> str:
 
 
 def test_the_study_reference_is_generated_from_the_models() -> None:
-    assert between("reference").strip() == markdown().strip(), "run: python -m tests.test_readme"
+    assert between("reference", STUDY_FILE).strip() == markdown().strip(), "run: python -m tests.test_readme"
 
 
 def test_the_keys_of_a_table_within_a_section_stand_below_it() -> None:
@@ -59,7 +61,7 @@ def test_every_command_in_it_exists_with_its_options(line: str) -> None:
 
     words = shlex.split(line)
     module = words[2].removeprefix("lora_tune.")
-    main = importlib.import_module(f"lora_tune.{module}").main
+    main = importlib.import_module(_module(module)).main
     known = {o for p in main.params for o in p.opts}
     assert {w for w in words[3:] if w.startswith("--")} <= known
     assert module in COMMANDS
@@ -67,7 +69,7 @@ def test_every_command_in_it_exists_with_its_options(line: str) -> None:
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
     text = README.read_text(encoding="utf-8")
-    codes = re.search(r"## Exit codes\n\n(.*?)\n\n", text, re.S)
+    codes = re.search(r"## Exit codes\n\n(.*?)(?:\n\n|\Z)", text, re.S)
     assert codes
     named = {int(n) for n in re.findall(r"(?:^|; |;\n)(\d+) ", codes[1])}
     assert named == {
@@ -81,15 +83,22 @@ def test_every_image_and_page_it_links_to_is_there() -> None:
             assert (REPOSITORY / target).exists(), target
 
 
-def fill(name: str, text: str) -> None:
-    whole = README.read_text(encoding="utf-8")
-    README.write_text(
+def test_it_is_short_and_its_own_script_study_loads() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 200
+    (study,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    load_workload(parse_study(study, Path("mine.toml")), "mine.toml")
+
+
+def fill(name: str, text: str, page: Path = README) -> None:
+    whole = page.read_text(encoding="utf-8")
+    page.write_text(
         re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda m: m[1] + text + m[2], whole, flags=re.S),
         encoding="utf-8",
     )
 
 
 if __name__ == "__main__":
-    fill("reference", "\n" + markdown() + "\n")
+    fill("reference", "\n" + markdown() + "\n", STUDY_FILE)
     fill("studies", studies())
-    print(f"{Path(sys.argv[0]).name}: README.md is up to date")
+    print(f"{Path(sys.argv[0]).name}: README.md and docs/study-file.md are up to date")

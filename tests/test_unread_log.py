@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.commands.logs import main as logs_main
+from lora_tune.config.study import parse_study
+from lora_tune.workloads import load
+from lora_tune.workloads.base import Proposal
 
 STUDY = """
 [objective]
@@ -61,3 +64,12 @@ def test_the_command_shows_what_each_line_is_read_as(tmp_path: Path) -> None:
     shown = CliRunner().invoke(logs_main, ["--study", str(study), str(log)])
     assert shown.exit_code == 4
     assert "1 line read, none matched workload.log; a line that looks like an eval" in shown.output
+
+
+def test_python_is_the_interpreter_that_runs_the_sweep(tmp_path: Path) -> None:
+    text = STUDY.format(python="python", script="train.py")
+    here = load(parse_study(text, tmp_path / "mine.toml"), "mine.toml")
+    elsewhere = load(parse_study(text + '[site]\nlauncher = "slurm"\n', tmp_path / "mine.toml"), "mine.toml")
+    proposal = Proposal(number=0, attempt=0, seed=1, parameters={"LR": 0.01})
+    assert here.job(proposal, tmp_path).argv[0] == sys.executable
+    assert elsewhere.job(proposal, tmp_path).argv[0] == "python", "another machine has another one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from lora_tune.base.errors import StudyError
+from lora_tune.base.kinds import LAUNCHERS
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
 from lora_tune.config.secrets import Variables
@@ -92,7 +94,7 @@ class CommandWorkload:
         return Job(
             name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
-            argv=tuple(fill(word, values) for word in self._settings.argv),
+            argv=self._argv(values),
             environment=self._environment(values, self._settings.environment),
             secrets={**self._study.site.secrets, **self._settings.secrets},
             cwd=self._cwd,
@@ -104,6 +106,13 @@ class CommandWorkload:
             ),
             script=self._settings.script,
         )
+
+    def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
+        program, *words = (fill(word, values) for word in self._settings.argv)
+        if program in ("python", "python3") and LAUNCHERS.load(self._study.site.launcher).one_machine:
+            program = self._study.site.python or sys.executable
+        return (program, *words)
 
     def preparation(self, folder: Path) -> Job | None:
         """``[workload.prepare]`` as a job: the same environment, but for what varies between trials."""
