@@ -17,14 +17,12 @@ from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.contenders import PRIOR_SD, RAW_SD, RunSummary
 from lora_tune.search.racing import (
-    PRIOR_SD,
-    RAW_SD,
     CannotSeparate,
     Decided,
     RaceSettings,
     RunMore,
-    RunSummary,
     next_action,
 )
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.statistics [--part crossing|capping|racing|scores|schedule|speed]``: print the figures.
+"""``python -m benchmarks.statistics [--part NAME]``: print the figures, all or of one part (``PARTS``).
 
 All but ``racing`` and ``speed`` need the public MLPerf results (``LORA_TUNE_MLPERF``, or ``../shared/mlperf``).
 Everything is seeded; the same data give the same figures.
@@ -12,7 +12,7 @@ import importlib
 import platform
 import time
 
-PARTS = ("crossing", "capping", "racing", "scores", "schedule", "speed")
+PARTS = ("crossing", "capping", "racing", "healing", "scores", "prediction", "schedule", "speed")
 
 
 def main() -> None:

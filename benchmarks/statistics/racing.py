@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
 from lora_tune import curves
 from lora_tune.mlperf import published_curves
-from lora_tune.search.racing import RAW_SD, CannotSeparate, Decided, RaceSettings, RunSummary, next_action, plan
+from lora_tune.search.contenders import RAW_SD, RunSummary
+from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 2000
 SD = 0.047
+SPREADS = (0.01, 0.05, 0.1, 0.2)
+NOISE = 0.05
+RACES = 400
 SETTINGS = (
     RaceSettings(confidence=0.9),
     RaceSettings(confidence=0.9, most=40),
@@ -25,6 +30,7 @@ Draw = Callable[[np.random.Generator], float]
 
 def main() -> None:
     draws: dict[str, Draw] = {"normal, sd 4.7%": lambda rng: rng.normal(0, SD)}
+    draws |= {f"normal, sd {sd:.0%}": functools.partial(_normal, sd) for sd in SPREADS}
     if (folder() / "runs.jsonl.gz").exists():
         pool = public_residuals()
         draws[f"public test runs, sd {np.std(pool):.1%}"] = lambda rng: rng.choice(pool)
@@ -44,6 +50,11 @@ def main() -> None:
         for settings in RAW_SETTINGS if name.startswith("raw") else SETTINGS:
             for difference in DIFFERENCES:
                 print(_row(name, draw, settings, difference))
+    many()
+
+
+def _normal(sd: float, rng: np.random.Generator) -> float:
+    return float(rng.normal(0, sd))
 
 
 def public_residuals(*, raw: bool = False) -> np.ndarray:
@@ -56,6 +67,38 @@ def public_residuals(*, raw: bool = False) -> np.ndarray:
             logs = np.log([r.minutes for r in group] if raw else crossings)
             residuals.extend((logs - logs.mean()) * np.sqrt(len(logs) / (len(logs) - 1)))
     return np.array(residuals)
+
+
+def many() -> None:
+    """Three and five configurations: a wrong winner where two are equally good, the best one where there is one."""
+    fields = {
+        "two equal, one 30% worse": (0.0, 0.0, 0.3),
+        "two equal, three 5% worse": (0.0, 0.0, 0.05, 0.05, 0.05),
+        "five equal": (0.0,) * 5,
+        "five, one 5% better": (0.0, 0.05, 0.05, 0.05, 0.05),
+    }
+    print(
+        f"\nOf many, noise {NOISE:.0%}, {RACES} races: decided for the first, for another, recommended the first, runs"
+    )
+    for name, offsets in fields.items():
+        rng = np.random.default_rng(7)
+        ends = [_race_of_many(offsets, rng) for _ in range(RACES)]
+        won, taken = np.array([w for w, _, _ in ends]), np.array([t for _, t, _ in ends])
+        runs = [r for _, _, r in ends]
+        shares = f"{np.mean(won == 0):6.1%} {np.mean(won > 0):6.1%} {np.mean(taken == 0):6.1%}"
+        print(f"{name:28} {shares} {np.mean(runs):6.1f}, at most {max(runs)}")
+
+
+def _race_of_many(offsets: Sequence[float], rng: np.random.Generator) -> tuple[int, int, int]:
+    """The winner's place (-1: none), that of the recommended one, runs used."""
+    results: dict[str, list[RunSummary]] = {str(i): [] for i in range(len(offsets))}
+    while isinstance(action := next_action(results), RunMore):
+        at = offsets[int(action.config)] + rng.normal(0, NOISE)
+        results[action.config].append(RunSummary(float(np.exp(7.4 + at))))
+    used = sum(map(len, results.values()))
+    if isinstance(action, Decided):
+        return int(action.winner), int(action.winner), used
+    return -1, int(action.recommended), used
 
 
 def _row(name: str, draw: Draw, settings: RaceSettings, difference: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from lora_tune.analysis import replicates as raced
 from lora_tune.base.format import duration, visible
 from lora_tune.config.study import Study
-from lora_tune.search import racing
+from lora_tune.search import contenders
 from lora_tune.store.records import Trial
 
 
@@ -35,9 +35,9 @@ def short_layout(text: str) -> str:
 def race_words(runs: Mapping[int, Sequence[raced.Replicate]], prior_sd: float) -> list[str]:
     """Where the configurations of a race stand, the fastest first: mean, 90% interval, runs, and those that missed.
 
-    runs: by the trial that they repeat. prior_sd: as in :func:`search.racing.means`.
+    runs: by the trial that they repeat. prior_sd: as in :func:`search.contenders.means`.
     """
-    means = racing.means(raced.results(runs, runs), prior_sd)
+    means = contenders.means(raced.results(runs, runs), prior_sd)
     found = []
     for number, own in runs.items():
         name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own))

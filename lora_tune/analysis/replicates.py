@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.search.racing import PRIOR_SD, RAW_SD, RunSummary
+from lora_tune.search.contenders import PRIOR_SD, RAW_SD, RunSummary
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)

@@ -11,11 +11,18 @@ from numpy.typing import NDArray
 
 from lora_tune.mlperf.benchmark import Benchmark
 
-PRIOR_CV = 0.067
+PRIOR_CV = 0.065
 """Relative sd of samples to target within a public submission (212 of 3,150 samples at GBS 8)."""
 
-PRIOR_RUNS = 4
+PRIOR_RUNS = 10
 """Weight of ``PRIOR_CV`` beside the runs' own spread, in degrees of freedom."""
+
+MARGINAL = (1.055, 0.03)
+"""Growth of ln(minutes) per ln(samples) between runs of a submission, mean and sd over 133 public ones: evals come with
+the later samples alone, where the first are skipped, and a cold first block does not grow."""
+
+PACE_CV = (0.002, 1.0)
+"""Relative sd of minutes beside what samples explain, over public submissions: median, and sd of its logarithm."""
 
 FAILURE_PRIOR = (0.1, 9.9)
 """Beta prior of the chance that a run does not converge: 1%, worth ten runs. Of 1,050 public runs one did not."""
@@ -57,19 +64,26 @@ def predict(
     samples: progress in the benchmark's unit. interval: between evals in it, by default the closed division's.
 
     Samples to target are normal with unknown mean and variance (the usual posterior, the variance shrunk towards
-    ``PRIOR_CV``), rounded to whole ``interval``s; minutes follow samples in proportion. ``unconverged`` counts runs
-    that did not converge. The same seed gives the same answer. Raises ValueError without a run or on unequal lengths.
+    ``PRIOR_CV``), rounded to whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary besides as those of
+    public submissions do (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs that did not converge.
+    Where these are fewer runs than a submission has, they are the first of it; else all of its runs are new.
+    The same seed gives the same answer. Raises ValueError without a run or on unequal lengths.
     """
     if not minutes or len(minutes) != len(samples):
         raise ValueError(f"{len(minutes)} times and {len(samples)} sample counts came; give both for at least one run")
     rng = np.random.default_rng(seed)
     schedule = benchmark.eval_schedule(gbs) if interval is None else None
     interval = interval or (schedule.interval_samples if schedule else 1.0)
-    drawn = _draw_samples(np.asarray(samples, dtype=np.float64), interval, benchmark.runs, rng)
-    rate = float(np.sum(minutes) / np.sum(samples))
-    times = drawn * rate
+    seen, clock = np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64)
+    kept = len(seen) + unconverged if len(seen) + unconverged < benchmark.runs else 0
+    drawn = _draw_samples(seen, interval, benchmark.runs - kept, rng)
+    times = _draw_minutes(seen, clock, drawn, rng)
     fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(samples), size=DRAWS)
     failed = rng.random(drawn.shape) < fail[:, None]
+    if kept:
+        lost = np.concatenate([np.zeros(len(seen), dtype=bool), np.ones(unconverged, dtype=bool)])
+        drawn, times = _before(np.resize(seen, kept), drawn), _before(np.resize(clock, kept), times)
+        failed = np.concatenate([np.tile(lost, (DRAWS, 1)), failed], axis=1)
     means, scores = _olympic(drawn, failed), _olympic(times, failed)
     against = benchmark.reference(gbs)
     if against is None:
@@ -108,6 +122,30 @@ def _draw_samples(
     centre = mean + sd / np.sqrt(n) * rng.standard_normal(DRAWS)
     drawn = centre[:, None] + sd[:, None] * rng.standard_normal((DRAWS, runs))
     return np.asarray(np.maximum(np.round(drawn / interval), 1) * interval, dtype=np.float64)
+
+
+def _draw_minutes(
+    seen: NDArray[np.float64], clock: NDArray[np.float64], drawn: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Minutes of runs with ``drawn`` samples, as the runs seen took theirs.
+
+    The spread beside what samples explain is drawn from its prior, weighted by how likely it makes the runs seen.
+    """
+    slope = rng.normal(*MARGINAL, size=DRAWS)
+    spread = np.exp(rng.normal(np.log(PACE_CV[0]), PACE_CV[1], size=DRAWS))
+    pace = np.log(clock) - slope[:, None] * np.log(seen)
+    squares = ((pace - pace.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    surprise = squares / (2 * spread**2) + (len(seen) - 1) * np.log(spread)
+    weight = np.exp(surprise.min() - surprise)
+    chosen = rng.choice(DRAWS, size=DRAWS, p=weight / weight.sum())
+    slope, spread = slope[chosen], spread[chosen]
+    level = pace[chosen].mean(axis=1) + spread / np.sqrt(len(seen)) * rng.standard_normal(DRAWS)
+    noise = spread[:, None] * rng.standard_normal(drawn.shape)
+    return np.asarray(np.exp(level[:, None] + slope[:, None] * np.log(drawn) + noise), dtype=np.float64)
+
+
+def _before(known: NDArray[np.float64], drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([np.tile(known, (DRAWS, 1)), drawn], axis=1)
 
 
 def _olympic(values: NDArray[np.float64], failed: NDArray[np.bool_]) -> NDArray[np.float64]:

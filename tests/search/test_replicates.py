@@ -9,15 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lora_tune.search.contenders import RunSummary, means
+from lora_tune.search.race_limits import LimitShape, limit_constant
 from lora_tune.search.racing import (
     CannotSeparate,
     Decided,
     Plan,
     RaceSettings,
     RunMore,
-    RunSummary,
-    limit_constant,
-    means,
     next_action,
     plan,
 )
@@ -94,16 +93,43 @@ def test_one_configuration_alone_wins_and_none_is_an_error() -> None:
         next_action({})
 
 
-def test_more_rivals_ask_for_stronger_evidence() -> None:
-    pair = {"a": noisy(100, 5, 1), "b": noisy(112, 5, 2)}
-    crowd = pair | {f"c{i}": noisy(112, 5, 3 + i) for i in range(8)}
-    assert isinstance(next_action(pair), Decided)
-    assert isinstance(next_action(crowd), RunMore)
+@pytest.mark.parametrize("noise", [0.01, 0.2])
+def test_the_spread_of_these_runs_decides_and_no_other(noise: float) -> None:
+    """A lead of five standard deviations, whatever those are."""
+    rng = np.random.default_rng(4)
+    lead = {
+        name: [RunSummary(100 * math.exp(m * noise + rng.normal(0, noise))) for _ in range(4)]
+        for name, m in (("a", 0), ("b", 5))
+    }
+    assert isinstance(next_action(lead), Decided)
+
+
+def test_one_of_many_equals_is_not_called_the_best() -> None:
+    equal = {f"c{i}": noisy(100, 5, i) for i in range(8)}
+    assert not isinstance(next_action(equal), Decided)
+
+
+def test_of_many_the_leader_and_its_nearest_rival_run_on() -> None:
+    field = {"a": runs(100, 104, 96), "near": runs(103, 99, 107), "far": runs(115, 111, 119)}
+    found = next_action(field)
+    assert isinstance(found, RunMore)
+    assert found.config == "a", "the leader is in every comparison"
+    more = next_action(field | {"a": runs(100, 104, 96, 101, 99)})
+    assert isinstance(more, RunMore)
+    assert more.config == "near"
+
+
+def test_where_nothing_separates_two_the_faster_so_far_is_recommended() -> None:
+    found = next_action({"a": noisy(100, 5, 1, 10), "b": noisy(100.5, 5, 1, 10)})
+    assert isinstance(found, CannotSeparate)
+    assert found.recommended == "a"
+    assert "the faster so far" in found.sentence
 
 
 def test_looking_often_costs_a_higher_limit() -> None:
-    assert limit_constant(0.1, 10, 10) == pytest.approx(1.645, abs=0.03)
-    assert limit_constant(0.1, 3, 10) > 1.75
+    once = limit_constant(0.1, 20, 20, LimitShape(20, 0.25))
+    assert once == pytest.approx(1.645, abs=0.03)
+    assert limit_constant(0.1, 3, 20, LimitShape(20, 0.25)) > once + 0.2
 
 
 @settings(deadline=None)
@@ -126,13 +152,13 @@ def test_no_results_break_the_race(results: dict[str, list[RunSummary]]) -> None
 def test_every_race_ends(seed: int, difference: float) -> None:
     rng = np.random.default_rng(seed)
     results: dict[str, list[RunSummary]] = {"a": [], "b": [], "c": []}
-    for _ in range(31):
+    for _ in range(RaceSettings().total(3) + 1):
         action = next_action(results)
         if not isinstance(action, RunMore):
             return
         mean = 100 * (1 + difference * "abc".index(action.config))
         results[action.config].append(RunSummary(mean * np.exp(rng.normal(0, 0.05))))
-    pytest.fail("the race asked for more than ten runs each")
+    pytest.fail("the race asked for more than its runs")
 
 
 def replayed(truth: dict[str, list[RunSummary]], settings: RaceSettings, *, together: bool = False) -> tuple[Plan, int]:
@@ -188,11 +214,11 @@ def test_a_race_that_nobody_finishes_wants_nothing_more() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 10), st.integers(1, 4), st.booleans())
 def test_every_plan_ends_within_its_runs(seed: int, most: int, batch: int, together: bool) -> None:
     rng = np.random.default_rng(seed)
-    truth = {name: runs(*(100 * np.exp(rng.normal(0, 0.05, most)))) for name in "abc"}
+    truth = {name: runs(*(100 * np.exp(rng.normal(0, 0.05, 2 * most)))) for name in "abc"}
     rules = RaceSettings(fewest=min(3, most), most=most, batch=batch)
     stands, used = replayed(truth, rules, together=together)
     assert stands.verdict is not None
-    assert used <= 3 * most
+    assert used <= rules.total(3)
 
 
 def test_the_mean_of_a_configuration_comes_with_an_interval_that_shrinks() -> None:

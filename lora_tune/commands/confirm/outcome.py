@@ -12,7 +12,8 @@ from lora_tune.analysis.replicates import Replicate, missed, name_of, results, s
 from lora_tune.analysis.summary import objective_words
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
-from lora_tune.search.racing import CannotSeparate, Decided, Plan, means
+from lora_tune.search.contenders import means
+from lora_tune.search.racing import CannotSeparate, Decided, Plan
 from lora_tune.store.records import CHOSEN, PASSED_OVER, Sweep, Trial
 
 
