@@ -1,7 +1,8 @@
 """The stopping rule and the crossing estimate on the public runs of every benchmark but llama2_70b_lora.
 
 ``python -m benchmarks.statistics.by_benchmark``: each submission in turn is a sweep's good trials; the runs of the
-others at its batch size are the references. Every public run reached its target, so every stop is a false one.
+others at its batch size are the references, as if they were trials of one kind. Every run read here reached its target,
+so every stop is a false one.
 """
 
 from __future__ import annotations
@@ -64,13 +65,7 @@ def stopped(run: PublicRun, references: Sequence[Course]) -> bool:
     """Whether the rule stops the run at any of its evals before the target."""
     evidence = Evidence(references=references, rate=RATE)
     evals = run.run.evals
-    return any(verdict(evals[: n + 1], run.target, evidence, kind=kind(run.run)).stop for n in range(len(evals)))
-
-
-def kind(run: RunLog) -> tuple[object, ...]:
-    """What a sweep knows of a trial that the shape of its curve depends on: schedule and warm-up."""
-    known = run.hyperparameters
-    return tuple(known.get(key) for key in ("opt_learning_rate_warmup_steps", "opt_learning_rate_training_steps"))
+    return any(verdict(evals[: n + 1], run.target, evidence).stop for n in range(len(evals)))
 
 
 def scatter(values: Sequence[float]) -> float:
@@ -101,7 +96,7 @@ def row(groups: dict[str, list[PublicRun]]) -> str:
     raw, estimated, evals = [], [], []
     for name, own in groups.items():
         others = [r for other, runs in groups.items() if other != name for r in runs][:MOST]
-        courses = [Course(curve=usable(r.run.evals), kind=kind(r.run)) for r in others]
+        courses = [Course(curve=usable(r.run.evals)) for r in others]
         if len(courses) >= FEWEST:
             judged += len(own)
             wrong += sum(stopped(run, courses) for run in own)
