@@ -180,12 +180,9 @@ def _status(ticket: Ticket, pack: _Pack | None, home: PackFolder, state: PackSta
     known = _begun(ticket, pack, records, state)
     if records.ended is not None:
         end = records.ended
-        return JobStatus(
-            state=JobState.ENDED,
-            ended_at=end.at,
-            exit_code=end.exit_code,
-            **{**known, "seconds": end.seconds, "node_share": end.node_share},
-        )
+        # Its seconds are not told: the log's clock is that of the trial alone, which a job's length says nothing about.
+        known["node_share"] = end.node_share
+        return JobStatus(state=JobState.ENDED, ended_at=end.at, exit_code=end.exit_code, **known)
     if pack is None or not pack.status.state.alive:
         return _interrupted(pack, known)
     if records.started is not None:

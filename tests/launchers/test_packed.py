@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +15,14 @@ import pytest
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
+from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.workloads.base import Job, Slot
+from tests.cluster import Cluster
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for
 
@@ -244,4 +248,19 @@ def test_a_share_of_the_node_is_what_the_pack_says(launcher: Launcher, tmp_path:
     job = job_of(tmp_path / "a", SAY)
     status = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
     assert status.node_share == 0.5
+    assert status.seconds is None, "a log on the clock of the trial alone may be longer than its job"
     wait_for(lambda: launcher.poll([ticket_of(job)])[job.name].ended_at)
+
+
+@pytest.mark.slurm
+def test_under_slurm_trials_share_one_job_and_its_end_interrupts_them(slurm: Cluster, tmp_path: Path) -> None:
+    below = SlurmLauncher(Site.model_validate({"launcher": "slurm"}))
+    launcher = Shared(below, slots=3, folder=tmp_path / "packs")
+    done, running = (job_of(tmp_path / n, p, name=f"study-{n}-0") for n, p in (("done", SAY), ("runs", WAIT)))
+    ids = [launcher.submit(job) for job in (done, running)]
+    assert len(set(ids)) == 1
+    poll_until(launcher, ticket_of(done), JobState.ENDED, seconds=90)
+    poll_until(launcher, ticket_of(running), JobState.RUNNING)
+    subprocess.run(["scancel", ids[0]], check=True)
+    status = poll_until(launcher, ticket_of(running), JobState.PREEMPTED, seconds=60)
+    assert "cancelled" in status.reason.lower()
