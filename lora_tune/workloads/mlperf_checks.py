@@ -23,7 +23,7 @@ _ELSEWHERE = (
 def check(workload: MlperfWorkload) -> list[str]:
     """A sentence for each thing that may be wrong. Raises SetupError for what certainly is."""
     found, site = workload.implementation, workload.study.site
-    _same_machine(workload)
+    same_machine(workload)
     known = {**found.values, **workload.places(), **site.environment}
     for names in required(found.reads - found.defaults):
         if not any(known.get(name) for name in names):
@@ -35,14 +35,14 @@ def check(workload: MlperfWorkload) -> list[str]:
     job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
     elsewhere = [f"{found.folder}: {_ELSEWHERE}"] if found.in_container and workload.settings.reads is None else []
     return [
-        *_about_base(workload),
+        *about_base(workload),
         *elsewhere,
         *unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)}),
         *script_doubts(found.folder / workload.settings.script, job.environment),
     ]
 
 
-def _same_machine(workload: MlperfWorkload) -> None:
+def same_machine(workload: MlperfWorkload) -> None:
     """Raise SetupError where the base config is for another number of nodes or GPUs than the study."""
     base, space = workload.base, workload.study.search_space
     if base is None:
@@ -56,7 +56,7 @@ def _same_machine(workload: MlperfWorkload) -> None:
             )
 
 
-def _about_base(workload: MlperfWorkload) -> list[str]:
+def about_base(workload: MlperfWorkload) -> list[str]:
     """What a user should know of the config that trials build on, or that there is one that they do not."""
     base = workload.base
     if base is None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
+from lora_tune.commands.checks.files import implementation
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
@@ -209,6 +210,22 @@ class TestFinding:
         settings = workload.settings.model_copy(update={"base": None})
         (doubt, *_) = MlperfWorkload(workload.study, settings).check()
         assert f'workload.base = "{CONFIG}" makes that one trial 0' in doubt
+
+
+class TestDoctor:
+    """``doctor`` says which config trials start from, and which one they pass over."""
+
+    def told(self, workload: MlperfWorkload) -> str:
+        return "\n".join(str(finding) for finding in implementation(workload, workload.study))
+
+    def test_with_and_without_a_base(self, tree: Path) -> None:
+        workload = made(tree)
+        assert f"trial 0 is {CONFIG} as it stands" in self.told(workload)
+        without = MlperfWorkload(workload.study, workload.settings.model_copy(update={"base": None}))
+        assert f'workload.base = "{CONFIG}"' in self.told(without)
+
+    def test_a_config_for_another_machine(self, tree: Path) -> None:
+        assert "the study for 4; set site.gpus_per_node = 8" in self.told(made(tree, gpus_per_node=4))
 
 
 class TestExport:

@@ -17,6 +17,7 @@ from lora_tune.store import safe_url, server_version
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.implementation import Implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_checks import about_base, same_machine
 from lora_tune.workloads.script_needs import script_doubts
 
 GB = 1e9
@@ -196,6 +197,7 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
         return
     shared = f"; every config sources {', '.join(found.common)}" if found.common else ""
     yield good(f"implementation {found.folder}, {len(found.reads)} variables read{shared}")
+    yield from _base(workload)
     if found.in_container:
         yield warning(
             "the training code is not in this folder: no file here reads LR or MAX_STEPS",
@@ -214,6 +216,21 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
             yield problem(what, "every trial would run into it", fix)
     except LoraTuneError as error:
         yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")
+
+
+def _base(workload: MlperfWorkload) -> Iterator[Finding]:
+    """The machine's own config that trials start from, or which one they pass over."""
+    why = "what makes a machine fast stands in its own config"
+    try:
+        same_machine(workload)
+        remarks = about_base(workload)
+    except LoraTuneError as error:
+        yield problem(str(error), why, "correct workload.base or the site")
+        return
+    if workload.base is not None:
+        yield good(f"trial 0 is {workload.base.file} as it stands; all others change it")
+    for remark in remarks:
+        yield warning(remark, why, "nothing, where that is meant; else workload.base")
 
 
 def sudo_calls(found: Implementation, script: str) -> list[str]:
