@@ -123,7 +123,8 @@ def _beside(
     frame = _frame(run, references)
     curves = np.array([_best_so_far(r, frame, target) for r in references])
     spiky = np.array([_spike_at(r, frame, target) for r in references])
-    worst = _worst_beside_others(curves, spiky, np.array(units), target)
+    judged = np.where(spiky, math.inf, np.array([_best_nearby(r, frame, target) for r in references]))
+    worst = _worst_beside_others(judged, curves, np.array(units), target)
     bound = max(0.0, sorted(worst, reverse=True)[allowed(rate, free) - 1])
     high, low, said = _edges(curves, _quorum(len(curves)))
     floor, seen = _floor(curves), frame.places <= frame.now
@@ -188,6 +189,24 @@ def _best_so_far(course: Course, frame: _Frame, target: float) -> Array:
     return np.interp(frame.places, x, lowest, left=math.inf) if len(x) else np.full(len(frame.places), math.inf)
 
 
+def _best_nearby(course: Course, frame: _Frame, target: float) -> Array:
+    """The lowest loss that a run has shown by the eval nearest to each place, as a run that is judged shows it.
+
+    A line between two evals has less noise than an eval, by which a run would look worse than its references.
+    """
+    places = course.curve.samples / frame.unit(course)
+    stop = course.stop(target) / frame.unit(course)
+    kept = thinned(places, frame.step)
+    kept = kept[places[kept] < stop]
+    done = frame.places >= stop * (1 - ROUNDING)
+    if not len(kept):
+        return np.where(done, target, math.inf)
+    lowest = np.minimum.accumulate(course.curve.loss[kept])
+    middles = (places[kept][1:] + places[kept][:-1]) / 2
+    found = lowest[np.searchsorted(middles, frame.places)]
+    return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, found))
+
+
 def _spike_at(course: Course, frame: _Frame, target: float) -> NDArray[np.bool_]:
     """Whether the last eval by each place is a spike, and the first of its kind in a row."""
     places = course.curve.samples / frame.unit(course)
@@ -201,12 +220,10 @@ def _spike_at(course: Course, frame: _Frame, target: float) -> NDArray[np.bool_]
     return np.append(False, alone)[at] & (frame.places < course.stop(target) / frame.unit(course))
 
 
-def _worst_beside_others(
-    curves: Array, spiky: NDArray[np.bool_], units: NDArray[np.int64], target: float
-) -> list[float]:
-    """The nonconformity of each unit's worst member beside the references of the other units."""
+def _worst_beside_others(judged: Array, curves: Array, units: NDArray[np.int64], target: float) -> list[float]:
+    """The nonconformity of each unit's worst member, as it is ``judged``, beside the ``curves`` of the other units."""
     order = np.argsort(units, kind="stable")
-    curves, spiky = curves[order], spiky[order]
+    judged, curves = judged[order], curves[order]
     starts, sizes = np.unique(units[order], return_index=True, return_counts=True)[1:]
     of = np.repeat(np.arange(len(starts)), sizes)
     known = np.isfinite(curves)
@@ -217,7 +234,7 @@ def _worst_beside_others(
     bottom = -_of_others(-np.minimum.reduceat(curves.min(axis=1), starts)[:, None])[of]
     counts = known.sum(axis=0) - np.add.reduceat(known.astype(np.int64), starts)[of]
     enough = counts >= np.maximum(1, _quorum(len(curves)) - sizes[of])[:, None]
-    scores = _excess(np.where(spiky, math.inf, curves), high, low, enough, FLOOR * (top - bottom), target).max(axis=1)
+    scores = _excess(judged, high, low, enough, FLOOR * (top - bottom), target).max(axis=1)
     return [float(worst) for worst in np.maximum.reduceat(scores, starts)]
 
 
