@@ -8,8 +8,21 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lora_tune.search.pruner import StallPruner as StallPruner
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """``lora_tune.StallPruner``, loaded when it is asked for: it takes Optuna with it."""
+    if name != "StallPruner":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lora_tune.search import pruner
+
+    return pruner.StallPruner
 
 
 def _without_interrupts(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.stopping [--draws N] [--table NAME]``: good runs stopped and bad runs caught, by rule, table and references.
+"""``python -m benchmarks.stopping``: good runs stopped and bad runs caught, by rule, table and count of references.
 
 For each table, references are drawn from its good runs; other good and bad runs are judged with them. Intervals are 90%
 bootstrap intervals over the draws of references, which all runs judged with one draw share. Used: the share of their
@@ -21,6 +21,7 @@ import numpy as np
 import optuna
 
 from benchmarks.public_runs import folder
+from benchmarks.stopping import envelope
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, published, recorded
@@ -45,7 +46,9 @@ class Score:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.stopping", description=__doc__)
     parser.add_argument("--draws", type=int, default=40, help="draws of references a cell")
-    parser.add_argument("--part", choices=("ours", "peers"), action="append", help="only this part; may be given again")
+    parser.add_argument(
+        "--part", choices=("ours", "peers", "envelope"), action="append", help="only this part; may be given again"
+    )
     parser.add_argument("--table", action="append", help="only tables whose names begin so; may be given again")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -54,9 +57,12 @@ def main() -> None:
     tables = [*recorded(), *([published()] if (folder() / "runs.jsonl.gz").is_file() else []), *all_shapes()]
     if options.table:
         tables = [t for t in tables if t.name.startswith(tuple(options.table))]
-    for part in options.part or ("ours", "peers"):
+    for part in options.part or ("envelope", "ours", "peers"):
         begin = time.perf_counter()
-        {"ours": our_table, "peers": peer_table}[part](tables, options.draws)
+        if part == "envelope":
+            envelope.main()
+        else:
+            {"ours": our_table, "peers": peer_table}[part](tables, options.draws)
         print(f"({part}: {time.perf_counter() - begin:.0f} s)", flush=True)
 
 
