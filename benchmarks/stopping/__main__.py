@@ -21,7 +21,7 @@ import numpy as np
 import optuna
 
 from benchmarks.public_runs import folder
-from benchmarks.stopping import envelope
+from benchmarks.stopping import envelope, moving
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, published, recorded
@@ -31,6 +31,7 @@ RATES = (0.01, 0.05, 0.1)
 REFERENCES = (0, 3, 8, 20, 50)
 GOOD_EACH, BAD_EACH = 20, 10
 PEER_EACH = 5
+WITHOUT_TABLES: dict[str, Callable[[], None]] = {"envelope": envelope.main, "moving": moving.main}
 PEER_REFERENCES = 20
 
 
@@ -47,7 +48,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.stopping", description=__doc__)
     parser.add_argument("--draws", type=int, default=40, help="draws of references a cell")
     parser.add_argument(
-        "--part", choices=("ours", "peers", "envelope"), action="append", help="only this part; may be given again"
+        "--part",
+        choices=("envelope", "moving", "ours", "peers"),
+        action="append",
+        help="only this part; may be given again",
     )
     parser.add_argument("--table", action="append", help="only tables whose names begin so; may be given again")
     options = parser.parse_args()
@@ -57,10 +61,10 @@ def main() -> None:
     tables = [*recorded(), *([published()] if (folder() / "runs.jsonl.gz").is_file() else []), *all_shapes()]
     if options.table:
         tables = [t for t in tables if t.name.startswith(tuple(options.table))]
-    for part in options.part or ("envelope", "ours", "peers"):
+    for part in options.part or ("envelope", "moving", "ours", "peers"):
         begin = time.perf_counter()
-        if part == "envelope":
-            envelope.main()
+        if part in WITHOUT_TABLES:
+            WITHOUT_TABLES[part]()
         else:
             {"ours": our_table, "peers": peer_table}[part](tables, options.draws)
         print(f"({part}: {time.perf_counter() - begin:.0f} s)", flush=True)

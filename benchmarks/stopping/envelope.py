@@ -1,8 +1,8 @@
 """The published envelope on public runs of submissions that it was not calibrated on, and on FP4 runs.
 
 A run of v5.1 counts as FP4 when its loss lies above 0.945 at 2,000 samples or later: runs of one precision are below
-0.94 by then. Undeclared: nothing states the precision, so the envelope is silent until public FP4 runs have healed. Never
-healing: FP4 runs that keep the level of their last eval before the fall up to the end of training.
+0.94 by then. Undeclared: nothing states the precision, so the envelope is silent until public FP4 runs have healed.
+Never healing: FP4 runs that keep the level of their last eval before the fall up to the end of training.
 """
 
 from __future__ import annotations
