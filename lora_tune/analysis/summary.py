@@ -188,10 +188,12 @@ def _normalised(study: Study, trial: Trial) -> str:
 def passing(study: Study, best: Trial | None) -> Prediction | None:
     """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
 
-    None where the study is of no benchmark of MLPerf. Loads ``mlperf_logging``, which takes about a second.
+    None where the study is of no benchmark of MLPerf, or of one whose references count epochs. Loads ``mlperf_logging``, which takes about a second.
     """
     benchmark = study.benchmark
-    if best is None or benchmark is None or best.seconds is None or best.samples is None:
+    if benchmark is None or benchmark.progress == "epoch_num":
+        return None
+    if best is None or best.seconds is None or best.samples is None:
         return None
     batch = best.parameters.get("GBS")
     if not isinstance(batch, int):

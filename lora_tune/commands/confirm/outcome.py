@@ -104,6 +104,10 @@ def _place(trial: int, runs: Sequence[Replicate], mean: tuple[float, float, floa
     )
 
 
+NO_REFERENCE = "no reference convergence point applies, since the study is of no benchmark of MLPerf"
+EPOCHS = "the reference convergence points count epochs: the checkers' word on the result files counts"
+
+
 def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[float, float, float]) -> Scored | None:
     """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three."""
     from lora_tune.mlperf.predict import predict
@@ -116,10 +120,10 @@ def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[fl
     olympic = olympic_mean(minutes)
     benchmark = study.benchmark
     none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
-    if benchmark is None or not isinstance(batch, int):
+    if benchmark is None or benchmark.progress == "epoch_num" or not isinstance(batch, int):
         low, high = (bound / 60 for bound in mean[1:])
         words = f"olympic mean of {len(runs)} runs {duration(60 * olympic)}" if math.isfinite(olympic) else none
-        words += "; no reference convergence point applies, since the study is of no benchmark of MLPerf"
+        words += f"; {NO_REFERENCE if benchmark is None else EPOCHS}"
         return Scored(
             runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
             sentences=(words,),
