@@ -188,7 +188,8 @@ def _normalised(study: Study, trial: Trial) -> str:
 def passing(study: Study, best: Trial | None) -> Prediction | None:
     """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
 
-    None where the study is of no benchmark of MLPerf, or of one whose references count epochs. Loads ``mlperf_logging``, which takes about a second.
+    None where the study is of no benchmark of MLPerf, or of one whose references count epochs.
+    Loads ``mlperf_logging``, which takes about a second.
     """
     benchmark = study.benchmark
     if benchmark is None or benchmark.progress == "epoch_num":
