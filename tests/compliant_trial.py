@@ -40,6 +40,7 @@ def run(start: float, seed: int, speed: float) -> float:
     say(start, "cache_clear", True)
     say(start, "init_start", kind="INTERVAL_START")
     announce(start, seed)
+    say(start, "clock", "virtual")
     say(start + 60, "init_stop", kind="INTERVAL_END")
     at, samples, loss = start + 60, 0, math.inf
     say(at, "run_start", kind="INTERVAL_START")

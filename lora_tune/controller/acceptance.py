@@ -40,6 +40,10 @@ ANNOUNCED: Mapping[str, tuple[str, ...]] = {
 """MLLOG key -> names of the parameters that it states. Of other keys programs state derived values."""
 
 
+OWN_CLOCK = "clock"
+"""MLLOG key by which a log says that its times are not the wall clock's: a packed trial counts its own time alone."""
+
+
 def why_untrue(
     study: Study, trial: Trial, attempt: Attempt, status: JobStatus, run: RunLog, *, stamped: bool
 ) -> Diagnosis | None:
@@ -58,7 +62,8 @@ def why_untrue(
 def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagnosis | None:
     """Why a run's times cannot be true, or None; also for one that goes on.
 
-    A log without time stamps is timed by a clock that nobody sets, so steps of the wall clock do not touch it.
+    A log without time stamps is timed by a clock that nobody sets, so steps of the wall clock do not touch it. One that
+    announces a clock of its own is not compared with its job's.
     """
     points: list[Eval | TrainPoint] = [*run.evals, *run.train]
     points.sort(key=lambda point: point.samples)
@@ -70,6 +75,8 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagno
         return _clock(
             f"the log has {after.samples:g} samples {before.seconds - after.seconds:.1f} s before {before.samples:g}"
         )
+    if OWN_CLOCK in run.hyperparameters:
+        return None
     longest = max((point.seconds for point in known), default=0.0)
     if status.seconds is not None and longest > status.seconds + LIFE_SECONDS:
         return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")

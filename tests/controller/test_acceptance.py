@@ -187,6 +187,7 @@ def test_a_run_is_not_longer_than_its_job() -> None:
     long = run_of(0.95, *[0.94] * 30, 0.92)
     assert kind(long) is FailureKind.CLOCK
     assert kind(long, replace(ENDED, seconds=None)) is None
+    assert kind(replace(long, hyperparameters={"clock": "alone"})) is None, "it says that it counts its own time"
 
 
 def test_points_that_ranks_print_a_little_out_of_order_are_no_step() -> None:

@@ -188,6 +188,7 @@ def main() -> None:
     for key, value in {
         "seed": int(values["SEED"]),
         "global_batch_size": layout.gbs,
+        **({"clock": "virtual"} if os.environ.get("STANDIN_TRAINING", "curve") == "curve" else {}),
         "gradient_accumulation_steps": layout.minibs // int(values["MBS"]),
         "opt_learning_rate_training_steps": int(values["MAX_STEPS"]),
         "opt_base_learning_rate": float(values["LR"]),
