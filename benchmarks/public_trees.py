@@ -1,11 +1,12 @@
 """Every public llama2_70b_lora folder of MLPerf Training as a user would meet it: doctor, dry run, and a small sweep.
 
-``python -m benchmarks.public_trees FOLDER [--only TEXT] [--no-sweep]`` takes a folder with checkouts of the public
-result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
+``python -m benchmarks.public_trees FOLDER [--only TEXT] [--base] [--no-sweep]`` takes a folder with checkouts of the
+public result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
 script, lays each out in a scratch folder with what its container would hold beside it, and runs on each ``doctor``,
 ``sweep --dry-run``, and for those that use Slurm a sweep of four trials on the test cluster (root, and the packages of
-tests/packages.txt), with a tiny training behind ``python``. The table goes to standard output, one row a
-folder; nothing of the repositories is kept. Variables that doctor says are missing are set as it says.
+tests/packages.txt), with a tiny training behind ``python``. With ``--base`` the folder's smallest config of at most
+four nodes is trial 0 as it stands, on as many nodes. The table goes to standard output, one row a folder; nothing of
+the repositories is kept. Variables that doctor says are missing are set as it says.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.analysis.config_check import toml_text
-from tests.cluster import Cluster
+from tests.cluster import Cluster, Shape
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROUNDS = ("v4.1", "v5.0", "v5.1")
@@ -45,6 +46,25 @@ PROGRAMS = {
     "bindpcie": 'while [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done; shift; exec "$@"',
     **dict.fromkeys(("enroot", "sudo", "nvidia-smi", "ibv_devinfo", "all_reduce_perf_mpi", "mlperf-sysjson.sh"), ":"),
 }
+SPACE = """
+[space]
+LR = { type = "float", low = 3e-4, high = 6e-4, log = true }
+"""
+LAYOUT = """MAX_STEPS = 800
+layout = { type = "layout", tp = [1, 2, 4], cp = [1, 2], gbs = [8] }
+"""
+BUDGET = """
+[objective]
+target = 0.925
+[search]
+seed = 1
+[pruning]
+cap = false
+[budget]
+trials = 4
+parallel = 4
+trial_minutes = 5
+"""
 TRAINER = """
 import json, math, os, random, time
 def emit(key, value=None, kind="POINT_IN_TIME", **meta):
@@ -86,6 +106,7 @@ class Tree:
     folder: Path
     script: str
     config: Path | None
+    begins_with_config: bool
 
     @property
     def name(self) -> str:
@@ -96,20 +117,24 @@ class Tree:
     def slurm(self) -> bool:
         return self.script.endswith(".sub")
 
+    @property
+    def shape(self) -> tuple[str, int, int]:
+        """System, nodes and GPUs of a node, as the smallest config is named."""
+        found = SHAPE.match(self.config.name) if self.config else None
+        return (found["system"], int(found["nodes"]), int(found["gpus"])) if found else ("SYSTEM", 1, 8)
+
     def study(self, laid_out: Path, places: Path, environment: dict[str, str]) -> str:
-        """A study of it on one node, of the shape that its smallest config names."""
-        shape = SHAPE.match(self.config.name) if self.config else None
-        gpus = int(shape["gpus"]) if shape else 8
-        workload = {"implementation": str(laid_out), "script": self.script}
-        if self.slurm:
-            workload = {"kind": "mlperf", **workload}
-        else:
-            assert self.config is not None
-            base = str(self.config.relative_to(self.folder))
-            workload = {"kind": "mlperf_docker", **workload, "base": base}
+        """A study of it: on its own config where it begins with that, else on one node of the same GPUs."""
+        system, nodes, gpus = self.shape
+        workload = {"kind": "mlperf" if self.slurm else "mlperf_docker", "implementation": str(laid_out)}
+        workload["script"] = self.script
+        based = self.config is not None and nodes <= Shape().nodes and (self.begins_with_config or not self.slurm)
+        if self.config is not None and based:
+            workload["base"] = str(self.config.relative_to(self.folder))
         site = {
             "launcher": "slurm" if self.slurm else "local",
-            "system": shape["system"] if shape else "SYSTEM",
+            "system": system,
+            "nodes": nodes if based else 1,
             "gpus_per_node": gpus,
             "container": str(places / "image.sqsh") if self.slurm else "localhost/image:1",
             "data": str(places / "data"),
@@ -118,16 +143,11 @@ class Tree:
             "stall_minutes": 2,
             "kill_seconds": 5,
         }
-        layout = '{ type = "layout", tp = [1, 2, 4], cp = [1, 2], gbs = [8] }'
         head = toml_text({"workload": workload, "site": site}) + "\n" + toml_text({"site.environment": environment})
-        return head.replace('["site.environment"]', "[site.environment]") + (
-            '\n[space]\nLR = { type = "float", low = 3e-4, high = 6e-4, log = true }\nMAX_STEPS = 800\n'
-            f"{'layout = ' + layout if self.slurm else ''}\n[objective]\ntarget = 0.925\n[search]\nseed = 1\n"
-            "[pruning]\ncap = false\n[budget]\ntrials = 4\nparallel = 4\ntrial_minutes = 5\n"
-        )
+        return head.replace('["site.environment"]', "[site.environment]") + SPACE + ("" if based else LAYOUT) + BUDGET
 
 
-def trees(root: Path) -> Iterator[Tree]:
+def trees(root: Path, *, base: bool) -> Iterator[Tree]:
     """The folders with a launch script, in order; a folder that Slurm can start counts as such."""
     for checkout in sorted(root.glob("*training_results_v*")):
         round_ = next((r for r in ROUNDS if r in checkout.name), None)
@@ -139,7 +159,12 @@ def trees(root: Path) -> Iterator[Tree]:
                 script = "run.sub" if "run.sub" in names else names[0]
                 submitter = place.relative_to(checkout).parts[0]
                 yield Tree(
-                    round=str(round_), submitter=submitter, folder=folder, script=script, config=_smallest(folder)
+                    round=str(round_),
+                    submitter=submitter,
+                    folder=folder,
+                    script=script,
+                    config=_smallest(folder),
+                    begins_with_config=base,
                 )
 
 
@@ -251,9 +276,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with the checkouts of the public result repositories")
     parser.add_argument("--only", default="", help="trees whose round/submitter/folder holds this text")
+    parser.add_argument("--base", action="store_true", help="trial 0 is the folder's smallest config as it stands")
     parser.add_argument("--no-sweep", action="store_true")
     arguments = parser.parse_args()
-    found = [t for t in trees(arguments.folder) if arguments.only in f"{t.round}/{t.submitter}/{t.name}"]
+    found = [
+        t for t in trees(arguments.folder, base=arguments.base) if arguments.only in f"{t.round}/{t.submitter}/{t.name}"
+    ]
     if not found:
         raise SystemExit(f"{arguments.folder}: no training_results_v* with llama2_70b_lora implementations below it")
     head = ["round", "submitter", "folder", "script", "training code in", "doctor", "dry run", "four trials"]
