@@ -25,6 +25,7 @@ _ASSIGNED = re.compile(
 _VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
 _STARTED = re.compile(r"(?<!bash )(?<!sh )(?<!source )(?<![\w/.])\./([\w.-]+\.sh)\b")
 _OWN_PLACES = re.compile(r"^\s*export\s+(CONT|DATADIR|MODEL|LOGDIR)=(?!.*\$\{\1)", re.MULTILINE)
+_OWN_NODES = re.compile(r"^#SBATCH\s+(?:-w\s*|--nodelist[= ]\s*)(\S+)", re.MULTILINE)
 _OPENS = re.compile(r"^(?:if|case)\b")
 _CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
 
@@ -84,6 +85,12 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
             found.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
     return found
+
+
+def own_nodes(script: Path) -> str:
+    """The nodes that ``script`` itself asks ``sbatch`` for by name, as it writes them; "" for none."""
+    found = _OWN_NODES.search(script.read_text(encoding="utf-8", errors="replace"))
+    return found[1] if found else ""
 
 
 def sourced_configs(script: Path) -> tuple[str, ...]:

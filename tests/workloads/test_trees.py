@@ -16,7 +16,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.implementation import read_implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.script_needs import needed_variables, script_doubts
+from lora_tune.workloads.script_needs import needed_variables, own_nodes, script_doubts
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 
@@ -176,6 +176,13 @@ class TestWhatAScriptNeeds:
         assert f"chmod +x {tmp_path}/run_and_time.sh" in started
         (tmp_path / "run_and_time.sh").chmod(0o755)
         assert len(script_doubts(tmp_path / "run.sub", {"KNOWN", "WORK_DIR"})) == 1
+
+    @pytest.mark.parametrize("line", ["#SBATCH -w hpf-s[0-15]", "#SBATCH --nodelist=hpf-s[0-15]"])
+    def test_nodes_that_a_script_asks_for_by_name(self, tmp_path: Path, line: str) -> None:
+        (tmp_path / "run.sub").write_text(f"#!/bin/bash\n#SBATCH --mem=0\n{line}\nset -eux\n")
+        assert own_nodes(tmp_path / "run.sub") == "hpf-s[0-15]"
+        (tmp_path / "run.sub").write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
+        assert own_nodes(tmp_path / "run.sub") == ""
 
     def test_the_sweep_and_its_dry_run_say_it_beforehand(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WORK_DIR", "/work")  # of the shell's variables few reach a job

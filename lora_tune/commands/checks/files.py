@@ -18,7 +18,7 @@ from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.implementation import Implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base, same_machine
-from lora_tune.workloads.script_needs import script_doubts
+from lora_tune.workloads.script_needs import own_nodes, script_doubts
 
 GB = 1e9
 MODEL_GB = 130
@@ -211,6 +211,13 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
         job = workload.job(some_proposal(study), Path("/tmp/doctor"))
         if not found.in_container:
             yield good(f"it reads all of {', '.join(study.space)}")
+        nodes = own_nodes(found.folder / Path(job.argv[-1]).name)
+        if nodes and study.site.nodelist is None:
+            yield problem(
+                f"{Path(job.argv[-1]).name} asks for the nodes {nodes} by name",
+                "they are another cluster's, or too many for a trial",
+                "name yours in site.nodelist, which overrides that line",
+            )
         for doubt in script_doubts(found.folder / Path(job.argv[-1]).name, job.environment):
             what, _, fix = doubt.rpartition("; ")
             yield problem(what, "every trial would run into it", fix)
