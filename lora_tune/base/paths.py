@@ -48,6 +48,18 @@ class AttemptPaths:
         return self.folder / "slot.json"
 
     @property
+    def checkpoint(self) -> Path:
+        """Where the trial was when its pack was asked to end."""
+        return self.folder / "slot.pt"
+
+    @property
+    def previous(self) -> AttemptPaths | None:
+        """The attempt of the same trial before this one; None of the first."""
+        head, _, number = self.folder.name.rpartition("-")
+        earlier = int(number) - 1 if number.isdecimal() else -1
+        return AttemptPaths(self.folder.with_name(f"{head}-{earlier}")) if earlier >= 0 else None
+
+    @property
     def slurm(self) -> Path:
         """The token by which Slurm knows this attempt's job, and the command that submitted it."""
         return self.folder / "slurm.json"

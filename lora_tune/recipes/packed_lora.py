@@ -5,13 +5,14 @@ Each trial reads its own knobs (``settings.Settings``), writes its own log, and 
 which base all of them share. The program ends when nobody has asked for anything for a while.
 
 Exit codes: 0 it was idle; 2, 3 the base cannot be used, and every trial says so; 1 a fault of the program or the GPU;
-143 it was asked to end. Trials that trained then have no end on record: they are run again.
+143 it was asked to end. Trials that trained then have no end on record, and are saved: their next attempts go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -23,6 +24,10 @@ from lora_tune.recipes.peft_lora import QUIET
 
 IDLE_SECONDS = 20.0
 """After this long without a trial the program ends."""
+
+
+TERMINATED = 143
+"""Exit code of a pack that SIGTERM ended."""
 
 
 def main() -> int:
@@ -39,7 +44,10 @@ def main() -> int:
             from lora_tune.recipes.packed.host import Host
         except ImportError as error:
             raise SetupError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
-        Host(PackFolder(options.folder), options.idle).serve()
+        host = Host(PackFolder(options.folder), options.idle)
+        signal.signal(signal.SIGTERM, lambda *_: host.stop())
+        if not host.serve():
+            return TERMINATED
     except LoraTuneError as error:
         print(f"packed_lora: {error}", file=sys.stderr, flush=True)
         return error.exit_code

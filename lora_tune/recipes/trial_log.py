@@ -24,7 +24,7 @@ class TrialLog:
     """The log of one run; silent on every rank but the first.
 
     Sample counts are global and cumulative. A block is the training between two evaluations; its throughput is
-    in samples a second and its step time in seconds.
+    in samples a second and its step time in seconds. block: samples and clock at the start of the one in progress.
     """
 
     def __init__(self, *, enabled: bool, stream: TextIO | None = None, now: Callable[[], float] | None = None) -> None:
@@ -42,7 +42,7 @@ class TrialLog:
         for handler in self._mllogger.logger.handlers:
             handler.handleError = _lost
         self._now = now
-        self._block: tuple[int, float] = (0, 0.0)
+        self.block: tuple[int, float] = (0, 0.0)
 
     def event(self, key: str, value: object, **metadata: object) -> None:
         self._mllogger.event(key, value, metadata=metadata, time_ms=self._stamp())
@@ -71,12 +71,12 @@ class TrialLog:
             self.event(key, value)
 
     def block_start(self, samples: int) -> None:
-        self._block = (samples, self._seconds())
+        self.block = (samples, self._seconds())
         self.start(constants.BLOCK_START, samples_count=samples)
 
     def block_stop(self, samples: int, batch: int) -> None:
         """End the block at ``samples`` and, where it trained, report its speed at a global batch of ``batch``."""
-        began, clock = self._block
+        began, clock = self.block
         if samples > began:
             throughput = (samples - began) / (self._seconds() - clock)
             value = {"throughput": throughput, "train_step_time": batch / throughput}

@@ -189,8 +189,8 @@ def test_a_round_that_failed_half_way_is_made_again_without_a_trace(base: Packed
 class Sweep:
     """Asks a pack for trials, and reads what it wrote of them."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.folder = root, PackFolder(root / "packs" / "0000")
+    def __init__(self, root: Path, pack: str = "0000") -> None:
+        self.root, self.folder = root, PackFolder(root / "packs" / pack)
         self.folder.make()
 
     def ask(self, name: str, **changed: object) -> AttemptPaths:
@@ -198,12 +198,14 @@ class Sweep:
         attempt.folder.mkdir(parents=True)
         read = {key: str(value) for key, value in {**FEW, **changed}.items()}
         slot = JobSlot(argv=(), knobs=read)
-        job = Job(name=name, folder=attempt.folder, token=f"of {name}", argv=(), log=attempt.log, slot=slot)
+        job = Job(
+            name=name.replace("/", "-"), folder=attempt.folder, token=f"of {name}", argv=(), log=attempt.log, slot=slot
+        )
         assert self.folder.ask(job)
         return attempt
 
     def serve(self) -> None:
-        Host(self.folder, idle=0.0).serve()
+        assert Host(self.folder, idle=0.0).serve()
 
 
 @pytest.fixture
@@ -290,6 +292,49 @@ def test_a_trial_that_another_process_claimed_is_left_to_it(sweep: Sweep) -> Non
     sweep.serve()
     assert not attempt.log.exists()
     assert not attempt.ended.exists()
+
+
+def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"MAX_STEPS": 6, "LORA_DROPOUT": 0.2, "MINIBS": 4, "MBS": 2}
+    first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
+    interrupted = [first.ask(f"{i}/attempt-0", SEED=i, **few) for i in (1, 2)]
+    host, rounds = Host(first.folder, idle=0.0), Pack.round
+
+    def asked_in_the_middle(pack: Pack) -> object:
+        if any(slot.step == 3 and slot.passes == 1 for slot in pack.slots):
+            host.stop()
+        return rounds(pack)
+
+    # Its speed is known: a short run beforehand would be stopped instead.
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "round", asked_in_the_middle)
+    assert not host.serve()
+    assert not any(attempt.ended.exists() for attempt in interrupted)
+    monkeypatch.setattr(Pack, "round", rounds)
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(9.0, 9.0, 0))
+    going_on = second.ask("1/attempt-1", SEED=1, **few)
+    changed = second.ask("2/attempt-1", SEED=2, **{**few, "LR": 1e-4})
+    second.serve()
+    run = read(going_on).run()
+    assert [(point.samples, point.seconds) for point in run.evals] == [(8.0, 2.5), (16.0, 5.0), (24.0, 7.5)]
+    assert run.hyperparameters["lora_tune_attempt"] == "of 1/attempt-1"
+    assert len(read(going_on).runs()) == 1
+    settings = trial(SEED=1, **few)
+    assert run.evals[-1].loss == alone(PackedBase(settings), settings)[-1]
+    # Of other knobs nothing is taken over.
+    assert [point.samples for point in read(changed).run().evals] == [8.0, 16.0, 24.0]
+    assert read(changed).run().evals[0].loss != read(interrupted[1]).run().evals[0].loss
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 99])
+def test_a_damaged_checkpoint_is_none_and_the_trial_begins_anew(sweep: Sweep, damage: bytes) -> None:
+    earlier = AttemptPaths(sweep.root / "trials" / "1" / "attempt-0")
+    earlier.folder.mkdir(parents=True)
+    earlier.checkpoint.write_bytes(damage)
+    attempt = sweep.ask("1/attempt-1", MAX_STEPS=2)
+    sweep.serve()
+    assert end_of(attempt)["exit_code"] == 0
+    assert len(read(attempt).run().evals) == 1
 
 
 def test_out_of_memory_lets_some_wait_and_loses_no_trial(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed import adapter_file
+from lora_tune.recipes.packed import adapter_file, checkpoint
 from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import Speeds
 from lora_tune.recipes.packed.base import OF_BASE, PackedBase
@@ -37,12 +37,20 @@ class Host:
         self._base: PackedBase | None = None
         self._tenants: list[Tenant] = []
         self._waiting: list[Tenant] = []
+        self._ending = False
         self._looked_at = self._told_at = self._shared_at = self._busy_at = time.monotonic()
 
-    def serve(self) -> None:
-        """Train what is asked for. Raises what the arithmetic raises; each trial's log says what it was."""
+    def stop(self) -> None:
+        """End after the round in progress; may be called from a signal handler."""
+        self._ending = True
+
+    def serve(self) -> bool:
+        """Train what is asked for; False where it was told to stop before nothing was left to do.
+
+        Raises what the arithmetic raises; each trial's log says what it was.
+        """
         try:
-            while True:
+            while not self._ending:
                 self._look()
                 self._tell()
                 self._admit()
@@ -51,13 +59,24 @@ class Host:
                     self._busy_at = time.monotonic()
                 elif not self._waiting:
                     if time.monotonic() - self._busy_at > self._idle and self._folder.close():
-                        return
+                        return True
                     time.sleep(PAUSE)
+            self._leave_behind()
+            return False
         except Exception as error:
             # Whoever reads a trial's log must find there why it ended; a machine's fault is tried again.
             for tenant in (*self._tenants, *self._waiting):
                 tenant.fail(error)
             raise
+
+    def _leave_behind(self) -> None:
+        """Save every trial that has begun: the next attempt of each goes on from there, in another pack."""
+        for tenant in self._tenants:
+            tenant.save(self._pack.base.device.type, self._pack.group(tenant.slot).state(tenant.slot))
+        for tenant in self._waiting:
+            if tenant.left_at is not None:
+                tenant.save(self._pack.base.device.type, tenant.left_at)
+        print(f"asked to end: {len(self._tenants)} trials are saved", flush=True)
 
     def _look(self) -> None:
         """Take in new trials, and end those that are to be stopped."""
@@ -84,7 +103,9 @@ class Host:
             self._admission = Admission(self._base.device)
         _check_base(settings, self._base.settings)
         self._base.widths(settings)  # refuses modules that the model lacks
-        tenant.open(Slot(settings, self._base.texts(settings)), self._base.device_name)
+        left = checkpoint.of_earlier_attempt(tenant.request, self._base.device.type)
+        slot = Slot(settings, self._base.texts(settings), left.step if left else 0)
+        tenant.open(slot, self._base.device_name, left)
         self._waiting.append(tenant)
 
     def _admit(self) -> None:

@@ -12,7 +12,9 @@ from lora_tune.base.process import steady
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import Request
+from lora_tune.recipes.packed import checkpoint
 from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.checkpoint import Checkpoint
 from lora_tune.recipes.packed.group import Rows
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.trial import PackedTrial
@@ -46,11 +48,17 @@ class Tenant:
             return None
         return cls(request)
 
-    def open(self, slot: Slot, device: str) -> None:
-        """Its knobs and data are good: begin its log."""
+    def open(self, slot: Slot, device: str, left: Checkpoint | None) -> None:
+        """Its knobs and data are good: begin its log, or go on where an earlier attempt ``left`` off."""
         self.slot = slot
+        self.left_at = left.rows if left else None
         whose = {ATTEMPT_VARIABLE: self.request.token, SWEEP_VARIABLE: self.request.sweep}
-        self.trial = PackedTrial(slot, self._log, device, whose)
+        self.trial = PackedTrial(slot, self._log, device, whose, left)
+
+    def save(self, device: str, rows: Rows) -> None:
+        """Write down where it is, for the attempt that goes on from there."""
+        self._log.flush()
+        checkpoint.save(self.request, device, self.slot.step, rows, self.trial.clock())
 
     def begin(self, speed: Speed) -> None:
         """It has a slot, again or for the first time. speed: of the trial alone."""

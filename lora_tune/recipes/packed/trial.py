@@ -16,6 +16,7 @@ from typing import TextIO
 from mlperf_logging.mllog import constants
 
 from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.checkpoint import Checkpoint, Clock
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog, description
@@ -27,15 +28,23 @@ CLOCK = "alone"
 class PackedTrial:
     """Writes the log of the trial in ``slot`` to ``stream``.
 
-    device: the name of the device. whose: the variables that name attempt and sweep.
+    device: the name of the device. whose: the variables that name attempt and sweep. left: where an earlier attempt
+    was interrupted; its log goes on in this one.
 
     over: the trial has come to its own end.
     """
 
-    def __init__(self, slot: Slot, stream: TextIO, device: str, whose: Mapping[str, str]) -> None:
+    def __init__(
+        self, slot: Slot, stream: TextIO, device: str, whose: Mapping[str, str], left: Checkpoint | None = None
+    ) -> None:
         self.slot, self.over = slot, False
-        self._began, self._alone = time.time(), 0.0
+        self._began, self._alone, self._spent = time.time(), 0.0, 0.0
+        self._entered = time.monotonic()
         self._log = TrialLog(enabled=True, stream=stream, now=self._now)
+        self._speed: Speed | Clock | None = None
+        if left is not None:
+            self._resume(left, stream, whose)
+            return
         self._log.start(constants.INIT_START)
         self._log.identity(whose)
         texts, settings = slot.texts, slot.settings
@@ -48,6 +57,27 @@ class PackedTrial:
         )
         self._log.init({**facts, "clock": CLOCK})
 
+    def _resume(self, left: Checkpoint, stream: TextIO, whose: Mapping[str, str]) -> None:
+        """Go on where the log of the earlier attempt ends, and by its clock."""
+        clock = left.clock
+        self._began, self._alone, self._spent, self._speed = clock.began, clock.alone, clock.spent, clock
+        self._log.identity(whose)
+        stream.write(left.log)
+        stream.flush()
+        self._log.block = clock.block
+
+    def clock(self) -> Clock:
+        """The time of the log now, for a checkpoint."""
+        assert self._speed is not None, "only a trial that has begun is saved"
+        return Clock(
+            began=self._began,
+            alone=self._alone,
+            spent=self._spent + time.monotonic() - self._entered,
+            block=self._log.block,
+            step_seconds=self._speed.step_seconds,
+            eval_seconds=self._speed.eval_seconds,
+        )
+
     def _now(self) -> float:
         return self._began + self._alone
 
@@ -56,7 +86,10 @@ class PackedTrial:
         return self.slot.step * self.slot.settings.minibs
 
     def begin(self, speed: Speed) -> None:
-        """The training begins now; ``speed`` is that of the trial alone."""
+        """The training begins now, or goes on; ``speed`` is that of the trial alone."""
+        self._entered = time.monotonic()
+        if self._speed is not None:
+            return
         self._speed = speed
         self._began = time.time()
         self._log.event("pack_gain", round(speed.pair_gain, 3))
@@ -78,6 +111,7 @@ class PackedTrial:
 
     def stepped(self, rate: float, loss: float | None) -> None:
         """After a step at this learning rate; ``loss`` where it was wanted."""
+        assert self._speed is not None, "a trial begins before it steps"
         self._alone += self._speed.step_seconds
         if loss is not None:
             self._log.train_loss(loss, self._samples, rate)
@@ -94,6 +128,7 @@ class PackedTrial:
 
     def evaluated(self, loss: float) -> None:
         """After the evaluation that was wanted."""
+        assert self._speed is not None, "a trial begins before it is evaluated"
         self._alone += self._speed.eval_seconds
         settings = self.slot.settings
         self._log.eval_loss(loss, self._samples)
@@ -106,5 +141,5 @@ class PackedTrial:
 
     def _end(self, *, reached: bool) -> None:
         self.over = True
-        self._log.event("packed_seconds", round(time.time() - self._began, 3))
+        self._log.event("packed_seconds", round(self._spent + time.monotonic() - self._entered, 3))
         self._log.run_stop(self._samples, success=reached)

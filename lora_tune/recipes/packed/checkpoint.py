@@ -1,0 +1,84 @@
+"""Where a trial was when its pack was asked to end: what the next pack goes on from."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from lora_tune.base.identity import ATTEMPT_KEY, SWEEP_KEY
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.launchers.pack_folder import Request
+from lora_tune.recipes.packed.group import Rows
+
+OF_ATTEMPT = frozenset({"SAVE_ADAPTER"})
+"""Knobs that differ from one attempt of a trial to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The time of a trial's log. began: epoch seconds of its start. alone: seconds since then, were it alone.
+
+    spent: seconds in packs. block: samples and time at the start of the block that it is in. step_seconds,
+    eval_seconds: of the trial alone.
+    """
+
+    began: float
+    alone: float
+    spent: float
+    block: tuple[int, float]
+    step_seconds: float
+    eval_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A trial between two steps. step: optimizer steps made. log: what its log says so far."""
+
+    step: int
+    rows: Rows
+    clock: Clock
+    log: str
+
+
+def save(request: Request, device: str, step: int, rows: Rows, clock: Clock) -> None:
+    """Write it into the attempt's folder, whole or not at all. Raises OSError."""
+    path = request.attempt.checkpoint
+    partial = path.with_suffix(".partial")
+    known = {"knobs": _of_trial(request), "device": device, "step": step, "rows": tuple(rows), "clock": asdict(clock)}
+    torch.save(known, partial)
+    partial.replace(path)
+
+
+def of_earlier_attempt(request: Request, device: str) -> Checkpoint | None:
+    """What the newest earlier attempt of the same trial, on the same kind of device, has left; None where nothing."""
+    earlier = request.attempt.previous
+    while earlier is not None:
+        if earlier.checkpoint.exists():
+            return _read(earlier, _of_trial(request), device)
+        earlier = earlier.previous
+    return None
+
+
+def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Checkpoint | None:
+    """A checkpoint that cannot be read, or is of other knobs, is none: the trial begins anew."""
+    try:
+        found: dict[str, Any] = torch.load(attempt.checkpoint, weights_only=True)
+        if found["knobs"] != knobs or found["device"] != device:
+            return None
+        lines = attempt.log.read_text(encoding="utf-8").splitlines(keepends=True)
+        clock = Clock(**{**found["clock"], "block": tuple(found["clock"]["block"])})
+        rows = Rows(*found["rows"])
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)
+        return None
+    # The log that goes on is the next attempt's, and says so itself.
+    own = [line for line in lines if ATTEMPT_KEY not in line and SWEEP_KEY not in line]
+    return Checkpoint(step=found["step"], rows=rows, clock=clock, log="".join(own))
+
+
+def _of_trial(request: Request) -> dict[str, str]:
+    return {name: value for name, value in request.knobs.items() if name not in OF_ATTEMPT}
