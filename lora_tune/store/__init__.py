@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lora_tune.store.buffer import BufferedStore
-from lora_tune.store.database import Held, Lease, Records, Registered, Store
+from lora_tune.store.database import Store
 from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
+from lora_tune.store.port import Held, Lease, Records, Registered
 from lora_tune.store.rows import Changes
 from lora_tune.store.save_count import SaveCount
 from lora_tune.store.schema import LEASE_SECONDS, SCHEMA_VERSION

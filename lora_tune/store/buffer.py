@@ -12,7 +12,8 @@ from typing import Any
 from lora_tune.base.errors import StoreError
 from lora_tune.logs.mllog import Eval
 from lora_tune.store import rows
-from lora_tune.store.database import Lease, Store
+from lora_tune.store.database import Store
+from lora_tune.store.port import Lease
 from lora_tune.store.records import Sweep
 from lora_tune.store.rows import Changes
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -21,55 +20,10 @@ from lora_tune.base.errors import DatabaseChangedError, StoreError, SweepBusyErr
 from lora_tune.base.identity import new_token
 from lora_tune.logs.mllog import Eval
 from lora_tune.store import engine, rows, schema
+from lora_tune.store.port import Held, Lease, Registered
 from lora_tune.store.records import Sweep, TrialState
 from lora_tune.store.rows import Changes
 from lora_tune.store.schema import LEASE_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to drive one sweep; ``token`` grows with every owner."""
-
-    sweep: str
-    owner: str
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A lease as the database shows it. owner: "" when nobody has it. renewed_at: by its owner's clock."""
-
-    owner: str = ""
-    token: int = 0
-    renewed_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
-    """From where a sweep is driven. cwd: the working folder, where relative paths start.
-
-    options: sections of the study with what the command line laid over them. ended: why it is over, "" while it is not.
-    signature: of one who may run programs as a service's user, "" where nobody signed.
-    """
-
-    name: str
-    study_toml: str
-    cwd: Path
-    file: Path
-    folder: Path
-    options: Mapping[str, Mapping[str, Any]]
-    ended: str = ""
-    signature: str = ""
-
-
-class Records(Protocol):
-    """What a driver needs of a store."""
-
-    def load(self, name: str, known: Sweep | None = None) -> Sweep | None: ...
-
-    def save(self, lease: Lease, changes: Changes, now: float) -> None: ...
-
-    def rescue(self, path: Path, sweep: Sweep, now: float) -> None: ...
 
 
 class Store:
