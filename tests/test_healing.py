@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune import curves
 from lora_tune.config.study import Study
@@ -17,6 +18,7 @@ from lora_tune.logs.mllog import Eval, MllogReader, RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.builders import study_of
 
@@ -228,3 +230,25 @@ def test_no_run_breaks_what_knows_of_phases(evals: list[Eval], at: float, speeds
     found = curves.estimate(run, TARGET, healing=at)
     curves.forecast(run, TARGET, healing=at)
     curves.clock_seconds(found, timing, curves.Schedule(1536, 384))
+
+
+class TestWhatFollows:
+    def test_precision_decides_speed_and_convergence_and_the_healing_step_convergence(self) -> None:
+        switch = CategoricalDistribution([False, True])
+        space = Coordinates(
+            {"FP4": switch, "HEALING_ITER": IntDistribution(250, 450), "LR": FloatDistribution(1e-4, 1)}
+        )
+        assert space.speed_names == ("FP4",)
+        assert space.convergence_names == ("FP4", "HEALING_ITER", "LR")
+
+    def test_an_eval_schedule_pays_for_the_second_phase_at_its_own_pace(self) -> None:
+        crossing = curves.Crossing(
+            samples=3000.0, low=2990.0, high=3010.0, stop_samples=None, stop_seconds=None, censored=False, method=""
+        )
+        one, two = (
+            curves.choose_schedule(
+                crossing, curves.Timing(7.7, 9.4, healed=healed), step=8, current=curves.Schedule(1536, 384), whole=True
+            )
+            for healed in (None, curves.Healed(HEALING, 3.6, 19.0, 20.0))
+        )
+        assert one.seconds < two.seconds < one.seconds + 150

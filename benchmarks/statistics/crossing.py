@@ -41,6 +41,7 @@ def main() -> None:
     for gbs in sorted({g[0].gbs for g in everyone}):
         chosen = [g for g in everyone if g[0].gbs == gbs]
         print(row("fixed shape, cross-fitted", chosen, lambda r: _cross_fitted(r, folds)))
+        print(row("free fit", chosen, lambda r: curves.estimate(r.run, TARGET)))
     forecasts(at_8, calibration)
     simulated(calibration, at_8)
 

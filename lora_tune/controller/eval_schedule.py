@@ -88,4 +88,10 @@ def _timing(alike: Sequence[Trial], parameters: Mapping[str, Value]) -> curves.T
         known = [float(t.facts[fact]) for t in same if fact in t.facts]
         return median(known) if known else math.nan
 
-    return curves.Timing(middle("samples_per_second"), middle("seconds_per_eval"))
+    healed = curves.Healed(
+        middle("healing_samples"), middle("healed_samples_per_second"), middle("healed_seconds_per_eval"),
+        middle("switch_seconds"),
+    )  # fmt: skip
+    known = math.isfinite(healed.samples_per_second) and math.isfinite(healed.seconds_per_eval)
+    speed, per_eval = middle("samples_per_second"), middle("seconds_per_eval")
+    return curves.Timing(speed, per_eval, healed=healed if known else None)

@@ -71,4 +71,12 @@ def _seconds(schedule: Schedule, crossings: Array, timing: Timing) -> float:
         return math.inf
     later = np.ceil(np.maximum(0.0, crossings - schedule.first_samples) / schedule.interval_samples - 1e-9)
     stops = schedule.first_samples + later * schedule.interval_samples
-    return float((stops / timing.samples_per_second + (1 + later) * timing.seconds_per_eval).mean())
+    whole = stops / timing.samples_per_second + (1 + later) * timing.seconds_per_eval
+    if timing.healed is not None:  # the second phase of each run at its own pace
+        healed = timing.healed
+        past = np.maximum(0.0, stops - healed.samples)
+        evals = np.minimum(1 + later, np.ceil(past / schedule.interval_samples))
+        slower = 1 / healed.samples_per_second - 1 / timing.samples_per_second
+        whole = whole + past * slower + evals * (healed.seconds_per_eval - timing.seconds_per_eval)
+        whole = whole + healed.switch_seconds * (past > 0)
+    return float(whole.mean())

@@ -37,6 +37,9 @@ PACE = re.compile(r"^bubble$|^micro$|OVERLAP|COMM_|DPA|WORKERS|NCCL|NUMA|BIND|VB
 LONGEST_WARMUP = 0.4
 """Share of a middle schedule beyond which a longer warm-up counts as no different: no run is better for it."""
 
+PRECISION = re.compile(r"^(NV|MX)?FP[48]$|^BF16$|PRECISION$")
+"""Names of what linear layers compute in: they decide how fast a sample is trained and how many are needed."""
+
 Values = Mapping[str, Any]
 MAX_CATEGORIES = 12
 """Categories of one parameter that get a feature each; later ones share the last."""
@@ -111,7 +114,7 @@ class Coordinates:
         return tuple(sorted(n for n in self.distributions if n not in self.speed_names or self._is_both(n)))
 
     def _is_both(self, name: str) -> bool:
-        return name in self.both or name.upper() in BATCH
+        return name in self.both or name.upper() in BATCH or bool(PRECISION.search(name.upper()))
 
     @cached_property
     def batches_by_layout(self) -> dict[Any, float]:
