@@ -1,9 +1,9 @@
 """Kill packs and drivers at random moments: ``python -m benchmarks.packed_faults [--kills N] [--seed S]``.
 
-Sweeps the shipped tiny task in packs. At random moments it kills (SIGKILL) the pack or the driver; a driver that was
-killed, or ended, is started again with the same command. At the end every trial must be accounted for: finished with a
-verdict, with one attempt that came to its end and every other one recorded as interrupted; and no attempt may have been
-run by two processes. Exit code 1 where one is not.
+Sweeps the shipped tiny task in packs. At random moments it kills (SIGKILL) the pack or the driver, or asks the pack to
+end (SIGTERM); a driver that was killed, or ended, is started again with the same command. At the end every trial must
+be accounted for: finished with a verdict, with one attempt that came to its end and every other one recorded as
+interrupted; and no attempt may have been run by two processes. Exit code 1 where one is not.
 """
 
 from __future__ import annotations
@@ -90,14 +90,18 @@ class Run:
         return len(ended) == self._trials
 
     def _kill(self) -> None:
-        """SIGKILL to the driver, or to the trainer or the runner of a pack that lives."""
-        victims = [("driver", self._driver.pid)]
+        """SIGKILL to the driver, or to the trainer or the runner of a pack that lives; or SIGTERM to the trainer."""
+        victims = [("driver", self._driver.pid, signal.SIGKILL)]
         for folder in self.paths.packs.glob("[0-9]*"):
             records = read_records(AttemptPaths(folder), "")
-            named = (("pack", records.started), ("pack's runner", records.claim))
-            victims += [(name, record.pid) for name, record in named if record is not None and alive(record)]
-        name, pid = self._chance.choice(victims)
-        os.kill(pid, signal.SIGKILL)
+            named = (
+                ("pack", records.started, signal.SIGKILL),
+                ("pack, asked to end", records.started, signal.SIGTERM),
+                ("pack's runner", records.claim, signal.SIGKILL),
+            )
+            victims += [(name, record.pid, number) for name, record, number in named if record and alive(record)]
+        name, pid, number = self._chance.choice(victims)
+        os.kill(pid, number)
         self.kills[name] += 1
         print(f"killed the {name}", flush=True)
 

@@ -37,7 +37,7 @@ import transformers
 
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed.base import OF_BASE, PackedBase
+from lora_tune.recipes.packed.base import OF_BASE, PackedBase, check_packable
 from lora_tune.recipes.packed.pack import Pack
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.ranks import precision
@@ -48,7 +48,7 @@ OF_PASS = (
     *("max_steps", "val_check_interval", "minibs", "lora_rank", "lora_targets"),
 )
 """What the trials of one pass must have in common; everything else may differ from adapter to adapter."""
-IGNORED = frozenset({"TARGET", "PROBE", "WARMUP", "MBS"})
+IGNORED = frozenset({"TARGET", "PROBE", "WARMUP", "MBS", "SAVE_ADAPTER"})
 """Knobs of a trial that make no difference to a whole curve."""
 SINGLE = ("TP", "CP", "FSDP")
 
@@ -102,6 +102,8 @@ def run(grid: Mapping[str, object], tokens: int, seconds: float = math.inf) -> d
     """The table of the grid, array by array; see the module's text. No pass begins after ``seconds``."""
     wanted = points(grid)
     trials = [knobs.read({name: str(value) for name, value in point.items()}) for point in wanted]
+    for trial in trials:
+        check_packable(trial)
     evaluations = [_eval_steps(t) for t in trials]
     losses = np.full((len(trials), max(map(len, evaluations))), np.nan, np.float32)
     samples = np.full(losses.shape, np.nan)

@@ -159,6 +159,22 @@ class PackedBase:
         return (head.weight, head.bias) if same else None
 
 
+def check_packable(settings: Settings) -> None:
+    """Raise InputError for a trial that no pack can train."""
+    for name in ("tp", "cp"):
+        if getattr(settings, name) > 1:
+            raise InputError(
+                f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
+            )
+    for name, given in (("RANK_PATTERN", settings.rank_pattern), ("ALPHA_PATTERN", settings.alpha_pattern)):
+        if given:
+            raise InputError(f"{name}: a trial in a pack has one rank and one alpha; take it out, or site.slots")
+    if settings.dora:
+        raise InputError("DORA=1: not in a pack, whose products are shared and its norms would not be; allowed is 0")
+    if settings.fsdp:
+        raise InputError("FSDP=1: a trial in a pack has one process; allowed is 0")
+
+
 @torch.no_grad()
 def fuse_norms(model: Any) -> None:
     """Let torch's own RMS norm, one pass over memory, stand in for those of the model that compute the same.

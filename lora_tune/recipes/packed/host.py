@@ -15,7 +15,7 @@ from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import adapter_file, checkpoint
 from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import Speeds
-from lora_tune.recipes.packed.base import OF_BASE, PackedBase
+from lora_tune.recipes.packed.base import OF_BASE, PackedBase, check_packable
 from lora_tune.recipes.packed.pack import Pack
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.tenant import STOPPED, Tenant
@@ -218,18 +218,7 @@ def _check_base(settings: Settings, shared: Settings) -> None:
                 f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name)!s}; "
                 "trials of one pack share it: fix it in [space], or take site.slots out"
             )
-    for name in ("tp", "cp"):
-        if getattr(settings, name) > 1:
-            raise InputError(
-                f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
-            )
-    for name, given in (("RANK_PATTERN", settings.rank_pattern), ("ALPHA_PATTERN", settings.alpha_pattern)):
-        if given:
-            raise InputError(f"{name}: a trial in a pack has one rank and one alpha; take it out, or site.slots")
-    if settings.dora:
-        raise InputError("DORA=1: not in a pack, whose products are shared and its norms would not be; allowed is 0")
-    if settings.fsdp:
-        raise InputError("FSDP=1: a trial in a pack has one process; allowed is 0")
+    check_packable(settings)
 
 
 def _read(losses: dict[Tenant, torch.Tensor]) -> dict[Tenant, float]:

@@ -1,0 +1,52 @@
+"""A whole sweep in packs: the shipped task, a real driver, a real pack."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from lora_tune.base.paths import SweepPaths
+from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import Verdict
+
+STUDY = """
+[workload]
+kind = "peft"
+save_adapter = true
+[site]
+slots = 3
+[space]
+LR = { type = "float", low = 1e-3, high = 1e-2, log = true }
+MAX_STEPS = 4
+VAL_CHECK_INTERVAL = 8
+SEQ = 32
+EVAL_SAMPLES = 2
+[objective]
+target = 9.0
+[search]
+sampler = "random"
+[budget]
+trials = 3
+parallel = 3
+"""
+
+
+def test_trials_of_a_sweep_share_a_job_and_each_is_told_for_itself(tmp_path: Path) -> None:
+    study, paths = tmp_path / "packs.toml", SweepPaths(tmp_path / "sweep")
+    study.write_text(STUDY)
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--output", str(paths.root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = Store(sqlite_url(paths.database), read_only=True).load("packs")
+    assert sweep is not None
+    assert [trial.verdict for trial in sweep.trials.values()] == [Verdict.REACHED] * 3
+    attempts = list(sweep.attempts.values())
+    assert len({attempt.job_id for attempt in attempts}) == 1
+    assert len(list(paths.packs.iterdir())) == 1
+    for trial, attempt in zip(sweep.trials.values(), attempts, strict=True):
+        assert trial.facts["objective"] == trial.facts["stop_seconds"]
+        assert trial.facts["packed_seconds"] > 0
+        assert "alone (" in trial.sentence
+        assert 0 < attempt.node_share <= 1
+        assert (paths.attempt(trial.number, 0).folder / "adapter" / "adapter_model.safetensors").exists()
