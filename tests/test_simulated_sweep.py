@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from lora_tune.commands.explain import main as explain
 from lora_tune.commands.ingest import main as ingest
+from lora_tune.commands.status import main as status
 from lora_tune.commands.sweep import main
 from lora_tune.simulation.h100 import function as h100
 
@@ -79,3 +80,24 @@ def test_old_logs_are_taken_in_before_a_sweep_and_after_and_the_review_says_so(t
     told = CliRunner().invoke(explain, where)
     assert told.exit_code == 0, told.output
     assert "the search starts from 102 published MLPerf submissions and 3 old runs of 1 source" in told.output
+
+
+def test_audits_go_on_though_they_are_condemned_and_status_states_their_price(tmp_path) -> None:
+    study = tmp_path / "audits.toml"
+    text = (STUDIES / "simulated_h100.toml").read_text(encoding="utf-8")
+    text = text.replace('sampler = "grey_box"', 'sampler = "random"').replace(
+        'curves = "llama2_70b_lora"', 'curves = "own"'
+    )
+    text = text.replace('score = "mlperf_score"', 'score = "time_to_target"').replace("probes = true\n", "")
+    study.write_text(f"{text}\n[pruning]\nreferences = 3\naudit = 1.0\ncap = false\n", encoding="utf-8")
+    where = ["--study", str(study), "--output", str(tmp_path / "sweep")]
+    run = CliRunner().invoke(main, [*where, "--trials", "30"])
+    assert "stopping: the first 3 good runs go free" in run.output
+    assert "an audit, goes on although stalled: " in run.output
+    shown = json.loads(CliRunner().invoke(status, [*where, "--json"]).output)
+    assert shown["stopping"]["stopped"] == 0
+    assert shown["stopping"]["audited"] > 0
+    assert shown["stopping"]["audit_hours"] > 0
+    assert shown["stopping"]["references"] == shown["verdicts"]["reached"], (
+        "audits are free references, whatever they show"
+    )
