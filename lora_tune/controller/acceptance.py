@@ -30,6 +30,9 @@ STEP_SECONDS = 0.5
 ROUNDING = 1e-3
 """Relative difference between a value and the same value as a program prints it."""
 
+FEW_DIGITS = 0.0505
+"""Share by which a value of two printed digits may differ. One digit says too little: 1e-4 may be another trial's."""
+
 LARGEST_LOSS = 1e6
 """A loss below minus this many times the target (or 1) is no loss."""
 
@@ -150,7 +153,7 @@ def _same(given: Value, announced: object) -> bool:
     exponent = Decimal(repr(announced)).normalize().as_tuple().exponent
     assert isinstance(exponent, int)
     last_digit = 0.501 * 10.0 ** min(exponent, 0) if isinstance(announced, float) else 0.0
-    return abs(given - announced) <= max(ROUNDING * abs(given), last_digit)
+    return abs(given - announced) <= max(ROUNDING * abs(given), min(last_digit, FEW_DIGITS * abs(given)))
 
 
 def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:

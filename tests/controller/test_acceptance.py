@@ -211,7 +211,14 @@ def test_evals_that_no_reader_keeps_are_said_where_one_of_them_may_have_met_the_
     assert met is None
 
 
-@given(st.floats(1e-7, 10), st.integers(1, 17))
+def test_a_log_of_a_round_learning_rate_is_not_the_log_of_one_nearby() -> None:
+    given_trial = replace(TRIAL, parameters={"LR": 0.000124})
+    found = why_untrue(STUDY_OF, given_trial, ATTEMPT, ENDED, run_of(0.95, opt_base_learning_rate=0.0001), stamped=True)
+    assert found is not None
+    assert found.kind is FailureKind.MISMATCH
+
+
+@given(st.floats(1e-7, 10), st.integers(2, 17))
 def test_a_value_printed_with_few_digits_is_still_the_value(value: float, digits: int) -> None:
     given_trial = replace(TRIAL, parameters={"LR": value})
     run = run_of(0.95, opt_base_learning_rate=float(f"{value:.{digits}g}"))
