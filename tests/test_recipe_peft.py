@@ -289,7 +289,7 @@ def test_the_page_names_every_variable_with_its_default() -> None:
     defaults = {
         name: default
         for names, values in rows
-        for name, default in zip_longest(re.findall("`([A-Z_]+)`", names), values.split(", "), fillvalue="")
+        for name, default in zip_longest(re.findall("`([A-Z_0-9]+)`", names), values.split(", "), fillvalue="")
     }
     fields = {f.name.upper() for f in dataclasses.fields(knobs.Settings)}
     assert fields - {"RECOMPUTE"} <= set(defaults)
