@@ -135,7 +135,7 @@ def test_the_better_configuration_wins_and_is_scored_by_ten_runs(house: House) -
     assert "trial 1 is better than trial 0 by" in said.output
     assert "with 90% confidence" in said.output
     assert "olympic mean of 10 runs" in said.output
-    assert "pass compliance of convergence and RCP with probability" in said.output
+    assert "pass the checks of convergence with probability" in said.output
 
 
 def test_ctrl_c_and_a_kill_lose_no_run_and_double_none(house: House) -> None:
