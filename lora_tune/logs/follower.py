@@ -55,6 +55,11 @@ class LogFollower:
         self.grew_at = now
         self.unreadable = ""
 
+    @property
+    def deleted(self) -> bool:
+        """Whether the log was there and is no longer: what its job wrote since is unknown."""
+        return self._tail.deleted
+
     def _reader(self) -> LogReader:
         """A reader of the log from its first byte; times that are kept belong to the file that was there first."""
         reader = self._make_reader()

@@ -59,6 +59,11 @@ class LogTail:
                 f"{self.path}: cannot read this log ({error.strerror}); it must be a file that this user may read"
             ) from error
 
+    @property
+    def deleted(self) -> bool:
+        """Whether the file that was read is no longer there."""
+        return self._identity is not None and not self.path.exists()
+
     def _read(self, file: int) -> bool:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):

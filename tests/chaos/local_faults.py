@@ -138,7 +138,7 @@ def swap_database(room: LocalRoom, chance: random.Random) -> str:
     if backup is None:
         return ""
     time.sleep(chance.choice((0.0, chance.uniform(0.5, 2))))
-    if not room.paths.database.exists():
+    if room.driver.poll() is not None or not room.paths.database.exists():
         return ""
     for path in room.database_files():
         path.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ def set_back_database(room: LocalRoom, chance: random.Random) -> str:
         return ""
     time.sleep(chance.uniform(1, 3))
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(backup)) as old:
-        if room.paths.database.exists():
+        if room.driver.poll() is None and room.paths.database.exists():
             with contextlib.closing(sqlite3.connect(room.paths.database)) as now:
                 old.backup(now)
             _let_it_be_kept(room)

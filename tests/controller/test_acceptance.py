@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lora_tune.commands.ingest import read_logs
 from lora_tune.controller.acceptance import impossible_times, why_untrue
-from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -105,6 +105,24 @@ def test_one_trial_that_meets_the_target_before_training_ends_no_sweep(tmp_path:
     assert "met at step 0, before any training" in sweep.trials[0].sentence
     assert len(sweep.trials) == 4
     assert not [t for n, t in sweep.trials.items() if n > 0 and t.verdict is Verdict.FAILED]
+
+
+def test_a_trial_whose_log_was_deleted_is_run_again(tmp_path: Path) -> None:
+    """What was read before says nothing of what came after: a run that reached the target would count as censored."""
+
+    class LogLost(FakeCluster):
+        def _status(self, ticket: Ticket) -> JobStatus:
+            status = super()._status(ticket)
+            if status.state is JobState.ENDED and ticket.name.endswith("-0000-0"):
+                self.jobs[ticket.name].job.log.unlink(missing_ok=True)
+            return status
+
+    there = House(tmp_path, LogLost(FakeClock()), command_study(trials=2, parallel=1, attempts=2))
+    there.driver().run()
+    sweep = there.sweep()
+    assert sweep.attempts[0, 0].line == "the log was deleted before its job ended"
+    assert len(sweep.attempts_of(0)) == 2
+    assert sweep.trials[0].verdict is not Verdict.FAILED
 
 
 def test_a_log_of_another_learning_rate_is_a_named_failure(tmp_path: Path) -> None:
