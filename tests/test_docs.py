@@ -54,6 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (implementation / "configs").mkdir()  # where v4.1 has them
     for config in implementation.glob("config_*.sh"):
         config.rename(implementation / "configs" / config.name)
+    (folder / "config_of_today.sh").write_text("export LR=0.0004\nexport MAX_STEPS=800\n")
     for name in ("tiny", "h100"):
         file = folder / "studies" / f"{name}.toml"
         study = load_study(file)

@@ -19,10 +19,17 @@ FOLDERS = {
 }
 """Repository and folder, as published by MLCommons; looked up on 2026-11-22."""
 
+_V41 = "training_results_v4.1/NVIDIA/benchmarks/llama2_70b_lora/implementations"
+_V50 = "training_results_v5.0/NVIDIA/benchmarks/llama2_70b_lora/implementations"
 SISTERS = {
-    "eos_ngc24.09_nemo": "training_results_v4.1/NVIDIA/benchmarks/llama2_70b_lora/implementations",
-    "nyx_n1_ngc25.04_nemo": "training_results_v5.0/NVIDIA/benchmarks/llama2_70b_lora/implementations",
-    "tyche_ngpu8_ngc25.04_nemo": "training_results_v5.0/NVIDIA/benchmarks/llama2_70b_lora/implementations",
+    "eos_ngc24.09_nemo": _V41,
+    "eos_n8_ngc24.09_nemo": _V41,
+    "eos_n128_ngc24.09_nemo": _V41,
+    "nyx_n1_ngc25.04_nemo": _V50,
+    "tyche_ngpu8_ngc25.04_nemo": _V50,
+    "tyche_ngpu72_ngc25.04_nemo": _V50,
+    "tyche_ngpu144_ngc25.04_nemo": _V50,
+    "tyche_ngpu512_ngc25.04_nemo": _V50,
 }
 """Folders that pages name by their last part alone, and where they are."""
 
