@@ -185,9 +185,9 @@ class JobMonitor:
         if foreign := self._jobs.foreign_record(attempt):
             remedy = "somebody exchanged files of trials; the trial is run again"
             return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
-        if log.deleted:
-            remedy = "somebody deleted it, and what came after that is unknown; the trial is run again"
-            return Diagnosis(FailureKind.INFRASTRUCTURE, "the log was deleted before its job ended", remedy)
+        if incomplete := log.incomplete():
+            remedy = "somebody changed it, and what it does not show is unknown; the trial is run again"
+            return Diagnosis(FailureKind.INFRASTRUCTURE, incomplete, remedy)
         checks = (why_untrue(self._study, trial, attempt, status, r, stamped=log.stamped) for r in runs)
         return next((untrue for untrue in checks if untrue is not None), None)
 

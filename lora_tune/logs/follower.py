@@ -52,13 +52,17 @@ class LogFollower:
         self._run: RunLog | None = None
         self._restarts = 0
         self._told_guesses = 0.0
+        self._shown: set[tuple[float, str]] = set()  # evals that the log has held
         self.grew_at = now
         self.unreadable = ""
 
-    @property
-    def deleted(self) -> bool:
-        """Whether the log was there and is no longer: what its job wrote since is unknown."""
-        return self._tail.deleted
+    def incomplete(self) -> str:
+        """Why the log does not hold what its job wrote any more; "" where nothing shows that."""
+        if self._tail.deleted:
+            return "the log was deleted before its job ended"
+        if self._tail.restarts and self._shown - _identities(self.run()):
+            return "the log was cut or replaced while its job ran: evals that it had shown are gone"
+        return ""
 
     def _reader(self) -> LogReader:
         """A reader of the log from its first byte; times that are kept belong to the file that was there first."""
@@ -128,6 +132,7 @@ class LogFollower:
         # Made anew only when there is more, or the file started over: a thousand logs are asked each second.
         if self._run is None or self._restarts != self._tail.restarts:
             self._run, self._restarts = self._tail.reader.run(), self._tail.restarts
+            self._shown |= _identities(self._run)
         return self._run
 
     def runs(self) -> tuple[RunLog, ...]:
@@ -147,3 +152,8 @@ class LogFollower:
         count = len(self.run().train)
         new, self._train_points = count != self._train_points, count
         return new
+
+
+def _identities(run: RunLog) -> set[tuple[float, str]]:
+    """A run's evals by samples and loss, a loss that is no number included."""
+    return {(point.samples, repr(point.loss)) for point in run.evals}

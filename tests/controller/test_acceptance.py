@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,30 @@ def test_a_trial_whose_log_was_deleted_is_run_again(tmp_path: Path) -> None:
     assert sweep.attempts[0, 0].line == "the log was deleted before its job ended"
     assert len(sweep.attempts_of(0)) == 2
     assert sweep.trials[0].verdict is not Verdict.FAILED
+
+
+def test_a_trial_whose_log_was_cut_is_run_again(tmp_path: Path) -> None:
+    """An eval at the target that is gone would make a later one the first."""
+
+    class LogCut(FakeCluster):
+        cut = False
+
+        def _status(self, ticket: Ticket) -> JobStatus:
+            status = super()._status(ticket)
+            log = self.jobs[ticket.name].job.log if ticket.name in self.jobs else None
+            running = status.state is JobState.RUNNING and log is not None and log.exists()
+            if running and not self.cut and log.read_text().count("eval_accuracy") >= 3:
+                os.truncate(log, log.read_text().index("\n") + 1)
+                self.cut = True
+            return status
+
+    there = House(tmp_path, LogCut(FakeClock()), command_study(trials=2, parallel=1, attempts=2))
+    there.driver().run()
+    sweep = there.sweep()
+    (cut,) = [a for a in sweep.attempts.values() if a.line]
+    assert cut.line == "the log was cut or replaced while its job ran: evals that it had shown are gone"
+    assert len(sweep.attempts_of(cut.trial)) == 2
+    assert sweep.trials[cut.trial].verdict is not Verdict.FAILED
 
 
 def test_a_log_of_another_learning_rate_is_a_named_failure(tmp_path: Path) -> None:
