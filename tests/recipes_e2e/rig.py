@@ -16,10 +16,13 @@ from typing import Any
 from lora_tune.analysis.config_check import toml_text
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
-from lora_tune.store.records import Attempt, Sweep, Trial
+from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 from tests.recorded import recorded
+
+HOPELESS = (Verdict.PRUNED, Verdict.CENSORED)
+"""How a trial ends that never comes near the target: with too few good ones to compare it with, at its last step."""
 
 STANDINS = REPOSITORY / "tests" / "standins"
 

@@ -11,7 +11,7 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
-from tests.recipes_e2e.rig import Rig
+from tests.recipes_e2e.rig import HOPELESS, Rig
 
 pytestmark = pytest.mark.slurm
 
@@ -44,8 +44,7 @@ def test_a_script_that_nobody_wrote_for_us(slurm: Cluster, tmp_path: Path) -> No
     assert good.samples == 8 * 10 * (1 + next(i for i, loss in enumerate(losses) if loss <= 2.75))
     assert good.seconds == pytest.approx(good.samples / 8 * 0.045, rel=0.5, abs=1.5), "by arrival, a second or so"
 
-    assert poor.verdict is Verdict.CENSORED, rig.said
-    assert "ended before the target" in poor.sentence, "too few good trials to compare with"
+    assert poor.verdict in HOPELESS, rig.said
 
     assert refused.verdict is Verdict.FAILED
     (attempt,) = rig.sweep().attempts_of(refused.number)

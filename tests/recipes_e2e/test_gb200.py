@@ -9,6 +9,7 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster, Shape
 from tests.recipes_e2e.mlperf_rig import mlperf_rig
+from tests.recipes_e2e.rig import HOPELESS
 
 pytestmark = pytest.mark.slurm
 
@@ -48,7 +49,8 @@ def test_trials_of_three_nodes_with_a_batch_of_nine(slurm: Cluster, tmp_path: Pa
     )
     assert rig.sweep_once().returncode == 0, rig.said
     good, poor, overlap = rig.trials()
-    assert (good.verdict, poor.verdict) == (Verdict.REACHED, Verdict.PRUNED), rig.said
+    assert good.verdict is Verdict.REACHED, rig.said
+    assert poor.verdict in HOPELESS, rig.said
     evals = rig.sweep().last_evals(good.number)
     assert [e.samples for e in evals] == [1548 + 387 * i for i in range(len(evals))]
 
@@ -83,5 +85,6 @@ def test_the_shipped_trial_takes_the_whole_rack(slurm: Cluster, tmp_path: Path) 
         assert sorted(attempt.nodes) == sorted(rack.nodes)
         assert attempt.node_hours(0) == 18 * ((attempt.ended_at or 0) - (attempt.started_at or 0)) / 3600
         assert rig.sweep().last_evals(0)[0].samples == 1548
-        assert (rig.paths.best / "config_GB200_18x4x1xtp1pp1cp8.sh").is_file(), "the published name"
+        (config,) = rig.paths.best.glob("config_GB200_18x4x1xtp1pp1cp8*.sh")
+        assert config.name != "config_GB200_18x4x1xtp1pp1cp8.sh", "the folder has a config of that name: it is kept"
         assert "using 288 processors on nodes" in rig.accepted_by_sbatch()

@@ -9,6 +9,7 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.recipes_e2e.mlperf_rig import mlperf_rig
+from tests.recipes_e2e.rig import HOPELESS
 
 pytestmark = pytest.mark.slurm
 
@@ -41,14 +42,14 @@ def test_pretraining_under_its_own_names(slurm: Cluster, tmp_path: Path) -> None
     )  # fmt: skip
     assert rig.sweep_once().returncode == 0, rig.said
     good, poor, unmounted = rig.trials()
-    assert (good.verdict, poor.verdict) == (Verdict.REACHED, Verdict.CENSORED), rig.said
-    assert "ended before the target" in poor.sentence, "too few good trials to compare with"
+    assert good.verdict is Verdict.REACHED, rig.said
+    assert poor.verdict in HOPELESS, rig.said
     evals = rig.sweep().last_evals(good.number)
     assert [e.samples for e in evals] == [18_816 * (i + 1) for i in range(len(evals))], "18,432 in whole steps of 896"
     assert good.parameters["LR"] == pytest.approx(8e-5 * 896 / 1152)
 
     assert unmounted.verdict is Verdict.FAILED
-    (attempt,) = rig.sweep().attempts_of(unmounted.number)
+    attempt = rig.sweep().attempts_of(unmounted.number)[-1]
     assert (attempt.failure, "mount check failed" in attempt.line) == ("configuration", True)
     assert "data or model are not where run.sub looks" in attempt.remedy
 

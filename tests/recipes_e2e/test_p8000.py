@@ -9,6 +9,7 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.recipes_e2e.mlperf_rig import mlperf_rig
+from tests.recipes_e2e.rig import HOPELESS
 
 pytestmark = pytest.mark.slurm
 
@@ -45,11 +46,11 @@ def test_inventecs_folder_is_swept_as_it_is(slurm: Cluster, tmp_path: Path) -> N
     )
     assert rig.sweep_once().returncode == 0, rig.said
     good, other, poor, numa = rig.trials()
-    assert (good.verdict, other.verdict, poor.verdict) == (Verdict.REACHED, Verdict.REACHED, Verdict.CENSORED), rig.said
-    assert "ended before the target" in poor.sentence, "too few good trials to compare with"
+    assert (good.verdict, other.verdict) == (Verdict.REACHED, Verdict.REACHED), rig.said
+    assert poor.verdict in HOPELESS, rig.said
 
     assert numa.verdict is Verdict.FAILED
-    (attempt,) = rig.sweep().attempts_of(numa.number)
+    attempt = rig.sweep().attempts_of(numa.number)[-1]
     assert attempt.failure == "configuration"
     assert "is invalid" in attempt.line or "CPU binding" in attempt.line
     assert "SLURM_CPU_BIND=none" in attempt.remedy
@@ -66,5 +67,6 @@ def test_inventecs_folder_is_swept_as_it_is(slurm: Cluster, tmp_path: Path) -> N
 
     usage = rig.usage()
     assert "source env.sh && source config_P8000_1x8x" in usage
-    assert "SLURM_GRES=gpu:8 SLURM_MPI_TYPE=pmi2 SLURM_CPU_BIND=none sbatch -N $DGXNNODES -t $WALLTIME -w " in usage
+    assert "SLURM_GRES=gpu:8 SLURM_MPI_TYPE=pmi2 SLURM_CPU_BIND=none " in usage
+    assert " sbatch -N $DGXNNODES -t $WALLTIME -w " in usage
     assert f"on nodes {slurm.nodes[0]} " in rig.accepted_by_sbatch(), "one node of the list"

@@ -12,7 +12,7 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
-from tests.recipes_e2e.rig import Rig
+from tests.recipes_e2e.rig import HOPELESS, Rig
 
 pytestmark = pytest.mark.slurm
 
@@ -49,8 +49,8 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
     assert (record["state"], record["job_id"]) == ("done", passes[0].split()[2])
     assert min(a.intended_at for a in rig.attempts()) >= float(passes[0].split()[0]), "before any trial"
 
-    assert (lost.verdict, other.verdict, poor.verdict) == (Verdict.REACHED, Verdict.REACHED, Verdict.CENSORED), rig.said
-    assert "ended before the target" in poor.sentence, "too few good trials to compare with"
+    assert (lost.verdict, other.verdict) == (Verdict.REACHED, Verdict.REACHED), rig.said
+    assert poor.verdict in HOPELESS, rig.said
     first = rig.sweep().attempts_of(lost.number)[0]
     assert (first.failure, "RendezvousTimeoutError" in first.line) == ("infrastructure", True)
     assert "another job may hold their port" in first.remedy
