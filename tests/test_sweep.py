@@ -296,7 +296,12 @@ def test_nothing_reached_is_exit_code_4(place: Path) -> None:
         (["--launcher", "cloud"], None, 2, "option site.launcher"),
         (["--output", "/proc/no"], None, 3, "/proc/no: "),
         (["--storage", "nonsense"], None, 3, "the storage URL is unreadable"),
-        ([], ('kind = "command"', 'kind = "comand"'), 2, "workload.kind: workload 'comand' is unknown (did you mean 'command'?)command"),
+        (
+            [],
+            ('kind = "command"', 'kind = "comand"'),
+            2,
+            "workload.kind: workload 'comand' is unknown (did you mean 'command'?)",
+        ),
         ([], ("argv = [", "argvs = ["), 2, "workload.argvs: unknown key; did you mean argv?"),
         ([], ('"trial.py"', '"{NOPE}"'), 2, "{NOPE} is unknown"),
     ],
