@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from lora_tune.curves import Family, Schedule
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.published_curves import published
 from lora_tune.mlperf.registry import LORA, find_benchmark
-from lora_tune.search.grey_box.gaussian import Array
+
+if TYPE_CHECKING:
+    from lora_tune.search.grey_box.gaussian import Array  # scipy is loaded when a search begins, not with every command
 
 
 def closed_schedule(batch: float, benchmark: Benchmark | None = None) -> Schedule:
