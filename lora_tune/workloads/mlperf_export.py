@@ -40,7 +40,9 @@ def export(
     options = shlex.join(site.sbatch_words(workload.nodes(proposal)))
     sbatch = " ".join(filter(None, ("sbatch -N $DGXNNODES -t $WALLTIME", options, workload.settings.script)))
     variables = {**site.step_variables(), **site.environment}
-    steps = "".join(f"{assignment(name, value)} " for name, value in variables.items())
+    words = [assignment(name, value) for name, value in variables.items()]
+    words += [f'{name}="${name}"' for name in site.secrets if name not in variables]
+    steps = "".join(f"{word} " for word in words)
     usage = (
         f"{copy}cd {shlex.quote(str(folder))} && {before}source {shlex.quote(str(place / name))} && "
         f"{steps}{submit or sbatch}"
