@@ -18,7 +18,7 @@ STUDY = REPOSITORY / "studies" / "tiny.toml"
 
 @pytest.fixture(scope="session")
 def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny sweep of four real trials that ended, or of a few more where none of these reached the target;
+    """The folder of a tiny sweep of four real trials that ended, or of some more where none reached the target;
     or the folder that LORA_TUNE_TINY_SWEEP names. What is proposed after the kill depends on which trials had ended.
 
     Its driver is killed in the middle, and the same command goes on: what is tested on it holds after that.
