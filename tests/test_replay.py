@@ -106,6 +106,15 @@ def test_a_much_slower_run_is_capped_by_the_one_before_it_and_not_by_another_mac
     assert kinds(played(tmp_path, elsewhere, slow)[1]) == []
 
 
+def test_another_benchmarks_times_on_the_same_machine_cap_nothing(tmp_path) -> None:
+    other = _stretched(log_of(2), 3.0).replace('"value": "llama2_70b_lora"', '"value": "llama31_8b"')
+    for loss in (evals := re.findall(r'"eval_accuracy", "value": ([\d.]+)', other)):
+        other = other.replace(f'"value": {loss}', f'"value": {3.2 if loss == evals[-1] else 3.6}')  # its target is 3.3
+    of_lora, of_the_other = played(tmp_path, log_of(), other)
+    assert [one["reached"] for one in (of_lora, of_the_other)] == [True, True]
+    assert kinds(of_the_other) == []
+
+
 def test_a_run_that_was_pruned_and_would_have_reached_the_target_is_called_a_loss(tmp_path) -> None:
     first, second = re.findall(r'"eval_accuracy", "value": ([\d.]+)', log_of())[:2]
     (tmp_path / "a.log").write_text(log_of().replace(first, "NaN").replace(second, "NaN"), encoding="utf-8")
@@ -214,7 +223,11 @@ def test_compressed_cut_and_empty_files_folders_and_names_that_are_not_there(tmp
     assert "cut.txt: cannot be read" in result.stderr
     assert kinds(objects[1]) == ["failed"]
     (tmp_path / "broken.gz").write_bytes(b"\x1f\x8bnonsense")
-    assert replay("--json", tmp_path / "broken.gz").exit_code == 4
+    broken = replay("--json", tmp_path / "broken.gz")
+    assert broken.exit_code == 4
+    (one,) = [json.loads(line) for line in broken.stdout.splitlines()]
+    assert (one["reached"], one["evals"], kinds(one)) == (False, [], ["failed"])
+    assert "cannot be read" in one["verdicts"][0]["sentence"]
     missing = replay(tmp_path / "whole.gz", tmp_path / "nowhere.log")
     assert missing.exit_code == 2
     assert "nowhere.log: there is no such file" in missing.stderr

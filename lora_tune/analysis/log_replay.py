@@ -80,7 +80,8 @@ class ReplayedLog:
 class Replay:
     """Plays logs one after another as trials: earlier ones are references and rivals of later ones.
 
-    A sweep runs on one machine: logs that announce another submitter or platform belong to a sweep of their own.
+    A sweep trains one benchmark on one machine: logs that announce another benchmark, submitter or platform belong to a
+    sweep of their own.
     """
 
     def __init__(self, study: Study, reader_for: ReaderFor) -> None:
@@ -92,8 +93,7 @@ class Replay:
         """Play one log, whole in memory. Never raises for what it contains."""
         whole = _read(self._reader_for(self._fixed()), log)
         study = self._study_for(whole)
-        machine = tuple(whole.hyperparameters.get(key) for key in ("submission_org", "submission_platform"))
-        book = self._books.setdefault(machine, _empty_book(study))
+        book = self._books.setdefault(tuple(map(whole.hyperparameters.get, _ONE_SWEEP)), _empty_book(study))
         number = len(book.sweep.trials)
         parameters = self.parameters(whole, log)
         trial = Trial(number=number, seed=0, tuned={}, parameters=parameters, state=TrialState.RUNNING)
@@ -147,6 +147,9 @@ class Replay:
             return reader
         return reader_of(study, MllogReader())
 
+
+_ONE_SWEEP = ("submission_benchmark", "submission_org", "submission_platform")
+"""What logs announce that all trials of a sweep have in common."""
 
 _ENDED = JobStatus(state=JobState.ENDED)
 """All that is known of a finished log's job."""

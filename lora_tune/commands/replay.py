@@ -50,6 +50,8 @@ def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
         if log.problem:
             click.echo(log.problem, err=True)
             if not text:
+                if as_json:
+                    click.echo(json.dumps(unread(log.name, log.problem)))
                 continue
         try:
             played = replay.play(text)
@@ -83,6 +85,13 @@ def as_object(name: str, played: ReplayedLog) -> dict[str, Any]:
             {"kind": v.kind, "at_seconds": _number(v.at_seconds), "sentence": v.sentence} for v in played.verdicts
         ],
     }
+
+
+def unread(name: str, problem: str) -> dict[str, Any]:
+    """The object of a log of which nothing could be read. problem: why."""
+    nothing = dict.fromkeys(("stop_seconds", "objective_seconds", "low", "high"))
+    failed = {"kind": "failed", "at_seconds": 0.0, "sentence": problem}
+    return {"log": name, "reached": False, **nothing, "evals": [], "verdicts": [failed]}
 
 
 def lines(name: str, played: ReplayedLog, study: Study) -> list[str]:
