@@ -43,7 +43,7 @@ def test_a_wrong_pattern_is_said_after_fifty_lines() -> None:
     reader.feed(b"step 300 loss 0.5196\n")
     words = reader.unmatched.words(ended=False)
     assert words.startswith("50 lines read, none matched workload.log; a line that looks like an eval: `step 300")
-    assert words.endswith(r"try this pattern: step\s+(?P<step>\d+)\s+loss\s+(?P<loss>\S+)")
+    assert words.endswith(r"try this pattern: step\s+(?P<step>\d+)\s+loss\s+(?P<loss>[-+.\w]+)")
 
 
 def test_train_losses_before_the_first_eval_are_no_reason_to_stop() -> None:

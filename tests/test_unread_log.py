@@ -48,7 +48,7 @@ def test_the_sweep_stops_at_once_and_runs_nothing_twice(script: str, tmp_path: P
     )
     assert swept.returncode == 3, swept.stdout + swept.stderr
     assert "none matched workload.log; a line that looks like an eval: `step" in swept.stderr
-    assert r"try this pattern: step\s+(?P<step>\d+)\s+loss\s+(?P<loss>\S+)" in swept.stderr
+    assert r"try this pattern: step\s+(?P<step>\d+)\s+loss\s+(?P<loss>[-+.\w]+)" in swept.stderr
     assert len((tmp_path / "starts").read_text()) <= 2, "only the trials that had begun together"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from lora_tune.base.process import steady_epoch
-from lora_tune.logs.line_reader import FACTS, SCALES, Clock, LineReader, ReaderKind, scaled_samples
+from lora_tune.logs.line_reader import FACTS, FORM, SCALES, Clock, LineReader, ReaderKind, scaled_samples
 
 
 class JsonLinesReader(LineReader):
@@ -14,7 +14,7 @@ class JsonLinesReader(LineReader):
     Each setting is the name under which the objects hold that fact: ``loss`` (of an eval), ``train_loss``,
     ``samples`` or ``step`` or ``epoch``, ``seconds`` since the start of the run (without it, arrival times),
     ``eval_seconds``, ``throughput`` in samples/s. global_batch_size turns steps, and samples_per_epoch epochs, into
-    samples.
+    samples; from_zero: the first epoch and step are called 0, so one is added.
     """
 
     def __init__(
@@ -23,11 +23,14 @@ class JsonLinesReader(LineReader):
         *,
         global_batch_size: float = 1.0,
         samples_per_epoch: float = 1.0,
+        from_zero: bool = False,
+        repeated: bool = False,
         loss: str = "eval_loss",
         **names: str,
     ) -> None:
         super().__init__(clock)
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
+        self._first, self.repeated = 0 if from_zero else 1, repeated
         self._names = {name: names.get(name, name) for name in FACTS} | {"loss": loss}
 
     def line(self, text: str, now: int) -> bool:
@@ -39,8 +42,8 @@ class JsonLinesReader(LineReader):
         except (ValueError, RecursionError):
             return False
         fields = {fact: record[name] for fact, name in self._names.items() if record.get(name) is not None}
-        return self.take_fields(fields, now, scaled_samples(fields, self._scale))
+        return self.take_fields(fields, now, scaled_samples(fields, self._scale, first=self._first))
 
 
-KIND = ReaderKind(make=JsonLinesReader, settings={**SCALES, "loss": str, **dict.fromkeys(FACTS, str)})
+KIND = ReaderKind(make=JsonLinesReader, settings={**SCALES, **FORM, "loss": str, **dict.fromkeys(FACTS, str)})
 """``workload.log.kind = "jsonl"``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,11 @@ FACTS = ("samples", "step", "epoch", "train_loss", "seconds", "eval_seconds", "t
 NUMBER = (int, float)
 SCALES: Mapping[str, Any] = {"global_batch_size": NUMBER, "samples_per_epoch": NUMBER}
 """Settings that turn steps and epochs into samples."""
+
+FORM: Mapping[str, Any] = {"from_zero": bool, "repeated": bool}
+"""Settings that say how a script counts and repeats itself."""
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,8 @@ class LineReader:
         self._dropped = 0
         self.states_seconds = False
         self.run_builder = RunBuilder()
+        self.repeated = False
+        self._last_loss: float | None = None
         self.unmatched = Unmatched()
 
     def read_shortfall(self) -> None:
@@ -83,6 +91,8 @@ class LineReader:
         elif line:
             self.run_builder.mark(now)
             text = line.decode("utf-8", "replace")
+            if "\x1b" in text:  # colours of a terminal
+                text = _ESCAPES.sub("", text)
             if not self.line(text, now):
                 self._dropped += 1
             if not self.unmatched.found:
@@ -116,7 +126,10 @@ class LineReader:
                 loss = as_number(fields[name])
                 if loss is None or samples is None or not 0 <= samples < float("inf"):
                     understood = False
+                elif name == "loss" and self.repeated and loss == self._last_loss:
+                    continue  # what a progress bar still shows of the last eval
                 else:
+                    self._last_loss = loss if name == "loss" else self._last_loss
                     add(samples, loss, now)
         length = as_number(fields.get("eval_seconds"))
         if "loss" in fields and understood and length is not None and 0 <= length < 1e9:
@@ -128,7 +141,13 @@ class LineReader:
         return understood
 
 
-def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float]) -> float | None:
-    """Samples from the first of samples, step and epoch that is a number, times its scale; None without any."""
-    numbers = ((as_number(fields.get(name)), factor) for name, factor in scale.items())
-    return next((number * factor for number, factor in numbers if number is not None), None)
+def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, first: int = 1) -> float | None:
+    """Samples from the first of samples, step and epoch that is a number, times its scale; None without any.
+
+    first: what the first step and the first epoch are called when they are over, 0 or 1.
+    """
+    for name, factor in scale.items():
+        number = as_number(fields.get(name))
+        if number is not None:
+            return (number + (1 - first if name != "samples" else 0)) * factor
+    return None

@@ -9,13 +9,18 @@ from typing import Any
 
 from lora_tune.logs.line_reader import FACTS
 
+_PROGRESS = frozenset(("samples", "step", "epoch"))
+
 MAX_REPEATS = 100
 """A repetition that may go on for longer counts as unbounded."""
 
 
 @lru_cache(maxsize=64)
-def compile_safely(name: str, pattern: str) -> re.Pattern[str]:
-    """The compiled pattern; ValueError where it is malformed, lacks groups, or repeats a repetition."""
+def compile_safely(name: str, pattern: str, *, progress_apart: bool = False) -> re.Pattern[str]:
+    """The compiled pattern; ValueError where it is malformed, lacks groups, or repeats a repetition.
+
+    progress_apart: another pattern says how far the run is.
+    """
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -26,10 +31,14 @@ def compile_safely(name: str, pattern: str) -> re.Pattern[str]:
             f"write the inner one possessively (x++) or without repetition; got {pattern!r}"
         )
     groups = set(compiled.groupindex)
-    if name in ("eval", "train") and not ("loss" in groups and groups & {"samples", "step", "epoch"}):
+    measures = name in ("eval", "train")
+    if measures and not ("loss" in groups and (progress_apart or groups & _PROGRESS)):
         raise ValueError(
-            f"log setting {name!r} needs the named groups loss and samples, step or epoch; got {pattern!r}"
+            f"log setting {name!r} needs the named groups loss and samples, step or epoch; where these stand on lines "
+            f"of their own, add a pattern 'progress' with one of them; got {pattern!r}"
         )
+    if name == "progress" and not groups & _PROGRESS:
+        raise ValueError(f"log setting 'progress' needs the named group samples, step or epoch; got {pattern!r}")
     unknown = sorted(groups - {"loss", *FACTS})
     if unknown:
         raise ValueError(

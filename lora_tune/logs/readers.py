@@ -53,6 +53,9 @@ def _check_settings(kind: str, known: Mapping[str, Any], settings: Mapping[str, 
         raise ValueError(f"log kind {kind!r} has no setting {unknown[0]!r}; its settings: {allowed}")
     for name, value in settings.items():
         wanted = known[name]
-        if isinstance(value, bool) or not isinstance(value, wanted) or (wanted is not str and value <= 0):
+        if wanted is bool:
+            if not isinstance(value, bool):
+                raise ValueError(f"log setting {name!r} is {value!r}; it must be true or false")
+        elif isinstance(value, bool) or not isinstance(value, wanted) or (wanted is not str and value <= 0):
             expected = "a text" if wanted is str else "a number above 0"
             raise ValueError(f"log setting {name!r} is {value!r}; it must be {expected}")

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from lora_tune.base.process import steady_epoch
-from lora_tune.logs.line_reader import SCALES, Clock, LineReader, ReaderKind, scaled_samples
+from lora_tune.logs.line_reader import FORM, SCALES, Clock, LineReader, ReaderKind, scaled_samples
 from lora_tune.logs.patterns import compile_safely
 
 MAX_PATTERN_LINE = 1000
@@ -24,6 +24,11 @@ class RegexReader(LineReader):
     ``throughput``. start, stop: patterns of the lines where the run starts and ends. global_batch_size and
     samples_per_epoch: as for JSON lines.
 
+    progress: a pattern with one of ``samples``, ``step`` and ``epoch``, where that stands on lines of its own: an eval
+    or a train loss without such a group is then of the last such line (0 before the first). from_zero: the first epoch
+    and step are called 0, so one is added. repeated: a line shows the last eval again until there is a new one, as
+    progress bars do; only a changed loss is an eval.
+
     Only the first 1,000 characters of a line are searched. A repetition within a repetition is refused, and a pattern
     that needs more than a second for a line is given up (``dropped_lines`` counts it): a log line can make either hang.
     """
@@ -34,13 +39,20 @@ class RegexReader(LineReader):
         *,
         global_batch_size: float = 1.0,
         samples_per_epoch: float = 1.0,
+        from_zero: bool = False,
+        repeated: bool = False,
         **patterns: str,
     ) -> None:
         super().__init__(clock)
         if "eval" not in patterns:
             raise ValueError("log kind 'regex' needs the setting 'eval': a pattern with the groups loss and samples")
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
-        self._patterns = {name: compile_safely(name, pattern) for name, pattern in patterns.items()}
+        self._first = 0 if from_zero else 1
+        self.repeated = repeated
+        apart = "progress" in patterns
+        order = sorted(patterns, key=lambda name: name != "progress")  # of a line that has both
+        self._patterns = {name: compile_safely(name, patterns[name], progress_apart=apart) for name in order}
+        self._progress: dict[str, Any] = {"samples": 0.0} if apart else {}
         self.unmatched.patterns = patterns["eval"]
         self._cpu = 0.0
 
@@ -67,14 +79,20 @@ class RegexReader(LineReader):
             builder.run_start = now
         elif name == "stop" and builder.run_stop is None:
             builder.run_stop = now
+        elif name == "progress":
+            self._progress = {fact: value for fact, value in groups.items() if value is not None}
         elif name in ("eval", "train"):
             fields = {fact: value for fact, value in groups.items() if value is not None}
-            samples = scaled_samples(fields, self._scale)
+            samples = scaled_samples(fields, self._scale, first=self._first)
+            if samples is None:
+                samples = scaled_samples(self._progress, self._scale, first=self._first)
             if name == "train" and "loss" in fields:
                 fields["train_loss"] = fields.pop("loss")
             return self.take_fields(fields, now, samples)
         return True
 
 
-KIND = ReaderKind(make=RegexReader, settings={**SCALES, **dict.fromkeys(("eval", "train", "start", "stop"), str)})
+_PATTERNS = ("eval", "train", "progress", "start", "stop")
+
+KIND = ReaderKind(make=RegexReader, settings={**SCALES, **FORM, **dict.fromkeys(_PATTERNS, str)})
 """``workload.log.kind = "regex"``."""

@@ -8,51 +8,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from lora_tune.logs.line_forms import losses, pattern, positions
+
 ENOUGH_LINES = 50
 """Lines without a match after which a line that looks like an eval says that the pattern is wrong."""
 
+MAX_LINE = 1000
+"""Characters of a line that are looked at: they bound the time that one line can take."""
+
 _EVAL_WORD = re.compile(r"(?i)(?<![a-z])(eval|val|valid|validation|test|dev)(?![a-z])|eval_|val_|test_|dev_")
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_LOSS = re.compile(
-    rf"(?i)(?:[\w/ -]*?)(?<![a-z])(?:loss|perplexity|ppl|nll)(?![a-z])[\"']?\s*[:=]?\s*(?P<number>{_NUMBER})"
-)
-_PROGRESS = re.compile(
-    rf"(?i)(?<![a-z])(?P<word>step|steps|iter|iteration|global_step|samples|consumed_samples|epoch)(?![a-z])"
-    rf"[\"']?\s*[:=#]?\s*(?P<number>{_NUMBER})"
-)
-_GROUP = {"samples": "samples", "consumed_samples": "samples", "epoch": "epoch"}
 
 
 def looks_like_an_eval(line: str) -> bool:
     """Whether a line states a loss and how far the run is."""
-    return _LOSS.search(line) is not None and _PROGRESS.search(line) is not None
+    return bool(losses(line[:MAX_LINE]) and positions(line[:MAX_LINE]))
 
 
 def suggest(line: str) -> str:
     """A pattern for lines like this one, with the groups that a reader of kind regex wants; "" where none is seen."""
-    loss, progress = _LOSS.search(line), _PROGRESS.search(line)
-    if loss is None or progress is None:
-        return ""
-    group = _GROUP.get(progress["word"].lower(), "step")
-    places = sorted([(*progress.span("number"), group), (*loss.span("number"), "loss")])
-    (a, b, first), (c, _, second) = places
-    begin = min(progress.start("word"), loss.start("number") - len(_word_before(line, loss.start("number"))))
-    between = _literal(line[b:c])
-    return f"{_literal(line[begin:a])}(?P<{first}>{_field(first)}){between}(?P<{second}>{_field(second)})"
-
-
-def _word_before(line: str, at: int) -> str:
-    found = re.search(r"[\w./-]+[\"']?\s*[:=]?\s*$", line[:at])
-    return found[0] if found else ""
-
-
-def _literal(text: str) -> str:
-    """The text as a pattern: spaces and other numbers may differ in length."""
-    return re.sub(r"(?:\\ |\s)+", r"\\s+", re.sub(_NUMBER, r"\\S+", re.escape(text).replace(r"\.", "."), count=0))
-
-
-def _field(group: str) -> str:
-    return r"\d+" if group in ("step", "samples") else r"\S+"
+    found, places = losses(line[:MAX_LINE]), positions(line[:MAX_LINE])
+    return pattern(line, found[0], places[0]) if found and places else ""
 
 
 @dataclass(slots=True)

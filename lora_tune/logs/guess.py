@@ -1,0 +1,291 @@
+"""The format of a log that nobody has described: a guess, proved by reading the log with it.
+
+Each form proposes settings of ``workload.log``; what counts is what a reader with these settings reads.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_tune.logs.line_forms import ORDER, Pair, name_score, pairs, pattern, positions
+from lora_tune.logs.readers import make_reader
+from lora_tune.logs.run import RunLog, as_number
+
+MAX_LINES = 20_000
+"""Lines at each end of a log that are looked at."""
+
+MAX_LINE = 1000
+_TRIED = 6
+"""Names of measures that are tried, the likeliest first."""
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TOKEN = re.compile(r"[a-z][a-z0-9]*|\d+")
+_BAR = re.compile(r"\d%\|")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGuess:
+    """How a log seems to be read.
+
+    Parameters
+    ----------
+    settings : mapping of str to str, bool
+        Keys of ``workload.log``, ``kind`` among them.
+    example : str
+        A line of the log that is read as an eval; "" where the format is known by other signs.
+    unit : str
+        What the numbers of the log count: samples, step or epoch.
+    is_eval : bool
+        False where only something like a training loss was found.
+    rising : bool
+        Whether more of the measure is better.
+    run : RunLog
+        What a reader with these settings reads in the log, as it is printed there.
+    """
+
+    settings: Mapping[str, Any]
+    example: str = ""
+    unit: str = "step"
+    is_eval: bool = True
+    rising: bool = False
+    run: RunLog = field(default_factory=RunLog)
+
+
+def log_lines(log: bytes) -> list[str]:
+    """The lines of a log as readers see them: carriage returns end lines, colours of a terminal are left out."""
+    lines = _ESCAPES.sub("", log.decode("utf-8", "replace")).replace("\r", "\n").split("\n")
+    kept = lines if len(lines) <= 2 * MAX_LINES else lines[:MAX_LINES] + lines[-MAX_LINES:]
+    return [line[:MAX_LINE] for line in kept if line.strip()]
+
+
+def guess(log: bytes) -> LogGuess | None:
+    """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
+    lines = log_lines(log)
+    for form in (_mllog, _hf_trainer, _json_lines, _csv_rows, _plain_text):
+        for found in form(lines):
+            if proved := _proved(found, lines):
+                return proved
+    return None
+
+
+def _proved(found: LogGuess, lines: Sequence[str]) -> LogGuess | None:
+    """The guess with what it reads; None where it reads nothing."""
+    try:
+        reader = make_reader(**found.settings)
+    except ValueError:
+        return None
+    reader.feed("\n".join([*lines, ""]).encode())
+    run = reader.run()
+    if not run.evals:
+        return None
+    return LogGuess(
+        settings=found.settings,
+        example=found.example,
+        unit=found.unit,
+        is_eval=found.is_eval,
+        rising=found.rising,
+        run=run,
+    )
+
+
+def _mllog(lines: Sequence[str]) -> Iterator[LogGuess]:
+    if any(":::MLLOG" in line for line in lines):
+        yield LogGuess(settings={"kind": "mllog"}, unit="samples")
+
+
+def _hf_trainer(lines: Sequence[str]) -> Iterator[LogGuess]:
+    example = next((line for line in lines if re.search(r"\{[^{}]*'eval_loss':[^{}]*'epoch':", line)), "")
+    if example:
+        yield LogGuess(settings={"kind": "hf_trainer"}, example=example.strip(), unit="epoch")
+
+
+def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Objects that state a measure and how far the run is."""
+    counted: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, str], float] = {}
+    for line in lines:
+        record = _object(line)
+        numbers = {k: v for k, v in record.items() if as_number(v) is not None}
+        places = sorted((ORDER.index(g), k) for k in numbers if (g := _unit(k)))
+        for name in numbers:
+            if places and name_score(_words(name)):
+                key = (name, places[0][1])
+                counted[key] += 1
+                examples.setdefault(key, line.strip())
+                first.setdefault(key, float(as_number(numbers[key[1]]) or 0))
+    ranked = sorted(counted, key=lambda key: (-name_score(_words(key[0])), -counted[key]))
+    for loss, place in ranked:
+        unit = _unit(place)
+        settings: dict[str, Any] = {"kind": "jsonl", "loss": loss, unit: place}
+        train = next((name for name, at in ranked if at == place and _trains(name, loss)), None)
+        if train:
+            settings["train_loss"] = train
+        if unit == "epoch" and not first[loss, place]:
+            settings["from_zero"] = True
+        yield LogGuess(
+            settings=settings,
+            example=examples[loss, place],
+            unit=unit,
+            is_eval=name_score(_words(loss)) > 8,
+            rising=not Pair(loss, "", 0, 0, 0).falls,
+        )
+
+
+def _object(line: str) -> dict[str, Any]:
+    text = line.strip()
+    if not text.startswith("{"):
+        return {}
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _words(name: str) -> list[str]:
+    return Pair(name, "", 0, 0, 0).words
+
+
+def _unit(name: str) -> str:
+    return Pair(name, "", 0, 0, 0).progress
+
+
+def _trains(name: str, loss: str) -> bool:
+    """Whether a name is of the training loss, beside the eval's."""
+    return name != loss and Pair(name, "", 0, 0, 0).trains and name_score(_words(loss)) > 8
+
+
+def _csv_rows(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """A header with the names of columns, and rows below it; the columns become a pattern."""
+    for at, line in enumerate(lines[:200]):
+        names = [name.strip() for name in next(csv.reader([line]), [])]
+        if len(names) < 2 or not all(re.fullmatch(r"[A-Za-z][\w./ -]*", name) for name in names):
+            continue
+        places = sorted((ORDER.index(g), i) for i, name in enumerate(names) if (g := _unit(name)))
+        measures = sorted((-s, i) for i, name in enumerate(names) if (s := name_score(_words(name))))
+        if not places or not measures:
+            continue
+        place, unit = places[0][1], ORDER[places[0][0]]
+        for _, column in measures:
+            rows = [r for r in lines[at + 1 :] if r.count(",") == line.count(",")]
+            example = next((r for r in rows if as_number(r.split(",")[column]) is not None), "")
+            first = as_number(example.split(",")[place]) if example else None
+            yield LogGuess(
+                settings={
+                    "kind": "regex",
+                    "eval": _row_pattern(len(names), {place: unit, column: "loss"}),
+                    **({"from_zero": True} if unit == "epoch" and first == 0 else {}),
+                },
+                example=example.strip(),
+                unit=unit,
+                is_eval=name_score(_words(names[column])) > 8,
+                rising=not Pair(names[column], "", 0, 0, 0).falls,
+            )
+
+
+def _row_pattern(columns: int, groups: Mapping[int, str]) -> str:
+    last = max(groups)
+    held = {g: r"[-+.\w]+" if g == "loss" else r"[\d.]+" for g in groups.values()}
+    fields = [f"(?P<{groups[i]}>{held[groups[i]]})" if i in groups else "[^,]*" for i in range(last + 1)]
+    return "^" + ",".join(fields) + ("," if last + 1 < columns else r"\s*$")
+
+
+def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
+    stated = [(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines]
+    named: dict[str, list[int]] = {}
+    for at, (_, found) in enumerate(stated):
+        for pair in found:
+            if pair.score:
+                named.setdefault(" ".join(pair.words), []).append(at)
+    ranked = sorted(named, key=lambda name: (-name_score(_TOKEN.findall(name)), -len(named[name])))
+    for name in ranked[:_TRIED]:
+        whole = name_score(_TOKEN.findall(name))
+        for settings, unit, example, falls in _readings(stated, name, named[name]):
+            train = "" if whole <= 8 else _train_pattern(stated, unit)
+            if train:
+                settings["train"] = train
+            yield LogGuess(settings=settings, example=example.strip(), unit=unit, is_eval=whole > 8, rising=not falls)
+
+
+_Stated = Sequence[tuple[str, list[Pair]]]
+
+
+def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
+    """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
+    for unit in ORDER:
+        for at in (*rows[:3], *rows[-3:]):
+            line, found = stated[at]
+            loss = next(p for p in found if " ".join(p.words) == name)
+            place = next((p for p in found if p.progress == unit and p.number[:1].isdigit()), None)
+            if place is None:
+                continue
+            for between in (".*?", ".*"):
+                text = pattern(line, loss, place, between)
+                read = _series(text, stated)
+                if _advances(read) and _same(text, line, loss):
+                    yield {"kind": "regex", "eval": text, **_form(read, unit, line)}, unit, line, loss.falls
+    for unit in ORDER:
+        apart = next(((line, p) for line, found in stated for p in found if p.progress == unit), None)
+        if apart is not None:
+            line, found = stated[rows[-1]]
+            loss = next(p for p in found if " ".join(p.words) == name)
+            settings = {
+                "kind": "regex",
+                "eval": pattern(line, loss, None),
+                "progress": pattern(apart[0], None, apart[1]),
+            }
+            yield settings | _counts_from_zero(unit, apart[1].number), unit, line, loss.falls
+
+
+def _series(text: str, stated: _Stated) -> list[tuple[float, str]]:
+    """How far and what, of each line that the pattern matches."""
+    matcher = re.compile(text)
+    matches = (matcher.search(line) for line, _ in stated)
+    series = []
+    for found in filter(None, matches):
+        groups = found.groupdict()
+        far = next((as_number(groups[g]) for g in ORDER if groups.get(g)), None)
+        if far is not None:
+            series.append((far, groups["loss"]))
+    return series
+
+
+def _same(text: str, line: str, loss: Pair) -> bool:
+    """Whether the pattern finds this loss in its own line, and not another one."""
+    found = re.search(text, line)
+    return found is not None and found["loss"] == loss.number
+
+
+def _advances(series: Sequence[tuple[float, str]]) -> bool:
+    """Whether what should say how far the run is does go on where several different losses are stated."""
+    return len(series) > 0 and (len({far for far, _ in series}) > 1 or len({loss for _, loss in series}) == 1)
+
+
+def _form(series: Sequence[tuple[float, str]], unit: str, line: str) -> dict[str, Any]:
+    """What a series says of how the script counts and repeats itself."""
+    settings: dict[str, Any] = _counts_from_zero(unit, f"{series[0][0]:g}")
+    if _BAR.search(line) and len(series) > len({loss for _, loss in series}):
+        settings["repeated"] = True
+    return settings
+
+
+def _counts_from_zero(unit: str, first: str) -> dict[str, Any]:
+    return {"from_zero": True} if unit == "epoch" and as_number(first) == 0 else {}
+
+
+def _train_pattern(stated: _Stated, unit: str) -> str:
+    """A pattern for training losses in the same unit; "" where none is printed."""
+    for line, found in stated:
+        loss = next((p for p in found if p.trains), None)
+        place = next((p for p in found if p.progress == unit), None)
+        if loss is not None and place is not None:
+            return pattern(line, loss, place)
+    return ""

@@ -1,0 +1,143 @@
+"""A log that nobody has described: its format is guessed, and the guess reads it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune.logs.guess import guess
+from lora_tune.logs.line_forms import losses, positions
+from lora_tune.logs.readers import make_reader
+
+KERAS = "".join(
+    f"Epoch {epoch}/3\n\x1b[1m 1/10\x1b[0m \x1b[32m━\x1b[0m 0s 9ms/step - loss: 2.30\r"
+    f"10/10 ━━━━ 1s 5ms/step - accuracy: 0.5 - loss: 1.2 - val_accuracy: 0.6 - val_loss: 0.{9 - epoch}\n"
+    for epoch in (1, 2, 3)
+)
+BAR = (
+    "\rEpoch 0: 100%|##| 20/20 [00:01<00:00, loss=0.9]\rEpoch 0: 100%|##| 20/20 [00:01<00:00, loss=0.9, val_loss=1.0]"
+    "\rEpoch 1:  50%|# | 10/20 [00:01<00:01, loss=0.8, val_loss=1.0]"
+    "\rEpoch 1: 100%|##| 20/20 [00:01<00:00, loss=0.7, val_loss=1.0]"
+    "\rEpoch 1: 100%|##| 20/20 [00:01<00:00, loss=0.7, val_loss=0.8]\n"
+)
+LLM_C = (
+    "val loss 5.3\nstep 1/40 | loss 4.1 (+nanz)| norm 1.0 | 100 ms\nstep 2/40 | loss 4.0 (+0.1z)| norm 1.0\n"
+    "val loss 4.9\nstep 3/40 | loss 3.9\nval loss 4.8\n"
+)
+AFTER = "".join(
+    f"=== evaluation after {n} samples ===\n  perplexity 12.3\n  loss: {9 - n / 1024}\n" for n in (1024, 2048)
+)
+
+FORMS = [
+    ("{'loss': 1.5, 'epoch': 0.5}\n{'eval_loss': 1.0, 'eval_runtime': 1.0, 'epoch': 1.0}\n", [(1, 1.0)]),
+    ('{"step": 8, "train_loss": 1.0}\n{"step": 8, "val_loss": 1.2}\n{"step": 16, "val_loss": 1.1}\n',
+     [(8, 1.2), (16, 1.1)]),
+    ("step,train_loss,val_loss\n1,0.9,\n2,0.8,0.95\n4,0.7,0.85\n", [(2, 0.95), (4, 0.85)]),
+    ("11/22/2026 10:00:00 - epoch 0: perplexity: 12.1 eval_loss: 2.5\nx epoch 1: perplexity: 9 eval_loss: 2.2\n",
+     [(1, 2.5), (2, 2.2)]),
+    ("[rank0]: step=10 eval_loss=0.8\n[rank1]: step=10 eval_loss=0.8\n[rank0]: step=20 eval_loss=0.7\n",
+     [(10, 0.8), (20, 0.7)]),
+    ("step 0: train loss 4.2, val loss 4.3\niter 0: loss 4.1, time 1ms\nstep 20: train loss 3.2, val loss 3.3\n",
+     [(0, 4.3), (20, 3.3)]),
+    ("Epoch: 1, Training Loss: 0.9, Validation Loss: 0.43\nEpoch: 2, Training Loss: 0.8, Validation Loss: 0.42\n",
+     [(1, 0.43), (2, 0.42)]),
+    ("step 40 best val loss 0.1 val loss 0.9\nstep 80 best val loss 0.1 val loss 0.8\n", [(40, 0.9), (80, 0.8)]),
+    (KERAS, [(1, 0.8), (2, 0.7), (3, 0.6)]),
+    (BAR, [(1, 1.0), (2, 0.8)]),
+    (LLM_C, [(0, 5.3), (2, 4.9), (3, 4.8)]),
+    (AFTER, [(1024, 8.0), (2048, 7.0)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "evals"), FORMS)
+def test_the_guess_reads_the_evals_and_nothing_else(log: str, evals: list[tuple[float, float]]) -> None:
+    found = guess(log.encode())
+    assert found is not None
+    assert [(e.samples, e.loss) for e in found.run.evals] == evals, found.settings
+
+
+def test_an_accuracy_is_a_measure_that_rises() -> None:
+    found = guess(b"epoch 1 test accuracy 0.81\nepoch 2 test accuracy 0.85\n")
+    assert found is not None
+    assert found.rising
+    assert [round(e.loss, 2) for e in found.run.evals] == [0.81, 0.85]
+
+
+@pytest.mark.parametrize("log", [b"", b"hello\nworld\n", b"\xff\xfe\x00" * 50, b"loss\nstep\n"])
+def test_a_log_without_a_measure_gives_no_guess(log: bytes) -> None:
+    assert guess(log) is None
+
+
+def test_a_training_loss_alone_is_told_apart_from_an_eval() -> None:
+    found = guess(b"step 1 train_loss 0.9\nstep 2 train_loss 0.8\n")
+    assert found is not None
+    assert not found.is_eval
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=2000))
+def test_any_bytes_end_in_a_guess_or_none(log: bytes) -> None:
+    guess(log)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0.001, 99)), min_size=1, max_size=8,
+                unique_by=lambda point: point[0]),
+       st.sampled_from(["step {} | val loss {}", "eval_loss={1} at iteration {0}",
+                        "[7] epoch {}: dev nll = {}"]))  # fmt: skip
+def test_what_a_script_prints_comes_back(points: list[tuple[int, float]], form: str) -> None:
+    points.sort()
+    found = guess("".join(form.format(n, f"{loss:.4f}") + "\n" for n, loss in points).encode())
+    assert found is not None
+    assert [(e.samples, e.loss) for e in found.run.evals] == [(n, float(f"{loss:.4f}")) for n, loss in points]
+
+
+@pytest.mark.parametrize("line", ["a " * 500, "a" * 1000, "loss " + " " * 990, "loss " + "1" * 990, "loss: 1 " * 120])
+def test_no_line_takes_long(line: str) -> None:
+    begin = time.thread_time()
+    losses(line), positions(line)
+    assert time.thread_time() - begin < 5, "milliseconds, and no power of the line's length"
+
+
+class TestSettings:
+    """What a script's way of counting needs of the readers."""
+
+    def test_progress_stands_on_a_line_of_its_own(self) -> None:
+        reader = make_reader("regex", eval=r"val (?P<loss>\S+)", progress=r"epoch (?P<epoch>\d+)", samples_per_epoch=9)
+        reader.feed(b"val 3\nepoch 1\nval 2\nepoch 2\nval 1\n")
+        assert [(e.samples, e.loss) for e in reader.run().evals] == [(0, 3), (9, 2), (18, 1)]
+
+    def test_epochs_that_are_called_zero(self) -> None:
+        text = reader_of(b"epoch 0 val 3\nepoch 1 val 2\n", "regex", eval=r"epoch (?P<epoch>\d+) val (?P<loss>\S+)")
+        rows = b"".join(json.dumps({"epoch": n, "eval_loss": 3 - n}).encode() + b"\n" for n in (0, 1))
+        assert text == reader_of(rows, "jsonl") == [(1, 3), (2, 2)]
+
+    def test_a_bar_that_shows_the_last_eval_again(self) -> None:
+        log = b"at 1 val 3\rat 2 val 3\rat 2 val 2.5\rat 3 val 2.5\n"
+        assert reader_of(log, "regex", repeated=True, from_zero=False, eval=r"at (?P<step>\d+) val (?P<loss>\S+)") == [
+            (1, 3), (2, 2.5)
+        ]  # fmt: skip
+
+    def test_colours_of_a_terminal_are_not_read(self) -> None:
+        log = b"\x1b[1mstep\x1b[0m 1 \x1b[32mval\x1b[0m 3\n"
+        assert reader_of(log, "regex", from_zero=False, eval=r"step (?P<step>\d+) val (?P<loss>\S+)") == [(1, 3)]
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"from_zero": 1}, "must be true or false"),
+            ({"progress": "x"}, "needs the named group samples, step or epoch"),
+        ],
+    )
+    def test_wrong_ones_are_named(self, more: dict[str, object], words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            make_reader("regex", eval=r"(?P<step>\d+) (?P<loss>\S+)", **more)
+
+
+def reader_of(log: bytes, kind: str, *, from_zero: bool = True, **more: object) -> list[tuple[float, float]]:
+    reader = make_reader(kind, from_zero=from_zero, **more)
+    reader.feed(log)
+    return [(e.samples, e.loss) for e in reader.run().evals]
