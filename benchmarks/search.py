@@ -26,7 +26,7 @@ from benchmarks.laboratory.summary import Record, calibration, table
 from lora_tune.base.errors import InputError
 from lora_tune.commands.options import guarded
 
-DEFAULT_METHODS = "ours,tpe,tpe+median,tpe+hyperband,gp,cmaes,random,random+asha,first eval; then top k"
+DEFAULT_METHODS = "ours,as published,two stages,tpe+median,tpe+median; narrow"
 
 
 @click.command()
@@ -34,19 +34,19 @@ DEFAULT_METHODS = "ours,tpe,tpe+median,tpe+hyperband,gp,cmaes,random,random+asha
 @click.option("--methods", default=DEFAULT_METHODS, help="methods, separated by commas (; for a comma in a name)")
 @click.option("--repeats", default=30, type=click.IntRange(1), help="sites, one a repeat")
 @click.option("--nodes", default="1", help="trials at one time, separated by commas")
-@click.option("--budgets", default="5,10,20,40", help="node-hours at which regret is reported; the last ends a run")
+@click.option("--budgets", default="1,2,5,10,20", help="node-hours at which regret is reported; the last ends a run")
 @click.option(
     "--output", default="bench.jsonl", type=click.Path(path_type=Path), help="results, one JSON object a line"
 )
 @guarded
 def main(studies: str, methods: str, repeats: int, nodes: str, budgets: str, output: Path) -> None:
     """Compare search methods by the regret of what they recommend against node-hours spent."""
-    from benchmarks.laboratory.problems import PROBLEMS
+    from benchmarks.laboratory.catalogue import CATALOGUE
 
     makers = all_methods()
     names = [m.replace(";", ",").strip() for m in methods.split(",")]
     limits = _numbers(budgets, "--budgets")
-    for name, known, option in [(s, PROBLEMS, "--study") for s in studies.split(",")] + [
+    for name, known, option in [(s, CATALOGUE, "--study") for s in studies.split(",")] + [
         (m, makers, "--methods") for m in names
     ]:
         if name not in known:
@@ -66,9 +66,9 @@ def main(studies: str, methods: str, repeats: int, nodes: str, budgets: str, out
 
 def all_methods() -> dict[str, Callable[[Any, int], Any]]:
     """Every method by name; those of other libraries import them when they are made."""
-    from benchmarks.laboratory import optuna_methods, ours, peers
+    from benchmarks.laboratory import expert, optuna_methods, ours, peers
 
-    return {**ours.METHODS, **optuna_methods.METHODS, **peers.METHODS}
+    return {**ours.METHODS, **expert.METHODS, **optuna_methods.METHODS, **peers.METHODS}
 
 
 def _numbers(text: str, option: str) -> list[float]:
@@ -85,9 +85,9 @@ def _key(record: Record) -> tuple[str, str, int, int, float]:
 @cache
 def _site(study: str, repeat: int) -> Any:
     """The problem of a repeat; its best score is searched once for all methods."""
-    from benchmarks.laboratory.problems import PROBLEMS
+    from benchmarks.laboratory.catalogue import CATALOGUE
 
-    return PROBLEMS[study](repeat)
+    return CATALOGUE[study](repeat)
 
 
 def _run(maker: Callable[[Any, int], Any], key: tuple[str, str, int, int, float]) -> Record:

@@ -1,4 +1,7 @@
-"""Ours and Optuna's own samplers and pruners, through Optuna's public ask and tell."""
+"""Optuna's own samplers and pruners, through its public ask and tell, as somebody who knows their machine uses them.
+
+Every method measures first what the user has before any search (``Problem.start``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
@@ -15,25 +19,32 @@ from benchmarks.laboratory.arena import Ask, Result
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
 
-PENALTY_FACTOR = 2.0
-"""A failed run's value, in trial time limits, for samplers that cannot use pruned trials."""
+NARROW = 2.0
+"""Factor around the start to which somebody who trusts it narrows each number's range."""
 
 
 class OptunaMethod:
     """A sampler and a pruner; failures as in the product (PRUNED, a violated constraint for out of memory).
 
-    penalised: tell failures as COMPLETE with a large value instead, for samplers that ignore pruned trials.
+    penalised: tell failures as COMPLETE with the worst time so far, as users of samplers that ignore pruned trials do
+    (the trial's time limit while there is none: a fixed large value would flatten everything else).
+    distributions: the ranges to search instead of the problem's. start: measure the problem's start first.
     """
 
     def __init__(
-        self, problem: Problem, sampler: BaseSampler, pruner: BasePruner | None = None, *, penalised: bool = False
-    ) -> None:
+        self, problem: Problem, sampler: BaseSampler, pruner: BasePruner | None = None, *, penalised: bool = False,
+        distributions: Mapping[str, BaseDistribution] | None = None, start: bool = True,
+    ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._problem, self._penalised = problem, penalised
+        self._distributions = dict(distributions or problem.distributions)
         self._study = optuna.create_study(sampler=sampler, pruner=pruner or NopPruner())
+        self._worst = -math.inf
+        if start and problem.start is not None:
+            self._study.enqueue_trial(dict(problem.start))
 
     def ask(self) -> Ask:
-        trial = self._study.ask(self._problem.distributions)
+        trial = self._study.ask(self._distributions)
         return Ask(trial, dict(trial.params))
 
     def report(self, trial: optuna.Trial, samples: float, loss: float, second: float, timing: Timing) -> bool:
@@ -42,9 +53,11 @@ class OptunaMethod:
 
     def tell(self, trial: optuna.Trial, result: Result) -> None:
         if math.isfinite(result.score):
+            self._worst = max(self._worst, result.score)
             self._study.tell(trial, result.score)
         elif self._penalised:
-            self._study.tell(trial, PENALTY_FACTOR * 60 * self._problem.trial_minutes)
+            limit = 60 * self._problem.trial_minutes
+            self._study.tell(trial, self._worst if math.isfinite(self._worst) else limit)
         else:
             if result.verdict == "infeasible":
                 trial.set_constraint("feasible", 1.0)
@@ -60,9 +73,29 @@ def tpe(seed: int) -> BaseSampler:
     return TPESampler(seed=seed, constant_liar=True)
 
 
+def narrowed(problem: Problem) -> dict[str, BaseDistribution]:
+    """The problem's ranges within a factor of ``NARROW`` around its start; categories stay."""
+    start = problem.start
+    if start is None:
+        return problem.distributions
+    return {name: _narrow(found, start[name]) for name, found in problem.distributions.items()}
+
+
+def _narrow(found: BaseDistribution, value: Any) -> BaseDistribution:
+    if isinstance(found, FloatDistribution):
+        low, high = max(found.low, value / NARROW), min(found.high, value * NARROW)
+        return FloatDistribution(low, high, log=found.log) if high > low else found
+    if isinstance(found, IntDistribution):
+        low, high = max(found.low, int(value / NARROW)), min(found.high, int(value * NARROW))
+        return IntDistribution(low, high, log=found.log) if high > low else found
+    return found
+
+
 METHODS: dict[str, Callable[[Problem, int], OptunaMethod]] = {
     "tpe": lambda p, seed: OptunaMethod(p, tpe(seed)),
     "tpe+median": lambda p, seed: OptunaMethod(p, tpe(seed), MedianPruner()),
+    "tpe+median, narrow": lambda p, seed: OptunaMethod(p, tpe(seed), MedianPruner(), distributions=narrowed(p)),
+    "tpe+median, no start": lambda p, seed: OptunaMethod(p, tpe(seed), MedianPruner(), start=False),
     "tpe+hyperband": lambda p, seed: OptunaMethod(
         p, tpe(seed), HyperbandPruner(min_resource=p.rungs[0], max_resource=p.rungs[1], reduction_factor=3)
     ),

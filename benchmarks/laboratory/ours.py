@@ -22,6 +22,7 @@ from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
+from lora_tune.search.tpe import WindowedTPESampler
 
 
 class GreyBox:
@@ -48,6 +49,8 @@ class GreyBox:
             fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
         )  # fmt: skip
         self._study = optuna.create_study(sampler=self._sampler)
+        if problem.start is not None:
+            self._study.enqueue_trial(dict(problem.start), user_attrs={"why": "what was there before", "kind": "full"})
         self._evals: dict[int, list[Eval]] = {}
         self._stopped: dict[int, str] = {}
         self._stopper = Stopper(problem, published=bool(prior))
@@ -88,6 +91,29 @@ class GreyBox:
         return dict(found.values)
 
 
+class Luckiest(GreyBox):
+    """The same search, judged by its fastest single run."""
+
+    def recommend(self) -> Mapping[str, Any] | None:
+        done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return min(done, key=lambda t: float(t.value or np.inf)).params if done else None
+
+
+class ProductTpe(Luckiest):
+    """The product's TPE with the product's own stopping, as a study without ``search.sampler`` gets it."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        super().__init__(problem, seed)
+        sampler = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
+        self._study = optuna.create_study(sampler=sampler)
+        if problem.start is not None:
+            self._study.enqueue_trial(dict(problem.start))
+
+    def ask(self) -> Ask:
+        trial = self._study.ask(self._problem.distributions)
+        return Ask(trial, dict(trial.params))
+
+
 def published(problem: Problem) -> tuple[Observation, ...]:
     """The published results where they are about this problem, as a study's ``curves`` says in the product."""
     return llama2_70b_lora() if problem.published else ()
@@ -101,6 +127,8 @@ def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
 METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
     "ours": lambda p, seed: GreyBox(p, seed, prior=published(p)),
     "ours, no prior": lambda p, seed: GreyBox(p, seed),
+    "ours, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),
+    "default": ProductTpe,
     "ours, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
     "ours, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
     "ours, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),

@@ -1,7 +1,7 @@
 """Search libraries other than Optuna, through their own public interfaces; installed with the ``lab`` extra.
 
-Each is used as its documentation advises for an expensive, noisy objective that can fail: failures are told as a cost
-of twice the trial's time limit where a library knows no failed trials, schedulers compare losses at equal seconds.
+Each is used as its documentation advises for an expensive, noisy objective that can fail: failures are told as the
+worst time so far where a library knows no failed trials, schedulers compare losses at equal seconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
 from lora_tune.search.grey_box.features import from_unit
 
-PENALTY_FACTOR = 2.0
-"""Cost of a failed run, in trial time limits."""
 STARTS = 20
 """Space-filling trials first: by default Ax takes five, which all fail in the wide ranges."""
 
@@ -37,6 +35,7 @@ class _Best:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._lowest: tuple[float, Mapping[str, Any] | None] = (math.inf, None)
+        self._worst = -math.inf
 
     def recommend(self) -> Mapping[str, Any] | None:
         return self._lowest[1]
@@ -45,8 +44,10 @@ class _Best:
         """The cost to tell the library."""
         if result.score < self._lowest[0]:
             self._lowest = (result.score, tuned)
-        limit = PENALTY_FACTOR * 60 * self._problem.trial_minutes
-        return result.score if math.isfinite(result.score) else limit
+        if math.isfinite(result.score):
+            self._worst = max(self._worst, result.score)
+            return result.score
+        return self._worst if math.isfinite(self._worst) else 60 * self._problem.trial_minutes
 
 
 class SyneTune(_Best):

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from lora_tune.config.space import Space
 from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
@@ -32,7 +32,9 @@ class Problem:
 
     trial_minutes: the time limit that every method's runs are held to. interval: samples between evals; None: the
     closed division's schedule, and the published Llama-2-70B results are about this problem. rungs: samples of half a
-    good run and of two, between which successive halving compares.
+    good run and of two, between which successive halving compares. start: where the user stands before any search, the
+    published entry or the script's own defaults; every method measures it first. joint: every parameter may drive
+    speed and convergence, so that the best point is searched over all of them at once.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Problem:
     trial_minutes: float = 60.0
     interval: float | None = None
     rungs: tuple[int, int] = (1536, 6144)
+    start: Values | None = None
+    joint: bool = False
     _scores: dict[tuple[Any, ...], float] = field(default_factory=dict)
     _exact: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
@@ -99,8 +103,19 @@ class Problem:
 
     @cached_property
     def best(self) -> float:
-        """The lowest expected score of the space: hyperparameters by random and local search for each batch size on its
-        best layout so far, then every layout at those, twice over."""
+        """The lowest expected score of the space, by random and local search."""
+        return self._best_jointly() if self.joint else self._best_by_batch()
+
+    def _best_jointly(self) -> float:
+        rng = np.random.default_rng(5)
+        names = tuple(self.distributions)
+        tries = [self._random(rng, names) for _ in range(1500)]
+        for point in sorted([*tries, *([dict(self.start)] if self.start else [])], key=self.score)[:4]:
+            self._descend(point, {}, rng)
+        return min(self._scores.values())
+
+    def _best_by_batch(self) -> float:
+        """Hyperparameters for each batch size on its best layout so far, then every layout at those, twice over."""
         rng = np.random.default_rng(5)
         c = self.coordinates
         names = c.convergence_names
@@ -133,8 +148,13 @@ class Problem:
 
     def _near(self, point: Mapping[str, Any], width: float, rng: np.random.Generator) -> dict[str, Any]:
         """A point beside ``point``: sd ``width`` of the half range along each of its parameters."""
-        spread = self.distributions
-        return {n: from_unit(spread[n], unit(spread[n], v) + float(rng.normal(0, width))) for n, v in point.items()}
+        return {n: self._moved(n, v, width, rng) for n, v in point.items()}
+
+    def _moved(self, name: str, value: Any, width: float, rng: np.random.Generator) -> Any:
+        spread = self.distributions[name]
+        if isinstance(spread, CategoricalDistribution):
+            return from_unit(spread, float(rng.uniform(-1, 1))) if rng.random() < width else value
+        return from_unit(spread, unit(spread, value) + float(rng.normal(0, width)))
 
     def single_run_factor(self, tuned: Values, samples: float) -> float:
         """What RCP normalisation makes of one run that stopped after ``samples``, where the score is normalised."""

@@ -15,7 +15,7 @@ from lora_tune.simulation.h100 import sixty_four_nodes, time_to_target
 from lora_tune.simulation.tabular import TabularSurface
 
 
-def _hyperparameters() -> dict[str, Parameter]:
+def hyperparameters() -> dict[str, Parameter]:
     """Ranges in which most configurations fail: what somebody without experience would give."""
     return {
         "LR": FloatParameter(type="float", low=1e-5, high=1e-2, log=True),
@@ -24,14 +24,18 @@ def _hyperparameters() -> dict[str, Parameter]:
     }
 
 
-def _h100_layouts() -> LayoutParameter:
+def h100_layouts() -> LayoutParameter:
     return LayoutParameter(type="layout", tp=(1, 2, 4, 8), pp=(1, 2, 4), cp=(1, 2, 4, 8), mbs=(1, 2), gbs=(8, 16, 32))
+
+
+PUBLISHED_H100 = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "layout": "tp4 pp1 cp1 minibs4 mbs1"}
+"""The best public entry on one node of eight H100, as the shipped study enqueues it."""
 
 
 def h100_wide(variant: int) -> Problem:
     """8x H100, 113 layouts, wide ranges, MLPerf's score."""
-    space = Space({**_hyperparameters(), "layout": _h100_layouts()}, nodes=1, gpus_per_node=8)
-    return Problem("h100", h100.variant(variant), space)
+    space = Space({**hyperparameters(), "layout": h100_layouts()}, nodes=1, gpus_per_node=8)
+    return Problem("h100", h100.variant(variant), space, start=PUBLISHED_H100)
 
 
 def h100_expert(variant: int) -> Problem:
@@ -46,27 +50,29 @@ def h100_expert(variant: int) -> Problem:
         nodes=1,
         gpus_per_node=8,
     )
-    return Problem("h100_expert", h100.variant(variant), space)
+    return Problem("h100_expert", h100.variant(variant), space, start=PUBLISHED_H100)
 
 
 def h100_time(variant: int) -> Problem:
     """The same, by plain time to target."""
-    space = Space({**_hyperparameters(), "layout": _h100_layouts()}, nodes=1, gpus_per_node=8)
-    return Problem("h100_time", time_to_target.variant(variant), space)
+    space = Space({**hyperparameters(), "layout": h100_layouts()}, nodes=1, gpus_per_node=8)
+    return Problem("h100_time", time_to_target.variant(variant), space, start=PUBLISHED_H100)
 
 
 def h100x64(variant: int) -> Problem:
     """64 nodes of 8x H100 for every trial."""
     layouts = LayoutParameter(type="layout", tp=(1, 2, 4, 8), pp=(1, 2), cp=(1, 2, 4, 8), mbs=(1,), gbs=(64, 128))
-    space = Space({**_hyperparameters(), "layout": layouts}, nodes=64, gpus_per_node=8)
-    return Problem("h100x64", sixty_four_nodes.variant(variant), space, nodes=64, trial_minutes=20)
+    space = Space({**hyperparameters(), "layout": layouts}, nodes=64, gpus_per_node=8)
+    start = {"LR": 5e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "layout": "tp4 pp1 cp2 minibs1 mbs1"}
+    return Problem("h100x64", sixty_four_nodes.variant(variant), space, nodes=64, trial_minutes=20, start=start)
 
 
 def gb200(variant: int) -> Problem:
     """72 GB200 in 18 nodes for every trial."""
     layouts = LayoutParameter(type="layout", tp=(1, 2, 4), pp=(1, 2), cp=(1, 2, 4, 8), mbs=(1,), gbs=(9, 18, 36, 72))
-    space = Space({**_hyperparameters(), "layout": layouts}, nodes=18, gpus_per_node=4)
-    return Problem("gb200x72", gb200x72.variant(variant), space, nodes=18, trial_minutes=20)
+    space = Space({**hyperparameters(), "layout": layouts}, nodes=18, gpus_per_node=4)
+    start = {"LR": 5e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "layout": "tp1 pp1 cp8 minibs1 mbs1"}
+    return Problem("gb200x72", gb200x72.variant(variant), space, nodes=18, trial_minutes=20, start=start)
 
 
 def lora_tiny(variant: int) -> Problem:
