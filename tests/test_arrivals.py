@@ -96,6 +96,7 @@ def test_a_trial_that_nobody_saw_at_all_did_not_take_no_time(tmp_path: Path) -> 
     followed = follow(log, clock, begun=BEGAN)
     followed.poll(clock.now)
     assert followed.run().evals[-1].seconds == pytest.approx(270, abs=15)
+    assert followed.read_at_once(followed.run(), 270.0) == pytest.approx(9000), "nobody looked before"
 
 
 @pytest.mark.parametrize("frozen", [15.0, 60.0])
@@ -128,6 +129,24 @@ def test_what_is_read_as_it_comes_is_no_estimate(tmp_path: Path) -> None:
         followed.poll(clock.now)
     assert followed.guessed_seconds == 0
     assert followed.estimated_seconds(followed.run(), 30.0) == 0
+
+
+def test_a_short_run_between_two_looks_took_time(tmp_path: Path) -> None:
+    """A busy driver looked every 1.5 s: a run of one second began and ended in between."""
+    log, clock = tmp_path / "job.log", Clock()
+    followed = follow(log, clock)
+    followed.poll(clock.now)
+    append(log, lines(1, 11), clock.now + 1.2)
+    clock.now += 1.5
+    followed.poll(clock.now)
+    run = followed.run()
+    assert run.evals[-1].seconds == pytest.approx(1.1, abs=0.05), "11 lines in the 1.2 s up to the file's last write"
+    assert followed.read_at_once(run, run.evals[-1].seconds) == pytest.approx(1.5)
+    assert followed.guessed_seconds == 0, "it is no less exact than the looks are"
+    clock.now += 1.5
+    append(log, lines(12, 12), clock.now)
+    followed.poll(clock.now)
+    assert followed.read_at_once(followed.run(), followed.run().evals[-1].seconds) is None
 
 
 def test_a_log_that_states_its_seconds_needs_no_estimate(tmp_path: Path) -> None:

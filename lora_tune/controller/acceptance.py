@@ -8,7 +8,7 @@ loss can be.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from lora_tune.base.identity import ATTEMPT_KEY
@@ -48,9 +48,20 @@ OWN_CLOCK = "clock"
 
 
 def why_untrue(
-    study: Study, trial: Trial, attempt: Attempt, status: JobStatus, run: RunLog, *, stamped: bool
+    study: Study,
+    trial: Trial,
+    attempt: Attempt,
+    status: JobStatus,
+    run: RunLog,
+    *,
+    stamped: bool,
+    read_at_once: Callable[[float], float | None] = lambda _: None,
 ) -> Diagnosis | None:
-    """Why the result of a job that is over cannot be true, or None. stamped: its log has time stamps of its own."""
+    """Why the result of a job that is over cannot be true, or None.
+
+    stamped: its log has time stamps of its own. read_at_once: for a log without, how long nobody had looked when the
+    run's first so many seconds were read at one look; None where they were read at several.
+    """
     return (
         _other_attempt(attempt, run)
         or _other_values(trial, run)
@@ -58,7 +69,7 @@ def why_untrue(
         or _no_training(study, trial, run)
         or _lost_evals(study, run)
         or impossible_times(run, status, stamped=stamped)
-        or _no_time(study, trial, run)
+        or _no_time(study, trial, status, run, read_at_once)
     )
 
 
@@ -106,14 +117,21 @@ def _backwards(points: list[Eval | TrainPoint]) -> tuple[Eval | TrainPoint, Eval
     return None
 
 
-def _no_time(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
-    """A target that was reached in no time: all lines came at once, and have no time stamps."""
+def _no_time(
+    study: Study, trial: Trial, status: JobStatus, run: RunLog, read_at_once: Callable[[float], float | None]
+) -> Diagnosis | None:
+    """A target whose time nobody knows: all lines came at once, though the job was watched, and have no time stamps."""
     stop = _stop(study, trial, run)
-    if stop is None or not stop.seconds <= 0:
+    if stop is None:
         return None
+    unseen = read_at_once(stop.seconds)
+    outlived = unseen is not None and status.seconds is not None and status.seconds > unseen + LIFE_SECONDS
+    if stop.seconds > 0 and not outlived:
+        return None
+    after = f", though its job ran for {status.seconds:.0f} s" if outlived else ""
     return Diagnosis(
         FailureKind.CONFIGURATION,
-        f"the log has the target {stop.seconds:.1f} s after its run began",
+        f"the log has the target {stop.seconds:.1f} s after its run began{after}",
         "its lines came all at once and have no time stamps: flush the output after each line (python -u), or print "
         "the seconds",
     )

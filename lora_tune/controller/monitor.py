@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -188,8 +189,12 @@ class JobMonitor:
         if incomplete := log.incomplete():
             remedy = "somebody changed it, and what it does not show is unknown; the trial is run again"
             return Diagnosis(FailureKind.INFRASTRUCTURE, incomplete, remedy)
-        checks = (why_untrue(self._study, trial, attempt, status, r, stamped=log.stamped) for r in runs)
-        return next((untrue for untrue in checks if untrue is not None), None)
+        for run in runs:
+            at_once = functools.partial(log.read_at_once, run)
+            untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)
+            if untrue is not None:
+                return untrue
+        return None
 
     def _found(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
         """Why the attempt failed, if it did."""

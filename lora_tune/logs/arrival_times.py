@@ -17,7 +17,10 @@ GUESSES = 1000
 """Pieces, at line ends, into which bytes are cut that arrived while nobody looked."""
 
 LOOK_SECONDS = 2.0
-"""A log that nobody looked at for so long is timed by an estimate."""
+"""A log that nobody looked at for so long is timed by an estimate, and marked."""
+
+SPREAD_SECONDS = 0.2
+"""What came in a longer time between two looks is spread over it: a short run may begin and end between them."""
 
 
 class Arrival(NamedTuple):
@@ -28,14 +31,23 @@ class Arrival(NamedTuple):
     estimated: bool = False
 
 
+class _Read(NamedTuple):
+    """What one look brought: when it was, how long nobody had looked before, its first and its last line's times."""
+
+    looked_at: float
+    unseen: float
+    first: float
+    last: float
+
+
 class Arrivals:
     """The times of one log's bytes, from its first.
 
     log: the file, ``kept``: where its times are kept, one ``END MILLISECONDS`` a line: what lies before byte END and
     behind the END before it arrived then. begun: epoch seconds when the job started, for an attempt of an earlier
-    driver, else None. What came while nobody looked, no driver or one that stood still, is spread evenly over that
-    time, byte by byte, up to the file's last write: an estimate, marked by an ``e`` behind its line, whose length is
-    ``guessed_seconds``.
+    driver, else None. What came while nobody looked is spread evenly over that time, byte by byte, up to the file's
+    last write. Where no driver looked for ``LOOK_SECONDS``, or one that stood still, that is an estimate, marked by an
+    ``e`` behind its line, whose length is ``guessed_seconds``.
     """
 
     def __init__(self, log: Path, kept: Path, begun: float | None, clock: Callable[[], float]) -> None:
@@ -43,7 +55,9 @@ class Arrivals:
         self._offset = 0
         self._at = 0.0
         self._known = _read(kept)
-        self._gap_end, self._gap_from, self._gap_rate = 0, 0.0, 0.0
+        self._gap_end, self._gap_from, self._gap_rate, self._gap_marked = 0, 0.0, 0.0, False
+        self._unseen = 0.0  # seconds in which nobody looked before the last look, or before the first byte was read
+        self._reads: list[_Read] = []
         self.guessed_seconds = 0.0
         self._begun = self._looked_at = clock() if begun is None else begun
         if begun is not None:
@@ -60,24 +74,29 @@ class Arrivals:
             self._known, seen = [], 0
             with contextlib.suppress(OSError):
                 self._kept.unlink()
-        self._spread(seen, self._known[-1].at if self._known else self._begun)
+        left_at = self._known[-1].at if self._known else self._begun
+        self._spread(seen, left_at, marked=True)
         self._looked_at = self._clock()
+        self._unseen = self._looked_at - left_at
 
     def look(self) -> None:
         """The log is about to be read: what is new in it came since the last call."""
         before, self._looked_at = self._looked_at, self._clock()
-        if self._looked_at - before > LOOK_SECONDS:
-            self._spread(self._offset, before)
+        passed = self._looked_at - before
+        self._unseen = max(passed, self._unseen if self._offset == 0 else 0.0)
+        if passed > SPREAD_SECONDS:
+            self._spread(self._offset, before, marked=passed > LOOK_SECONDS)
 
-    def _spread(self, seen: int, at: float) -> None:
-        """What lies behind byte ``seen`` came between ``at`` and the file's last write."""
+    def _spread(self, seen: int, at: float, *, marked: bool) -> None:
+        """What lies behind byte ``seen`` came between ``at`` and the file's last write; ``marked`` as an estimate."""
         try:
             status = self._log.stat()
         except OSError:
             return
         if status.st_size > seen:
             guessed = max(0.0, min(self._clock(), status.st_mtime) - at)
-            self.guessed_seconds += guessed
+            self.guessed_seconds += guessed if marked else 0.0
+            self._gap_marked = marked
             self._gap_rate = guessed / (status.st_size - seen)
             self._gap_end, self._gap_from = status.st_size, at - seen * self._gap_rate
 
@@ -94,6 +113,14 @@ class Arrivals:
             before = row.at
         return found
 
+    def at_once(self, begin: float, end: float) -> float | None:
+        """How long nobody had looked when all from ``begin`` to ``end``, epoch seconds, was read at one look.
+
+        None where it was read at several looks, or by an earlier driver.
+        """
+        reads = (read for read in self._reads if read.first <= begin and end <= read.last)
+        return next((read.unseen for read in reads), None)
+
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """The log's next bytes, cut where they arrived at different times; :meth:`now` tells of each."""
         begin, self._offset = self._offset, self._offset + len(chunk)
@@ -107,7 +134,7 @@ class Arrivals:
             at = until
         if at < min(self._gap_end, self._offset):
             for end in self._cuts(chunk, begin, at):
-                self._arrived(end, self._gap_from + end * self._gap_rate, estimated=True)
+                self._arrived(end, self._gap_from + end * self._gap_rate, estimated=self._gap_marked)
                 yield chunk[at - begin : end - begin]
                 at = end
         if at < self._offset:
@@ -124,6 +151,10 @@ class Arrivals:
 
     def _arrived(self, end: int, at: float, *, estimated: bool = False) -> None:
         self._at = int(at * 1000) / 1000  # as it is read again
+        if self._reads and self._reads[-1].looked_at == self._looked_at:
+            self._reads[-1] = self._reads[-1]._replace(last=self._at)
+        else:
+            self._reads.append(_Read(self._looked_at, self._unseen, self._at, self._at))
         self._known.append(Arrival(end, self._at, estimated))
         # A full disk costs the times of a later restart, and nothing now.
         with contextlib.suppress(OSError), self._kept.open("a", encoding="ascii") as file:

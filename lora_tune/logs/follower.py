@@ -111,6 +111,18 @@ class LogFollower:
         begin = run.run_start_ms / 1000
         return reader.arrivals.estimated(begin, begin + seconds)
 
+    def read_at_once(self, run: RunLog, seconds: float) -> float | None:
+        """How long nobody had looked when the first ``seconds`` of ``run`` were read at one look.
+
+        None where they were read at several looks, or where the log states its times.
+        """
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        if reader.arrivals is None or reader.states_seconds or run.run_start_ms is None:
+            return None
+        begin = run.run_start_ms / 1000
+        return reader.arrivals.at_once(begin, begin + seconds)
+
     def poll(self, now: float, *, drain: bool = False) -> None:
         """Read what is new; with ``drain`` everything there is, for a job that has ended."""
         self.unreadable = ""

@@ -219,6 +219,19 @@ def test_a_target_reached_in_no_time_was_not_timed() -> None:
     assert kind(run_of(0.92, first=0.0), stamped=False) is FailureKind.CONFIGURATION
 
 
+@pytest.mark.parametrize(("unseen", "believed"), [(None, True), (58.5, True), (0.6, False)])
+def test_a_run_whose_lines_came_all_at_once_was_not_timed(unseen: float | None, believed: bool) -> None:
+    """Buffered output of a minute says nothing; that of a minute in which nobody looked is an estimate."""
+    minute = replace(ENDED, seconds=60.0)
+    found = why_untrue(
+        STUDY_OF, TRIAL, ATTEMPT, minute, run_of(0.92, first=0.5), stamped=False, read_at_once=lambda _: unseen
+    )
+    assert (found is None) is believed
+    if found is not None:
+        assert found.line == "the log has the target 0.5 s after its run began, though its job ran for 60 s"
+        assert "python -u" in found.remedy
+
+
 def test_a_step_of_the_host_clock_that_no_line_shows_is_known_from_the_runner() -> None:
     set_back = replace(ENDED, clock_steps=(-60.0,))
     assert kind(run_of(0.95, 0.92), set_back) is FailureKind.CLOCK

@@ -1,6 +1,6 @@
 """A pack for tests: runs each requested trial's own command as a process, with the files of a real pack.
 
-``python -m tests.launchers.pack_program FOLDER [--idle S]``.
+``python pack_program.py FOLDER [--idle S]``.
 """
 
 from __future__ import annotations

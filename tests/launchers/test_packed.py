@@ -26,7 +26,7 @@ from tests.cluster import Cluster
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for
 
-PACK = (sys.executable, "-m", "tests.launchers.pack_program")
+PACK = (sys.executable, str(Path(__file__).with_name("pack_program.py")))
 
 
 def shareable(job: Job) -> Job:
