@@ -146,7 +146,7 @@ def test_a_short_run_between_two_looks_took_time(tmp_path: Path) -> None:
     clock.now += 1.5
     append(log, lines(12, 12), clock.now)
     followed.poll(clock.now)
-    assert followed.read_at_once(followed.run(), followed.run().evals[-1].seconds) is None
+    assert followed.read_at_once(run, run.evals[-1].seconds) is None, "what goes on was not held back"
 
 
 def test_a_log_that_states_its_seconds_needs_no_estimate(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def why_untrue(
     """Why the result of a job that is over cannot be true, or None.
 
     stamped: its log has time stamps of its own. read_at_once: for a log without, how long nobody had looked when the
-    run's first so many seconds were read at one look; None where they were read at several.
+    run's first so many seconds came at one look, with the end of the log; None where they came at several.
     """
     return (
         _other_attempt(attempt, run)

@@ -187,8 +187,7 @@ class JobMonitor:
             remedy = "somebody exchanged files of trials; the trial is run again"
             return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
         if incomplete := log.incomplete():
-            remedy = "somebody changed it, and what it does not show is unknown; the trial is run again"
-            return Diagnosis(FailureKind.INFRASTRUCTURE, incomplete, remedy)
+            return _incomplete(incomplete)
         for run in runs:
             at_once = functools.partial(log.read_at_once, run)
             untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)
@@ -203,7 +202,8 @@ class JobMonitor:
             return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
         state, code = status.state.value, status.exit_code
         if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
-            return policy.unread(unmatched)
+            # A log that is gone says nothing about the study's pattern.
+            return _incomplete(incomplete) if (incomplete := log.incomplete()) else policy.unread(unmatched)
         seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
         return policy.found(attempt, status, seen)
 
@@ -245,3 +245,8 @@ class JobMonitor:
             log = LogFollower(job.log, self._jobs.reader(trial, attempt), now, begun=begun)
             self._logs[key] = log
         return self._logs[key]
+
+
+def _incomplete(what: str) -> Diagnosis:
+    remedy = "somebody changed it, and what it does not show is unknown; the trial is run again"
+    return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)

@@ -114,12 +114,12 @@ class Arrivals:
         return found
 
     def at_once(self, begin: float, end: float) -> float | None:
-        """How long nobody had looked when all from ``begin`` to ``end``, epoch seconds, was read at one look.
+        """How long nobody had looked when all from ``begin`` to ``end``, epoch seconds, came with the last of the log.
 
-        None where it was read at several looks, or by an earlier driver.
+        None where it was read at several looks, or by an earlier driver, or where more of the log came later.
         """
-        reads = (read for read in self._reads if read.first <= begin and end <= read.last)
-        return next((read.unseen for read in reads), None)
+        last = self._reads[-1] if self._reads else None
+        return last.unseen if last is not None and last.first <= begin and end <= last.last else None
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """The log's next bytes, cut where they arrived at different times; :meth:`now` tells of each."""

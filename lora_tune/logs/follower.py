@@ -112,9 +112,9 @@ class LogFollower:
         return reader.arrivals.estimated(begin, begin + seconds)
 
     def read_at_once(self, run: RunLog, seconds: float) -> float | None:
-        """How long nobody had looked when the first ``seconds`` of ``run`` were read at one look.
+        """How long nobody had looked when the first ``seconds`` of ``run`` came at one look, with the end of the log.
 
-        None where they were read at several looks, or where the log states its times.
+        None where they came at several looks, where more came later, or where the log states its times.
         """
         reader = self._tail.reader
         assert isinstance(reader, _ReaderAndScanner)

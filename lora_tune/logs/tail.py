@@ -61,8 +61,8 @@ class LogTail:
 
     @property
     def deleted(self) -> bool:
-        """Whether the file that was read is no longer there."""
-        return self._identity is not None and not self.path.exists()
+        """Whether no file is there; asked of a job that is over, which had one, whoever read it then."""
+        return not self.path.exists()
 
     def _read(self, file: int) -> bool:
         status = os.fstat(file)

@@ -95,7 +95,8 @@ class CommandWorkload:
             name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
             argv=self._argv(values),
-            environment=self._environment(values, self._settings.environment),
+            # Lines that lie in a Python program's buffer come late, and are timed by when they come.
+            environment={"PYTHONUNBUFFERED": "1", **self._environment(values, self._settings.environment)},
             secrets={**self._study.site.secrets, **self._settings.secrets},
             cwd=self._cwd,
             log=AttemptPaths(folder).log,
