@@ -120,6 +120,18 @@ def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_c
     assert policy.found(attempt(), cancelled, seen) == seen
 
 
+def test_what_a_cut_log_still_shows_fails_no_trial_for_good() -> None:
+    """The end is missing, where the cause stands: a line of a healthy prolog was left, and was believed."""
+    ended = JobStatus(state=JobState.ENDED, exit_code=1)
+    left = Diagnosis(
+        FailureKind.CONFIGURATION, "nvidia-smi: command not found", "install it", certain=True, specific=True
+    )
+    assert policy.found(attempt(), ended, left) == left
+    cut = policy.found(attempt(), ended, left, log_cut=True)
+    assert (cut.kind, cut.certain, cut.line) == (FailureKind.INFRASTRUCTURE, False, left.line)
+    assert "run again" in cut.remedy
+
+
 def measured(*speeds: float) -> RunLog:
     return replace(run(0.95), throughput=speeds, eval_seconds=(34.5,))
 

@@ -205,7 +205,7 @@ class JobMonitor:
             # A log that is gone says nothing about the study's pattern.
             return _incomplete(incomplete) if (incomplete := log.incomplete()) else policy.unread(unmatched)
         seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
-        return policy.found(attempt, status, seen)
+        return policy.found(attempt, status, seen, log_cut=log.cut)
 
     def _finish(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lora_tune import curves
 from lora_tune.config.study import Study
@@ -283,12 +283,16 @@ def _last_eval(run: RunLog, target: float) -> str:
     return f"eval loss {last.loss:.4f} at {last.samples:g} samples, target {target:g}"
 
 
-def found(attempt: Attempt, status: JobStatus, seen: Diagnosis) -> Diagnosis:
+def found(attempt: Attempt, status: JobStatus, seen: Diagnosis, *, log_cut: bool = False) -> Diagnosis:
     """Why an attempt failed: what its log and the cluster say (``seen``), or why it was given up.
 
     A job that was given up always shows that it was cancelled; only another cause in its log is more telling. What the
-    log names besides is told with it.
+    log names besides is told with it. Of a log that was cut while the job ran (``log_cut``) the end is missing, where
+    the cause stands: what is left is no reason to fail a trial for good.
     """
+    if log_cut and seen.specific and seen.kind in (FailureKind.CONFIGURATION, FailureKind.INFEASIBLE):
+        remedy = "its log was cut or replaced while it ran, so the cause is unknown; the trial is run again"
+        seen = replace(seen, kind=FailureKind.INFRASTRUCTURE, remedy=remedy, certain=False)
     certain, also = attempt.stop is StopKind.UNREAD, seen.line if seen.specific else seen.also
     given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain, also)
     if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT, StopKind.UNREAD):

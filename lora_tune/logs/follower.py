@@ -64,6 +64,11 @@ class LogFollower:
             return "the log was cut or replaced while its job ran: evals that it had shown are gone"
         return ""
 
+    @property
+    def cut(self) -> bool:
+        """Whether the log started over while its job ran: what it still shows of a failure may not be the cause."""
+        return self._tail.restarts > 0
+
     def _reader(self) -> LogReader:
         """A reader of the log from its first byte; times that are kept belong to the file that was there first."""
         reader = self._make_reader()
