@@ -187,7 +187,10 @@ class Room(House):
         if changed := {
             n: (found.get(n), undisturbed[n]) for n in undisturbed if not _same(found.get(n), undisturbed[n])
         }:
-            wrong.append(f"results that differ (ours, undisturbed): {changed}")
+            told = {
+                n: [sweep.trials[n].sentence, *(a.line for a in sweep.attempts_of(n))] for n in changed if n in found
+            }
+            wrong.append(f"results that differ (ours, undisturbed): {changed}; their sentences and failures: {told}")
         return wrong
 
 
