@@ -34,7 +34,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -50,6 +49,7 @@ from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Asked, Session
 from lora_tune.search.trial_storage import TrialStorage
 from lora_tune.store import Changes, Lease, Store, sqlite_url, tune_sqlite
+from lora_tune.store.metrics import TrialMetrics, as_mapping
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.workloads import load as load_workload
 
@@ -98,15 +98,11 @@ def past(
         at = began + 20 * number
         curve = [Eval(s, 0.99 - 0.0002 * k * chance.random() - 0.005 * k, 200.0 * (k + 1)) for k, s in enumerate(STEPS)]
         reached = chance.random() < 0.3
-        facts: dict[str, Any] = {
-            "evals": 8.0,
-            "samples_per_second": 2.1,
-            "last_loss": curve[-1].loss,
-            "node_hours": 0.5,
-        }
-        facts |= {"last_samples": curve[-1].samples, "init_seconds": 120.0, "seconds_per_eval": 34.5}
-        if reached:
-            facts["objective"] = chance.uniform(1500, 2500)
+        metrics = TrialMetrics(
+            evals=8.0, samples_per_second=2.1, last_loss=curve[-1].loss, node_hours=0.5,
+            last_samples=curve[-1].samples, init_seconds=120.0, seconds_per_eval=34.5,
+            objective=chance.uniform(1500, 2500) if reached else None,
+        )  # fmt: skip
         trial = Trial(
             number=number,
             seed=number,
@@ -115,9 +111,9 @@ def past(
             state=TrialState.FINISHED,
             verdict=Verdict.REACHED if reached else Verdict.PRUNED,
             sentence="as it was",
-            seconds=facts.get("objective"),
+            seconds=metrics.objective,
             samples=curve[-1].samples if reached else None,
-            facts=facts,
+            metrics=metrics,
             proposed_at=at,
             finished_at=at + 1800,
             told=True,
@@ -135,9 +131,9 @@ def past(
                 params=tuned,
                 distributions=distributions,
                 state=complete,
-                value=facts.get("objective"),
+                value=metrics.objective,
                 intermediate_values={int(e.samples): e.loss for e in curve},
-                user_attrs={**facts, "verdict": str(trial.verdict)},
+                user_attrs={**as_mapping(metrics), "verdict": str(trial.verdict)},
             )
         )
     return Changes(tuple(trials), tuple(attempts), tuple(evals)), frozen
@@ -181,8 +177,8 @@ def own_trial(session: Session) -> tuple[float, float]:
         session.report(asked.number, [Eval(float(step), 0.95, 1.0)])
         session.flush()
     record = Trial(number=asked.number, seed=0, tuned=asked.tuned, parameters=asked.tuned)
-    facts = {"objective": 2000.0 + asked.number % 97, "evals": 8.0}
-    session.tell(replace(record, facts=facts, verdict=Verdict.REACHED))
+    metrics = TrialMetrics(objective=2000.0 + asked.number % 97, evals=8.0)
+    session.tell(replace(record, metrics=metrics, verdict=Verdict.REACHED))
     session.flush()
     return time.process_time() - cpu, time.perf_counter() - begin
 

@@ -17,6 +17,7 @@ from lora_tune.controller import results
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.recorded import recorded_trials
 from lora_tune.store import Changes, Store, sqlite_url
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 
 BEGAN = 1_760_000_000.0
@@ -244,7 +245,7 @@ def _finish(
         trial,
         seconds=reached.seconds if reached and verdict is Verdict.REACHED else None,
         samples=reached.samples if reached and verdict is Verdict.REACHED else None,
-        facts=results.facts(study, trial, attempts, run, now),
+        metrics=results.measured(study, trial, attempts, run, now),
     )
     end = attempt.ended_at
     assert end is not None
@@ -260,8 +261,8 @@ def _out_of_memory(trial: Trial, now: float, slot: int) -> tuple[Trial, list[Att
         )
         for n in range(2)
     ]
-    facts = {"node_hours": sum(a.node_hours(now) for a in attempts), "evals": 0.0}
-    done = replace(trial, facts=facts).finished(Verdict.INFEASIBLE, line, attempts[-1].ended_at or now)
+    metrics = TrialMetrics(node_hours=sum(a.node_hours(now) for a in attempts), evals=0.0)
+    done = replace(trial, metrics=metrics).finished(Verdict.INFEASIBLE, line, attempts[-1].ended_at or now)
     return done, attempts, ()
 
 

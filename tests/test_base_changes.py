@@ -7,18 +7,19 @@ from dataclasses import replace
 from lora_tune.analysis import base_changes
 from lora_tune.commands.report import report_html
 from lora_tune.config.study import Study
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 from tests.builders import STUDY, study_of, sweep_of
 
 
-def with_base(study: Study, **facts: object) -> tuple[Sweep, Trial]:
+def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[Sweep, Trial]:
     """A sweep of which trial 0 measured the machine's own config, and its best trial."""
     sweep = sweep_of(study, trials=24)
     best = sweep.best()
     assert best is not None
     start = next(t for t in sweep.reached() if t.number != best.number)
-    base = replace(start, number=0, facts={**start.facts, "base": "config_x.sh", **facts})
-    return replace(sweep, trials={**sweep.trials, 0: base}), best
+    first = replace(start, number=0, metrics=replace(start.metrics, base=base))
+    return replace(sweep, trials={**sweep.trials, 0: first}), best
 
 
 def test_each_change_is_told_with_its_worth_where_the_search_has_a_model() -> None:
@@ -52,7 +53,9 @@ def test_without_a_model_the_changes_are_listed_and_nothing_is_claimed() -> None
 def test_a_base_that_never_reached_the_target_is_no_comparison() -> None:
     study = study_of(STUDY)
     sweep, best = with_base(study)
-    failed = replace(sweep.trials[0], verdict=Verdict.FAILED, sentence="it broke", facts={"base": "config_x.sh"})
+    failed = replace(
+        sweep.trials[0], verdict=Verdict.FAILED, sentence="it broke", metrics=TrialMetrics(base="config_x.sh")
+    )
     (first, *_) = base_changes.told(study, replace(sweep, trials={**sweep.trials, 0: failed}), best)
     assert first.endswith("no comparison, trial 0 failed: it broke")
 

@@ -37,7 +37,8 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import CHOSEN, PASSED_OVER, Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.metrics import Choice, RunMetrics, TrialMetrics
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from lora_tune.workloads.command import CommandWorkload
 from tests.builders import study_of, sweep_of, with_trial
 from tests.fakes import record
@@ -162,11 +163,13 @@ def test_the_result_folder_passes_mlperfs_own_checkers(house: House) -> None:
 def test_the_sweep_keeps_its_trials_and_takes_the_chosen_one_as_its_best(house: House) -> None:
     sweep = house.load("leaders")
     assert len(sweep.trials) == 2
-    assert [t.facts["confirmed"] for t in sweep.trials.values()] == [PASSED_OVER, CHOSEN]
+    assert [_choice(t) for t in sweep.trials.values()] == [Choice.PASSED_OVER, Choice.CHOSEN]
     best = sweep.best()
     assert best is not None
-    assert (best.number, best.facts["confirmed_runs"]) == (1, 10)
-    assert best.facts["confirmed_low"] < best.facts["confirmed_seconds"] < best.facts["confirmed_high"]
+    race = best.metrics.confirmed
+    assert race is not None
+    assert (best.number, race.runs) == (1, 10)
+    assert race.low < race.seconds < race.high
     (config,) = house.paths.best.glob("config_*.sh")
     assert "SPEED=2.5" in config.read_text()
     assert "# chosen with further seeds: 10 runs; mean " in config.read_text()
@@ -294,14 +297,19 @@ def leaders(count: int = 3) -> tuple[Study, Sweep, list[Trial]]:
     return study, sweep, contenders(study, sweep, count)
 
 
+def _choice(trial: Trial) -> Choice:
+    assert trial.metrics.confirmed is not None
+    return trial.metrics.confirmed.choice
+
+
 def raced(sweep: Sweep, of: Trial, *seconds: float | None, number: int = 0, hours: float = 0.5) -> Sweep:
     """The race's records with further single runs of a trial; None: it did not reach the target."""
     trials = dict(sweep.trials)
     for i, time in enumerate(seconds, start=max(trials, default=-1) + 1):
-        facts = {"node_hours": hours} | ({} if time is None else {"objective": time})
+        metrics = TrialMetrics(node_hours=hours, objective=time)
         verdict = Verdict.CENSORED if time is None else Verdict.REACHED
         trials[i] = Trial(
-            number=i, seed=i, tuned=of.tuned, parameters=of.parameters, replicate_of=of.number, facts=facts,
+            number=i, seed=i, tuned=of.tuned, parameters=of.parameters, replicate_of=of.number, metrics=metrics,
             seconds=time, samples=None if time is None else 3000.0, verdict=verdict, state=TrialState.FINISHED,
         )  # fmt: skip
     return replace(sweep, trials=trials)
@@ -317,7 +325,7 @@ def race_of(field: list[Trial], sweep: Sweep, *, per_job: int = 1, most: int = 1
 
 def test_the_leaders_are_the_best_trials_with_different_configurations() -> None:
     _, _, field = leaders()
-    times = [t.facts["objective"] for t in field]
+    times = [t.metrics.objective for t in field]
     assert times == sorted(times)
     assert len({str(t.parameters) for t in field}) == 3
 
@@ -340,15 +348,10 @@ def test_runs_in_flight_are_waited_for_and_not_asked_for_again() -> None:
 def test_each_run_of_a_job_of_several_counts_and_an_unfinished_one_does_not() -> None:
     _, _, field = leaders(1)
     of = field[0].number
-    facts = {
-        "node_hours": 1.2,
-        "runs": [
-            {"objective": 90.0, "seconds": 90.0, "samples": 3072.0, "seed": 7, "position": 0},
-            {"seconds": None, "samples": None, "seed": 8, "position": 1},
-        ],
-    }
+    first = RunMetrics(seed=7, position=0, seconds=90.0, samples=3072.0, metrics=TrialMetrics(objective=90.0))
+    metrics = TrialMetrics(node_hours=1.2, runs=(first, RunMetrics(seed=8, position=1)))
     job = Trial(
-        number=0, seed=7, tuned={}, parameters={}, replicate_of=of, replicates=3, facts=facts,
+        number=0, seed=7, tuned={}, parameters={}, replicate_of=of, replicates=3, metrics=metrics,
         state=TrialState.FINISHED, verdict=Verdict.REACHED,
     )  # fmt: skip
     one, two = replicates(replace(EMPTY, trials={0: job}))[of]
@@ -393,8 +396,7 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     assert "cannot be separated: difference " in words, "at the look at which more runs would not decide it"
     assert "more runs = " in words
     assert "node-hours; take trial" in words
-    facts = {t.number: t.facts["confirmed"] for t in confirmed(sweep, found, replicates(records))}
-    assert sorted(facts.values()) == [CHOSEN, PASSED_OVER]
+    assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [Choice.CHOSEN, Choice.PASSED_OVER]
 
 
 def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_missed() -> None:
@@ -492,8 +494,8 @@ def log_of(*runs: str) -> MllogReader:
 def test_of_a_job_of_several_runs_the_finished_ones_are_remembered() -> None:
     study, sweep = study_of(), sweep_of(study_of())
     found = outcome.several(study, replace(sweep.trials[0], seed=7), log_of("reached", "missed", "cut").runs())
-    assert [(run["seed"], run["seconds"], run["samples"]) for run in found] == [(7, 18.0, 1920.0), (8, None, None)]
-    assert "objective" not in found[1]
+    assert [(run.seed, run.seconds, run.samples) for run in found] == [(7, 18.0, 1920.0), (8, None, None)]
+    assert found[1].metrics.objective is None
 
 
 @pytest.mark.parametrize(("begun", "stopped"), [(2, None), (3, "reached")])

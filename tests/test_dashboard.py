@@ -99,7 +99,7 @@ def test_only_trials_that_reached_the_target_have_a_value_among_the_seconds(
     """Optuna would show a pruned trial at its last eval loss, which among seconds looks like the best of all."""
     _, detail = ask(shown, "/api/studies/1")
     valued = {t["number"]: t["values"][0] for t in detail["trials"] if t.get("values")}
-    reached = {n: t.facts["objective"] for n, t in built.sweep.trials.items() if t.verdict is Verdict.REACHED}
+    reached = {n: t.metrics.objective for n, t in built.sweep.trials.items() if t.verdict is Verdict.REACHED}
     assert valued == reached
 
 

@@ -14,6 +14,7 @@ from lora_tune.controller import budgets, evidence, policy, pruning, results
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
+from lora_tune.store.metrics import TrialMetrics, as_mapping
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from tests.fakes import command_study
 
@@ -324,7 +325,7 @@ def test_a_trial_that_shares_its_node_has_used_its_share_of_time_and_of_node_hou
     half = replace(look(started_at=NOW - 601), status=JobStatus(state=JobState.RUNNING, node_share=0.5))
     assert policy.watch(study(), half, NOW) is None
     shared = attempt(ended_at=NOW, node_share=0.25)
-    assert results.facts(study(), trial(), [shared], run(1.0), NOW)["node_hours"] == pytest.approx(75 / 3600)
+    assert results.measured(study(), trial(), [shared], run(1.0), NOW).node_hours == pytest.approx(75 / 3600)
 
 
 def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_first() -> None:
@@ -332,16 +333,15 @@ def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_fi
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
     verdict = policy.conclude(study(), [attempt()], ended, packed, Diagnosis())
     assert verdict.sentence == "eval loss -0.1000 at 200 samples, 20.0 s alone (77.0 s in its pack)"
-    found = results.facts(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
-    assert (found["objective"], found["packed_seconds"]) == (20.0, 77.0)
+    found = results.measured(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
+    assert (found.objective, found.packed_seconds) == (20.0, 77.0)
 
 
-def test_facts_leave_out_what_is_unknown() -> None:
-    found = results.facts(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
-    assert "objective" not in found
-    assert "init_seconds" not in found
-    assert found["node_hours"] == pytest.approx(300 / 3600)
-    assert all(not isinstance(v, float) or math.isfinite(v) for v in found.values())
+def test_what_is_unknown_is_none() -> None:
+    found = results.measured(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
+    assert (found.objective, found.init_seconds) == (None, None)
+    assert found.node_hours == pytest.approx(300 / 3600)
+    assert all(not isinstance(v, float) or math.isfinite(v) for v in as_mapping(found).values())
 
 
 def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
@@ -350,9 +350,9 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
     )
     closed = parse_study(text, Path("x.toml"))
     fast = RunLog(run_start_ms=1, evals=(Eval(1536.0, 0.94, 700.0), Eval(2688.0, 0.924, 1230.0)))
-    found = results.facts(closed, trial(), [attempt()], fast, NOW)
-    assert found["stop_seconds"] == 1230.0
-    assert found["objective"] == pytest.approx(1230.0 * 3178.7 / 2688, rel=1e-4)
+    found = results.measured(closed, trial(), [attempt()], fast, NOW)
+    assert found.stop_seconds == 1230.0
+    assert found.objective == pytest.approx(1230.0 * 3178.7 / 2688, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ class TestThroughputAlone:
                 tuned={},
                 parameters={"NODES": int(name[1:])},
                 verdict=Verdict.REACHED,
-                facts={"objective": speed},
+                metrics=TrialMetrics(objective=speed),
             )
             for i, (name, speed) in enumerate(nodes.items())
         }

@@ -94,10 +94,10 @@ def assert_all_accounted_for(house: House, trials: int) -> None:
         frozen = house.session._frozen(trial.number)
         assert frozen.state.is_finished()
         if trial.verdict is Verdict.REACHED:
-            assert frozen.value == trial.facts["objective"] == trial.seconds
+            assert frozen.value == trial.metrics.objective == trial.seconds
         else:
             assert trial.seconds is None
-            assert "objective" not in trial.facts
+            assert trial.metrics.objective is None
     assert all(count == 1 for count in house.cluster.starts.values())
     assert set(house.cluster.starts) == {a.job_name for a in sweep.attempts.values()}
 
@@ -601,7 +601,7 @@ def test_the_best_trial_is_looked_for_again_when_another_one_has_ended() -> None
     best = book.sweep.best()
     assert best in ended
     assert best is not None
-    book.put_trial(replace(ended[-1], facts={**ended[-1].facts, "objective": best.facts["objective"] / 2}))
+    book.put_trial(replace(ended[-1], metrics=replace(ended[-1].metrics, objective=best.objective / 2)))
     found = book.sweep.best()
     assert found is not None
     assert found.number == ended[-1].number

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from lora_tune.analysis.importance import knobs
 from lora_tune.commands import explain
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, TrainPoint
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 
@@ -23,7 +25,7 @@ NOW = BEGAN + 30 * 3600
 FALLING = [1.2, 1.1, 1.0, 0.97, 0.95, 0.94, 0.93, 0.92]
 
 
-def trial(number: int, rate: float, verdict: Verdict = Verdict.REACHED, **facts: float) -> Trial:
+def trial(number: int, rate: float, verdict: Verdict = Verdict.REACHED, **known: Any) -> Trial:
     """A trial at one learning rate that ended with ``verdict``."""
     done = verdict is Verdict.REACHED
     return Trial(
@@ -36,7 +38,7 @@ def trial(number: int, rate: float, verdict: Verdict = Verdict.REACHED, **facts:
         seconds=1500.0 if done else None,
         samples=3072.0 if done else None,
         finished_at=BEGAN + number,
-        facts={"node_hours": 0.5} | ({"objective": 1500.0 + number} if done else {}) | facts,
+        metrics=replace(TrialMetrics(node_hours=0.5, objective=1500.0 + number if done else None), **known),
     )
 
 

@@ -18,6 +18,7 @@ from lora_tune.analysis import config_check
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.commands import export
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial
 from lora_tune.workloads import load as load_workload
 from tests.builders import HOSTILE, stored, study_of, sweep_of
@@ -68,15 +69,15 @@ def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path)
 
 
 def test_the_interval_of_the_time_knows_the_next_eval_and_the_pace() -> None:
-    facts = {"crossing_low": 90.0, "crossing_high": 110.0}
-    trial = Trial(number=0, seed=1, tuned={}, parameters={}, seconds=50.0, samples=100.0, facts=facts)
+    metrics = TrialMetrics(crossing_low=90.0, crossing_high=110.0)
+    trial = Trial(number=0, seed=1, tuned={}, parameters={}, seconds=50.0, samples=100.0, metrics=metrics)
     assert time_interval(trial) == pytest.approx((45.0, 55.0))
-    seen_late = replace(trial, facts={**facts, "eval_samples": 20.0})
+    seen_late = replace(trial, metrics=replace(metrics, eval_samples=20.0))
     assert time_interval(seen_late) == pytest.approx((45.0, 65.0))
-    low, high = time_interval(replace(trial, facts={**facts, "pace_spread": 0.2}))
+    low, high = time_interval(replace(trial, metrics=replace(metrics, pace_spread=0.2)))
     assert low < 45.0
     assert high > 55.0
-    late = replace(trial, facts={"crossing_low": 70.0, "crossing_high": 80.0})
+    late = replace(trial, metrics=TrialMetrics(crossing_low=70.0, crossing_high=80.0))
     assert time_interval(late) == pytest.approx((35.0, 50.0)), "the run itself is never outside"
 
 

@@ -118,7 +118,7 @@ class TestWhatIsStated:
         assert dict(reader.run().hyperparameters) == {"fp4": True, "healing_iter": 350, "fp8": False}
 
     def test_the_log_counts_before_what_the_program_was_given(self) -> None:
-        given_fp4 = replace(trial(), facts=healing.remembered({"FP4": "True", "HEALING_ITER": "350"}))
+        given_fp4 = replace(trial(), metrics=healing.remembered({"FP4": "True", "HEALING_ITER": "350"}))
         assert healing.healing_samples(given_fp4, RunLog()) == HEALING
         printed = RunLog(hyperparameters={"fp4": True, "healing_iter": 300, "global_batch_size": 16})
         assert healing.healing_samples(given_fp4, printed) == 4800
@@ -177,7 +177,7 @@ class TestWhatItCosts:
     def test_the_objective_is_the_clock_whatever_is_known(self, losses: tuple[float, ...]) -> None:
         run = fp4_run(losses)
         for known in (trial(), trial(FP4=True), trial(FP4=True, HEALING_ITER=350)):
-            assert results.facts(study(), known, (), run, 0.0)["objective"] == run.evals[-1].seconds
+            assert results.measured(study(), known, (), run, 0.0).objective == run.evals[-1].seconds
 
     def test_each_phase_has_its_own_pace(self) -> None:
         found = curves.timing(fp4_run(FP4_RUNS[1]), HEALING)

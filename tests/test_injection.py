@@ -34,6 +34,7 @@ from lora_tune.review import notes, screen
 from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
 from lora_tune.store import Store, sqlite_url, tune_sqlite
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep, TrialState
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Resources
@@ -273,7 +274,9 @@ def test_a_log_can_say_what_it_likes(number: str, tmp_path: Path, monkeypatch: p
     sweep = store.load(study.name)
     assert sweep is not None
     assert all(t.state is TrialState.FINISHED and t.told for t in sweep.trials.values())
-    assert all(math.isfinite(v) for t in sweep.trials.values() for v in t.facts.values() if isinstance(v, float))
+    assert all(
+        math.isfinite(v) for t in sweep.trials.values() for v in as_mapping(t.metrics).values() if isinstance(v, float)
+    )
     json.dumps(status.as_json(study, sweep, ("", 0.0), cluster.clock.now()), allow_nan=False)
     page = report.report_html(study, sweep, cluster.clock.now())
     assert [tag for tag, _ in _Tags(page).found].count("script") == 1

@@ -1,4 +1,4 @@
-"""Interchange: the same facts in CSV, Parquet, MLflow, TensorBoard and a notebook's Optuna study."""
+"""Interchange: the same numbers in CSV, Parquet, MLflow, TensorBoard and a notebook's Optuna study."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from lora_tune.commands import interchange
 from lora_tune.config.study import Study
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 
@@ -67,7 +68,7 @@ def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: Sweep, tmp_pa
     best = sweep.best()
     assert best is not None
     (run,) = client.search_runs([experiment], f"tags.`lora_tune.trial` = '{best.number}'")
-    assert run.data.metrics["objective"] == best.facts["objective"]
+    assert run.data.metrics["objective"] == best.objective
     assert run.data.params["MAX_STEPS"] == str(best.parameters["MAX_STEPS"])
     curve = client.get_metric_history(run.info.run_id, "eval_loss")
     assert [(m.step, m.value) for m in curve] == [(int(e.samples), e.loss) for e in sweep.last_evals(best.number)]
@@ -95,11 +96,11 @@ def test_a_notebook_sees_the_same_facts_through_optuna(study: Study, sweep: Swee
     best = sweep.best()
     assert best is not None
     assert loaded.best_trial.number == best.number
-    assert loaded.best_value == best.facts["objective"]
+    assert loaded.best_value == best.objective
     for trial in loaded.trials:
         record = sweep.trials[trial.number]
         assert trial.params == dict(record.tuned)
-        assert {k: v for k, v in trial.user_attrs.items() if k not in ("verdict", "why")} == dict(record.facts)
+        assert {k: v for k, v in trial.user_attrs.items() if k not in ("verdict", "why")} == as_mapping(record.metrics)
         assert trial.state.is_finished() == (record.verdict is not None)
         assert list(trial.intermediate_values.values()) == [e.loss for e in sweep.last_evals(trial.number)]
 

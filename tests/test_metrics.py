@@ -60,7 +60,7 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
     assert found["lora_tune_driven"] == 1
     best = sweep.best()
     assert best is not None
-    assert found["lora_tune_best_objective"] == pytest.approx(best.facts["objective"])
+    assert found["lora_tune_best_objective"] == pytest.approx(best.objective)
     assert "lora_tune_seconds_since_last_eval" not in found, "none was seen since the driver began"
 
 

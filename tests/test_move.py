@@ -35,7 +35,7 @@ def test_a_sweep_goes_on_in_another_database_and_not_in_the_old_one(tmp_path: Pa
     store.close()
     assert moved is not None
     before = recorded(old, "quick")
-    assert {n: moved.trials[n].facts for n in range(2)} == {n: before.trials[n].facts for n in range(2)}
+    assert {n: moved.trials[n].metrics for n in range(2)} == {n: before.trials[n].metrics for n in range(2)}
     refused = sweep(tmp_path, "--trials", "4")
     assert refused.returncode == 3
     assert "is older than this folder" in refused.stderr

@@ -13,6 +13,7 @@ from lora_tune import curves
 from lora_tune.commands.sweep import main
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import eval_schedule
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.recorded import recorded
 
@@ -27,11 +28,11 @@ def study_of(text: str = OPEN) -> Study:
 
 
 def sweep_of(*crossings: float, seconds_per_eval: float = 34.5) -> Sweep:
-    facts = {"samples_per_second": 2.18, "seconds_per_eval": seconds_per_eval}
+    metrics = TrialMetrics(samples_per_second=2.18, seconds_per_eval=seconds_per_eval)
     trials = {
         i: Trial(
             number=i, seed=i, tuned={}, parameters=PARAMETERS, state=TrialState.FINISHED, verdict=Verdict.REACHED,
-            facts={**facts, "crossing_samples": samples},
+            metrics=replace(metrics, crossing_samples=samples),
         )
         for i, samples in enumerate(crossings)
     }  # fmt: skip
@@ -85,7 +86,7 @@ def test_trials_of_the_same_layout_say_what_an_eval_costs() -> None:
     sweep = sweep_of(*CROSSINGS)
     other = {**PARAMETERS, "TP": 8}
     slow = {
-        n + 10: replace(t, number=n + 10, parameters=other, facts={**t.facts, "seconds_per_eval": 300.0})
+        n + 10: replace(t, number=n + 10, parameters=other, metrics=replace(t.metrics, seconds_per_eval=300.0))
         for n, t in sweep.trials.items()
     }
     both = replace(sweep, trials={**sweep.trials, **slow})

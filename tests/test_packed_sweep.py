@@ -45,8 +45,8 @@ def test_trials_of_a_sweep_share_a_job_and_each_is_told_for_itself(tmp_path: Pat
     assert len({attempt.job_id for attempt in attempts}) == 1
     assert len(list(paths.packs.iterdir())) == 1
     for trial, attempt in zip(sweep.trials.values(), attempts, strict=True):
-        assert trial.facts["objective"] == trial.facts["stop_seconds"]
-        assert trial.facts["packed_seconds"] > 0
+        assert trial.metrics.objective == trial.metrics.stop_seconds
+        assert trial.metrics.packed_seconds > 0
         assert "alone (" in trial.sentence
         assert 0 < attempt.node_share <= 1
         assert (paths.attempt(trial.number, 0).folder / "adapter" / "adapter_model.safetensors").exists()

@@ -58,7 +58,9 @@ def test_times_add_up_to_the_time_to_target(study: Study, sweep: Sweep) -> None:
 
 def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: Sweep) -> None:
     found = speed.layout_speeds(study, sweep)
-    assert sum(len(x.speeds) for x in found) == sum("samples_per_second" in t.facts for t in sweep.trials.values())
+    assert sum(len(x.speeds) for x in found) == sum(
+        t.metrics.samples_per_second is not None for t in sweep.trials.values()
+    )
     assert found[0].layout.startswith("tp2 ")  # the builder makes TP 2 the fastest
 
 
@@ -88,7 +90,7 @@ def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study,
     assert hours == sorted(hours)
     best = sweep.best()
     assert best is not None
-    assert bests[-1] == best.facts["objective"]
+    assert bests[-1] == best.objective
 
 
 def test_stays_on_one_node_never_overlap_within_a_lane(sweep: Sweep) -> None:

@@ -93,7 +93,7 @@ def test_the_logs_of_a_sweep_get_the_verdicts_that_the_sweep_gave(tmp_path) -> N
         if number in stopped:
             assert (one["verdicts"][0]["kind"], one["verdicts"][0]["sentence"]) == (trial.verdict, trial.sentence)
         if one["reached"]:
-            assert one["objective_seconds"] == pytest.approx(trial.facts["objective"])
+            assert one["objective_seconds"] == pytest.approx(trial.metrics.objective)
 
 
 def test_a_much_slower_run_is_capped_by_the_one_before_it_and_not_by_another_machines(tmp_path) -> None:

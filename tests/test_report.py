@@ -61,7 +61,7 @@ def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, swee
     order = [page.index(f'id="{name}"') for name in ("best", "figures", "trials", "failures", "provenance")]
     assert order == sorted(order)
     head = _Elements(page[: order[1]]).text
-    assert report.duration(seen.best.facts["objective"]) in head
+    assert report.duration(seen.best.objective) in head
     assert f"trial {seen.best.number}; 90% interval" in head
     for value in seen.best.parameters.values():
         assert report._text(value) in head

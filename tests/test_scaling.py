@@ -11,6 +11,7 @@ from lora_tune.analysis.scaling import scaling, table
 from lora_tune.commands.report import report_html
 from lora_tune.commands.status import picture
 from lora_tune.config.study import Study, load_study
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 from tests.conftest import REPOSITORY
 
@@ -30,7 +31,7 @@ def sweep_of(study: Study, speeds: list[tuple[int, float, Verdict]]) -> Sweep:
             tuned={"layout": f"tp1 pp1 cp1 minibs4 mbs4 nodes{nodes}"},
             parameters={"NODES": nodes},
             verdict=verdict,
-            facts={"samples_per_second": speed, "objective": speed},
+            metrics=TrialMetrics(samples_per_second=speed, objective=speed),
         )
         for n, (nodes, speed, verdict) in enumerate(speeds)
     }

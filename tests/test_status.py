@@ -20,6 +20,7 @@ from lora_tune.commands.status import Standing, standing
 from lora_tune.logs.mllog import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
+from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 from tests.contracts.store import where
@@ -101,13 +102,16 @@ def test_the_screen_of_a_race_shows_means_and_no_lucky_run() -> None:
             verdict=Verdict.REACHED,
             seconds=s,
             state=TrialState.FINISHED,
-            facts={"objective": s},
+            metrics=TrialMetrics(objective=s),
         )
         for n, (of, s) in enumerate(runs)
     }
-    ends = [{"objective": s} for s in seconds[0]] + [{"seconds": None}]
-    several = {**single[0].facts, "runs": [{**end, "seed": i, "position": i} for i, end in enumerate(ends)]}
-    in_one_job = {0: replace(single[0], facts=several), **{n: t for n, t in single.items() if t.replicate_of == 1}}
+    ends = (*(TrialMetrics(objective=s) for s in seconds[0]), TrialMetrics())
+    several = tuple(RunMetrics(seed=i, position=i, metrics=end) for i, end in enumerate(ends))
+    in_one_job = {
+        0: replace(single[0], metrics=replace(single[0].metrics, runs=several)),
+        **{n: t for n, t in single.items() if t.replicate_of == 1},
+    }
     for trials in (single, in_one_job, {}):
         console = Console(width=120, record=True, file=io.StringIO())
         waiting = {9: Trial(number=9, seed=9, tuned={}, parameters={}, replicate_of=1)}
@@ -131,7 +135,7 @@ def _flat(text: str) -> str:
 
 
 def _censored(trial: Trial) -> Trial:
-    return replace(trial, verdict=Verdict.CENSORED, seconds=None, samples=None, facts={})
+    return replace(trial, verdict=Verdict.CENSORED, seconds=None, samples=None, metrics=TrialMetrics())
 
 
 def test_what_it_prints(tmp_path: Path) -> None:

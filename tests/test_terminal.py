@@ -58,7 +58,7 @@ def test_a_throughput_study_has_no_distance_to_a_target() -> None:
     assert not {"to target", "ETA", "eval loss", "curve"} & set(re.split(r"\s{2,}", head.strip()))
     best = sweep.best(maximise=True)
     assert best is not None
-    assert f"{best.facts['objective']:.4g}" in rows[best.number]
+    assert f"{best.objective:.4g}" in rows[best.number]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "koi8-r", "iso8859-9"])

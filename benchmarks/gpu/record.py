@@ -16,10 +16,11 @@ from pathlib import Path
 from lora_tune.commands.export import export_best
 from lora_tune.commands.options import recorded_study
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep, Verdict
 from lora_tune.workloads import load
 
-FACTS = ("samples_per_second", "seconds_per_eval", "init_seconds", "evals", "last_loss", "node_hours")
+METRICS = ("samples_per_second", "seconds_per_eval", "init_seconds", "evals", "last_loss", "node_hours")
 
 
 def write_tables(sweep: Sweep, folder: Path) -> None:
@@ -27,11 +28,12 @@ def write_tables(sweep: Sweep, folder: Path) -> None:
     with (folder / "trials.csv").open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
         tuned = list(next(iter(sweep.trials.values())).tuned)
-        out.writerow(["trial", *tuned, "verdict", "seconds", "samples", *FACTS, "sentence"])
+        out.writerow(["trial", *tuned, "verdict", "seconds", "samples", *METRICS, "sentence"])
         for t in sweep.trials.values():
             values = [t.tuned[name] for name in tuned]
-            facts = [t.facts.get(name, "") for name in FACTS]
-            out.writerow([t.number, *values, t.verdict or t.state, t.seconds, t.samples, *facts, t.sentence])
+            known = as_mapping(t.metrics)
+            measured = [known.get(name, "") for name in METRICS]
+            out.writerow([t.number, *values, t.verdict or t.state, t.seconds, t.samples, *measured, t.sentence])
     with (folder / "curves.csv").open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
         out.writerow(["trial", "attempt", "samples", "loss", "seconds"])
@@ -76,12 +78,12 @@ def _say(sweep: Sweep, adopted: set[int]) -> None:
     reached = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
     for what, found in (
         ("seconds to target", sorted(t.seconds for t in reached if t.seconds is not None)),
-        ("samples/s", sorted(float(t.facts["samples_per_second"]) for t in reached)),
+        ("samples/s", sorted(float(t.metrics.samples_per_second) for t in reached)),
     ):
         if found:
             print(f"{what}: {found[0]:.4g} to {found[-1]:.4g} ({found[-1] / found[0]:.2f}x)")
     print(f"from a trial's end to the next one's start: mean {sum(gaps) / len(gaps):.1f} s, at most {max(gaps):.0f} s")
-    print(f"node-hours: {sum(t.facts.get('node_hours', 0.0) for t in sweep.trials.values()):.3f}")
+    print(f"node-hours: {sum(t.metrics.node_hours or 0.0 for t in sweep.trials.values()):.3f}")
 
 
 if __name__ == "__main__":

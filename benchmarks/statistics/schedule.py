@@ -17,6 +17,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import eval_schedule as open_schedule
 from lora_tune.mlperf import published_curves
 from lora_tune.search.grey_box.objective import closed_schedule
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
 GBS = 8
@@ -61,10 +62,9 @@ def earlier(crossings: list[float], timings: list[curves.Timing]) -> Sweep:
     trials = {
         i: Trial(
             number=i, seed=i, tuned={}, parameters={"GBS": GBS}, state=TrialState.FINISHED, verdict=Verdict.REACHED,
-            facts={
-                "crossing_samples": samples, "samples_per_second": t.samples_per_second,
-                "seconds_per_eval": t.seconds_per_eval,
-            },
+            metrics=TrialMetrics(
+                crossing_samples=samples, samples_per_second=t.samples_per_second, seconds_per_eval=t.seconds_per_eval
+            ),
         )
         for i, (samples, t) in enumerate(zip(crossings, timings, strict=True))
     }  # fmt: skip

@@ -34,7 +34,7 @@ class Worth:
 
 def base_trial(sweep: Sweep) -> Trial | None:
     """The trial that measured the machine's own config as it stands; None where the study names none."""
-    return next((t for t in sweep.trials.values() if "base" in t.facts and t.replicate_of is None), None)
+    return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
 
 
 def changes(base: Trial, trial: Trial) -> list[Difference]:
@@ -92,7 +92,7 @@ def told(study: Study, sweep: Sweep, trial: Trial) -> Iterator[str]:
     base = base_trial(sweep)
     if base is None or trial.number == base.number:
         return
-    name, found = base.facts["base"], changes(base, trial)
+    name, found = base.metrics.base, changes(base, trial)
     yield f"trial {trial.number} against {name} (trial {base.number}): {_measured(study, base, trial)}"
     worth = {w.name: w for w in worths(study, sweep, base, trial)}
     layout = next((n for n, p in study.space.items() if p.type == "layout"), "")
@@ -108,7 +108,7 @@ def told(study: Study, sweep: Sweep, trial: Trial) -> Iterator[str]:
 
 
 def _measured(study: Study, base: Trial, trial: Trial) -> str:
-    before, after = (t.facts.get("objective") for t in (base, trial))
+    before, after = (t.metrics.objective for t in (base, trial))
     if not before or not after:
         ended = base if not before else trial
         return f"no comparison, trial {ended.number} {ended.verdict or ended.state}: {ended.sentence}"

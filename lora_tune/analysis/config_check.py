@@ -13,6 +13,7 @@ from typing import Any
 
 from lora_tune.base.errors import InputError
 from lora_tune.config.study import Study
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Workload
 from lora_tune.workloads.base_config import equal, read_base
@@ -37,14 +38,14 @@ def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[st
 
     config: the exported file's name. lines: its provenance. Seconds and samples; absent where unknown.
     """
-    facts = trial.facts
+    metrics = as_mapping(trial.metrics)
     result = {
-        "objective": facts.get("objective"),
+        "objective": metrics.get("objective"),
         "score": study.objective.score,
         "target_eval_loss": None if study.maximise else study.target,
         "seconds": trial.seconds,
         "samples": trial.samples,
-        **{name: facts.get(name) for name in _TOLD},
+        **{name: metrics.get(name) for name in _TOLD},
     }
     return {
         "version": TWIN_VERSION,

@@ -18,7 +18,7 @@ def parameters_text(trial: Trial) -> str:
 
     The trial that measures a configuration as it stands has that one's name before them.
     """
-    parts = [str(trial.facts["base"])] if "base" in trial.facts else []
+    parts = [str(trial.metrics.base)] if trial.metrics.base is not None else []
     for name, value in trial.tuned.items():
         if isinstance(value, str) and value.startswith("tp"):
             parts.append(short_layout(value))

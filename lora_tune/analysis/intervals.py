@@ -16,9 +16,10 @@ def time_interval(trial: Trial) -> tuple[float, float]:
     """
     assert trial.seconds is not None
     assert trial.samples is not None
-    facts, samples = trial.facts, trial.samples
-    low, high = facts.get("crossing_low", samples), facts.get("crossing_high", samples) + facts.get("eval_samples", 0.0)
-    pace = NormalDist().inv_cdf(0.95) * facts.get("pace_spread", 0.0)
+    metrics, samples = trial.metrics, trial.samples
+    low = samples if metrics.crossing_low is None else metrics.crossing_low
+    high = (samples if metrics.crossing_high is None else metrics.crossing_high) + (metrics.eval_samples or 0.0)
+    pace = NormalDist().inv_cdf(0.95) * (metrics.pace_spread or 0.0)
 
     def away(bound: float) -> float:
         known = samples > 0 and bound > 0

@@ -221,7 +221,7 @@ class _Player:
         best = self._work.sweep.best(maximise=self._study.maximise)
         if stop.kind is StopKind.PRUNED or best is None or objective is None:
             return True
-        rival = float(best.facts["objective"])
+        rival = best.objective
         return objective > rival if self._study.maximise else objective < rival
 
     def _run_that_counts(self) -> RunLog:
@@ -245,19 +245,19 @@ class _Player:
             self._trial,
             seconds=stop.seconds if stop else None,
             samples=stop.samples if stop else None,
-            facts=results.facts(study, self._trial, [self._attempt], run, 0.0),
+            metrics=results.measured(study, self._trial, [self._attempt], run, 0.0),
         )
 
     def _objective(self, run: RunLog) -> tuple[float | None, float | None, float | None]:
         """The objective with its 90% interval; an MLPerf score's is that of its seconds, scaled as the score is."""
         trial = self._finished(run, self._study)
-        objective = trial.facts.get("objective")
+        objective = trial.metrics.objective
         if self._study.maximise or objective is None:
             return objective, None, None
         by_time = self._study.objective.model_copy(update={"score": "time_to_target"})
         plain = self._finished(run, self._study.model_copy(update={"objective": by_time}))
         low, high = time_interval(trial)
-        scale = objective / plain.facts["objective"]
+        scale = objective / plain.objective
         return objective, min(objective, scale * low), max(objective, scale * high)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lora_tune.config.study import Study
 from lora_tune.search.contenders import PRIOR_SD, RAW_SD, RunSummary
+from lora_tune.store.metrics import RunMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
@@ -50,28 +51,24 @@ def replicates(race: Sweep) -> dict[int, list[Replicate]]:
 def _runs(trial: Trial) -> list[Replicate]:
     """The runs of one job. One that died of memory or blew up takes all its seeds with it."""
     assert trial.replicate_of is not None
-    hours = float(trial.facts.get("node_hours", 0.0))
-    alone = {**trial.facts, "seconds": trial.seconds, "samples": trial.samples}
-    listed: Sequence[Mapping[str, object]] = trial.facts.get("runs") or [
-        {**alone, "seed": trial.seed + i, "position": i} for i in range(trial.replicates)
+    hours = trial.metrics.node_hours or 0.0
+    listed = trial.metrics.runs or [
+        RunMetrics(seed=trial.seed + i, position=i, seconds=trial.seconds, samples=trial.samples, metrics=trial.metrics)
+        for i in range(trial.replicates)
     ]
     return [
         Replicate(
             of=trial.replicate_of,
             trial=trial.number,
-            position=int(str(run["position"])),
-            seed=int(str(run["seed"])),
-            objective=_number(run.get("objective")) or math.inf,
-            seconds=_number(run.get("seconds")),
-            samples=_number(run.get("samples")),
+            position=run.position,
+            seed=run.seed,
+            objective=run.metrics.objective or math.inf,
+            seconds=run.seconds,
+            samples=run.samples,
             node_hours=hours / len(listed),
         )
         for run in listed
     ]
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[int]) -> dict[str, list[RunSummary]]:

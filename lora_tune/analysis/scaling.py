@@ -32,7 +32,7 @@ def scaling(study: Study, sweep: Sweep) -> list[Scale]:
         return []
     best: dict[int, tuple[bool, float, int]] = {}
     for trial in sweep.trials.values():
-        speed = trial.facts.get("samples_per_second")
+        speed = trial.metrics.samples_per_second
         if speed:
             nodes = space.node_count(trial.parameters)
             # A finished measurement counts more than an estimate.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import AUDITED, AUDITED_SAMPLES, courses, public_envelope
+from lora_tune.controller.evidence import courses, public_envelope
 from lora_tune.curves.conformal import needed, supported
 from lora_tune.store.records import Sweep, Trial, Verdict
 
@@ -51,9 +51,9 @@ def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount 
     free = sum(c.free for c in courses(study, sweep))
     envelope = next((e for t in trials if (e := public_envelope(study, t)) is not None), None)
     stopped = [t for t in trials if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
-    ended = [t for t in trials if AUDITED in t.facts and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]
+    ended = [t for t in trials if t.metrics.audited and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]
     erred = sum(t.verdict is Verdict.REACHED for t in ended)
-    reached = sum(t.verdict is Verdict.REACHED and AUDITED not in t.facts for t in trials)
+    reached = sum(t.verdict is Verdict.REACHED and not t.metrics.audited for t in trials)
     rate, spent = study.pruning.false_prune_rate, sweep.node_hours(now)
     compared = supported(rate, free) if free >= study.pruning.references else None
     return StoppingAccount(
@@ -95,7 +95,7 @@ def _hours(sweep: Sweep, trials: Sequence[Trial], now: float) -> float:
 
 def _after_condemned(sweep: Sweep, trial: Trial, now: float) -> float:
     """Node-hours of a trial's training after the rule had condemned it."""
-    last, at = trial.facts.get("last_samples") or 0.0, float(trial.facts[AUDITED_SAMPLES])
+    last, at = trial.metrics.last_samples or 0.0, trial.metrics.audited_samples or 0.0
     return _hours(sweep, [trial], now) * max(0.0, 1 - at / last) if last else 0.0
 
 

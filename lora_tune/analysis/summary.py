@@ -16,7 +16,8 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
 from lora_tune.search.samplers import sampler_kind
-from lora_tune.store.records import CHOSEN, Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.metrics import Choice
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.predict import Prediction
@@ -138,8 +139,8 @@ def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> Failur
 
 def ranked(study: Study, sweep: Sweep) -> list[Trial]:
     """Trials that reached the target, best first."""
-    done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and "objective" in t.facts]
-    return sorted(done, key=lambda t: t.facts["objective"], reverse=study.maximise)
+    done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.metrics.objective is not None]
+    return sorted(done, key=lambda t: t.objective, reverse=study.maximise)
 
 
 def objective_words(study: Study) -> str:
@@ -152,10 +153,10 @@ def objective_words(study: Study) -> str:
 
 def confirmed_words(best: Trial | None) -> str:
     """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
-    if best is None or best.facts.get("confirmed") != CHOSEN:
+    if best is None or (race := best.metrics.confirmed) is None or race.choice is not Choice.CHOSEN:
         return ""
-    mean, low, high = (duration(best.facts[f"confirmed_{name}"]) for name in ("seconds", "low", "high"))
-    count = runs_words(best.facts["confirmed_runs"], best.facts["confirmed_missed"])
+    mean, low, high = (duration(seconds) for seconds in (race.seconds, race.low, race.high))
+    count = runs_words(race.runs, race.missed)
     return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
 
 
@@ -174,15 +175,15 @@ def prior_words(study: Study, sweep: Sweep) -> str:
 def score_words(study: Study, trial: Trial) -> str:
     """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, and whether
     the time is an estimate; "" where no reference applies and all was measured."""
-    return "; ".join(filter(None, (_normalised(study, trial), estimate_words(trial.facts))))
+    return "; ".join(filter(None, (_normalised(study, trial), estimate_words(trial.metrics))))
 
 
 def _normalised(study: Study, trial: Trial) -> str:
-    if study.maximise or "mlperf_score" not in trial.facts:
+    if study.maximise or trial.metrics.mlperf_score is None:
         return ""
     if study.objective.score == "mlperf_score":
         return f"{duration(trial.seconds)} before RCP normalisation"
-    return f"{duration(trial.facts['mlperf_score'])} RCP-normalised"
+    return f"{duration(trial.metrics.mlperf_score)} RCP-normalised"
 
 
 def passing(study: Study, best: Trial | None) -> Prediction | None:

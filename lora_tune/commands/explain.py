@@ -133,8 +133,8 @@ def _place(study: Study, sweep: Sweep, trial: Trial) -> str:
     at = next((i for i, t in enumerate(order) if t.number == trial.number), None)
     if at is None:
         return ""
-    best = order[0].facts["objective"]
-    ratio = trial.facts["objective"] / best - 1 if best else 0.0
+    best = order[0].objective
+    ratio = trial.objective / best - 1 if best else 0.0
     return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}"
 
 

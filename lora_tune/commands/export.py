@@ -42,22 +42,21 @@ class Written:
 
 def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str, ...]:
     """Where an exported config comes from, one line each."""
-    facts = trial.facts
+    metrics = trial.metrics
     if study.maximise:
-        result = f"measured {facts['objective']:.6g} samples/s"
+        result = f"measured {trial.objective:.6g} samples/s"
     else:
         low, high = time_interval(trial)
         result = f"time to {study.measure} {study.target:g}: {trial.seconds:.3f} s, "
         result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; "
-        result += f"1 run, seed {facts.get('seed', trial.seed)}"
-        result = "; ".join(filter(None, (result, estimate_words(facts))))
+        result += f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
+        result = "; ".join(filter(None, (result, estimate_words(metrics))))
     more: tuple[str, ...] = ()
-    if "confirmed" in facts:
-        words = runs_words(facts["confirmed_runs"], facts["confirmed_missed"])
-        if "confirmed_seconds" in facts:
-            mean, least, most = (facts[f"confirmed_{name}"] for name in ("seconds", "low", "high"))
-            words += f"; mean {mean:.1f} s, 90% interval {least:.1f} to {most:.1f} s"
-        more = (f"{facts['confirmed']} with further seeds: {words}",)
+    if (race := metrics.confirmed) is not None:
+        words = runs_words(race.runs, race.missed)
+        if race.seconds is not None:
+            words += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
+        more = (f"{race.choice} with further seeds: {words}",)
     # torch of a container, or of trials that run elsewhere, is no package of this environment.
     versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
     return (

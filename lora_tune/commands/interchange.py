@@ -16,6 +16,7 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import visible
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 Row = dict[str, Any]
@@ -27,9 +28,10 @@ STUDY_TAG, TRIAL_TAG = "lora_tune.config.study", "lora_tune.trial"
 def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
     """One row a trial; seconds, samples and node-hours; None where unknown.
 
-    Parameters stand under ``param.NAME``, further facts under their own names (see ``outcome.facts``).
+    Parameters stand under ``param.NAME``, further metrics under their own names (see ``store.metrics``).
     """
-    facts = sorted({name for t in sweep.trials.values() for name in t.facts} - {"objective", "node_hours"})
+    measured = {t.number: as_mapping(t.metrics) for t in sweep.trials.values()}
+    others = sorted({name for known in measured.values() for name in known} - {"objective", "node_hours"})
     names = dict.fromkeys(name for t in sweep.trials.values() for name in t.parameters)
     rows = []
     for trial in sweep.trials.values():
@@ -42,7 +44,7 @@ def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
                 "trial": trial.number,
                 "state": str(trial.state),
                 "verdict": str(trial.verdict) if trial.verdict else None,
-                "objective": trial.facts.get("objective"),
+                "objective": trial.metrics.objective,
                 "seconds": trial.seconds,
                 "seconds_low": low,
                 "seconds_high": high,
@@ -56,7 +58,7 @@ def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
                 "failure": attempts[-1].failure if attempts else "",
                 "sentence": trial.sentence,
                 "why": trial.why,
-                **{name: trial.facts.get(name) for name in facts},
+                **{name: measured[trial.number].get(name) for name in others},
                 **{f"param.{name}": trial.parameters.get(name) for name in names},
             }
         )
@@ -116,8 +118,8 @@ def write_parquet(path: Path, rows: list[Row], evals: Mapping[int, list[Row]]) -
 def to_mlflow(study: Study, sweep: Sweep, address: str) -> tuple[int, int]:
     """Finished trials as runs of an MLflow experiment named after the study; returns (written, there already).
 
-    A run has the trial's parameters, its facts as metrics, and ``eval_loss`` at steps of samples. A trial that is there
-    already, by its tags, is left alone. Needs mlflow-skinny or mlflow.
+    A run has the trial's parameters, its numbers as metrics, and ``eval_loss`` at steps of samples. A trial that is
+    there already, by its tags, is left alone. Needs mlflow-skinny or mlflow.
     """
     try:
         from mlflow.entities import Metric, Param, RunTag
@@ -134,7 +136,9 @@ def to_mlflow(study: Study, sweep: Sweep, address: str) -> tuple[int, int]:
         tags["mlflow.runName"] = f"trial {trial.number}"
         begin = round(1000 * trial.proposed_at)
         run = client.create_run(experiment, start_time=begin, tags=tags).info.run_id
-        numbers = {n: v for n, v in trial.facts.items() if isinstance(v, int | float) and math.isfinite(v)}
+        numbers = {
+            n: v for n, v in as_mapping(trial.metrics).items() if isinstance(v, int | float) and math.isfinite(v)
+        }
         metrics = [Metric(n, float(v), begin, 0) for n, v in numbers.items()]
         for e in sweep.last_evals(trial.number):
             if math.isfinite(e.loss):
@@ -177,7 +181,8 @@ def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
         for e in sweep.last_evals(trial.number):
             writer.add_scalar("eval_loss", e.loss, int(e.samples), walltime=trial.proposed_at + e.seconds)
         numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
-        results = {name: float(trial.facts[name]) for name in numbers if name in trial.facts}
+        known = as_mapping(trial.metrics)
+        results = {name: float(known[name]) for name in numbers if name in known}
         parameters = {n: visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
         writer.add_hparams(parameters, results, run_name=".")
         writer.add_text("sentence", visible(trial.sentence))

@@ -62,7 +62,7 @@ def standing(study: Study, sweep: Sweep, now: float) -> Standing:
         queue_wait=max(started)[1] if started else None,
         node_hours=sweep.node_hours(now),
         price=study.budget.price_per_node_hour,
-        best=None if best is None else float(best.facts["objective"]),
+        best=None if best is None else best.objective,
     )
 
 

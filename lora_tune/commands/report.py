@@ -30,7 +30,8 @@ from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.review.plots import charts, svg
-from lora_tune.store.records import CHOSEN, Sweep, Trial
+from lora_tune.store.metrics import Choice
+from lora_tune.store.records import Sweep, Trial
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
@@ -144,7 +145,7 @@ def _result_card(study: Study, seen: Overview) -> Card:
     label = label[0].upper() + label[1:]
     if seen.best is None:
         return (label, "none yet", "no trial reached the target" if not study.maximise else "nothing was measured")
-    value, number = seen.best.facts["objective"], seen.best.number
+    value, number = seen.best.objective, seen.best.number
     if study.maximise:
         return (label, f"{value:.4g} samples/s", f"trial {number}")
     low, high = (duration(v) for v in seen.best_interval or (value, value))
@@ -162,8 +163,9 @@ def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
 
 def _confirmed(sweep: Sweep) -> list[Trial]:
     """The trials whose configurations were run again with more seeds, the chosen one first."""
-    raced = [t for t in sweep.trials.values() if "confirmed" in t.facts]
-    return sorted(raced, key=lambda t: (t.facts["confirmed"] != CHOSEN, t.facts.get("confirmed_seconds", math.inf)))
+    raced = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
+    raced.sort(key=lambda pair: (pair[0].choice is not Choice.CHOSEN, pair[0].seconds or math.inf))
+    return [trial for _, trial in raced]
 
 
 def _tuned(study: Study, name: str) -> bool:
@@ -187,14 +189,14 @@ def _numeric(study: Study, name: str) -> bool:
 def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
     """One row of the table of all trials; ``sort`` values are numbers or words, "" sorts last."""
     evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
-    facts = trial.facts
+    metrics = trial.metrics
     return {
         "number": trial.number,
         "state": _state(sweep, trial),
-        "objective": facts.get("objective"),
+        "objective": metrics.objective,
         "samples": trial.samples,
         "loss": evals[-1].loss if evals else None,
-        "speed": facts.get("samples_per_second"),
+        "speed": metrics.samples_per_second,
         "node_hours": sum(a.node_hours(now) for a in attempts),
         "attempts": len(attempts),
         "tuned": [_cell(study, name, trial.tuned.get(name)) for name in _columns(sweep)],

@@ -109,7 +109,7 @@ def _trial(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "state": str(trial.verdict or (attempts[-1].state if attempts else trial.state)),
-        "objective": trial.facts.get("objective"),
+        "objective": trial.metrics.objective,
         "seconds": trial.seconds,
         "samples": trial.samples,
         "eval_loss": _finite(evals[-1].loss) if evals else None,
@@ -188,7 +188,7 @@ def _best(study: Study, seen: Overview) -> Text:
         return Text(
             "no trial has reached the target yet" if not study.maximise else "nothing measured yet", style="dim"
         )
-    value = seen.best.facts["objective"]
+    value = seen.best.objective
     if study.maximise:
         text = Text(f"{value:.4g} samples/s", style="bold green")
     else:

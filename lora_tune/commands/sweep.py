@@ -239,9 +239,7 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
     else:
         unit = "samples/s" if study.maximise else "s to the target"
         other = f" ({words})" if (words := score_words(study, best)) else ""
-        lines.append(
-            f"best     {best.facts['objective']:.4g} {unit}{other}, trial {best.number}: {parameters_text(best)}"
-        )
+        lines.append(f"best     {best.objective:.4g} {unit}{other}, trial {best.number}: {parameters_text(best)}")
     if rows := scaling(study, sweep):
         lines.append(table(rows))
     return "\n".join(lines)

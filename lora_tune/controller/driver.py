@@ -26,6 +26,7 @@ from lora_tune.controller.rescue import Rescue
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.base import start
@@ -225,7 +226,7 @@ class Driver:
             replicate_of=asked.replicate_of,
             replicates=asked.replicates,
             probe=asked.probe,
-            facts={"base": asked.base} if asked.base else {},
+            metrics=TrialMetrics(base=asked.base or None),
         )
         self._work.put_trial(trial)
         return trial
@@ -266,8 +267,9 @@ class Driver:
             if not self._save():
                 return
         job = self._jobs.job(trial, attempt)
-        if stated := healing.remembered({**trial.parameters, **job.environment}):
-            trial = replace(trial, facts={**trial.facts, **stated})
+        stated = trial.metrics | healing.remembered({**trial.parameters, **job.environment})
+        if stated != trial.metrics:
+            trial = replace(trial, metrics=stated)
             self._work.put_trial(trial)
         try:
             write_files(job)

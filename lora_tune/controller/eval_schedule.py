@@ -7,7 +7,7 @@ on, so that an interruption changes nothing and the exported config says it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median, stdev
 
 from lora_tune import curves
@@ -16,6 +16,7 @@ from lora_tune.curves.crossing import Z90
 from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
 from lora_tune.mlperf.registry import LORA
 from lora_tune.search.grey_box.objective import closed_schedule
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
 
 FREE = ("mlperf", "surface")
@@ -39,16 +40,13 @@ def chosen(study: Study, sweep: Sweep, parameters: Mapping[str, Value]) -> tuple
     batch = parameters.get("GBS")
     if not _free(study) or not isinstance(batch, int):
         return {}, ""
-    alike = [
-        t
-        for t in sweep.trials.values()
-        if t.verdict is Verdict.REACHED and t.parameters.get("GBS") == batch and t.facts.get("crossing_samples", 0) > 0
-    ]
+    same = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.parameters.get("GBS") == batch]
+    alike = [(t, samples) for t in same if (samples := t.metrics.crossing_samples or 0.0) > 0]
     if len(alike) < FEWEST:
         return {}, ""
     plan = curves.choose_schedule(
-        _expected([float(t.facts["crossing_samples"]) for t in alike]),
-        _timing(alike, parameters),
+        _expected([samples for _, samples in alike]),
+        _timing([trial for trial, _ in alike], parameters),
         step=batch,
         current=closed_schedule(batch),
         whole=True,
@@ -84,14 +82,16 @@ def _timing(alike: Sequence[Trial], parameters: Mapping[str, Value]) -> curves.T
     layout = {name: parameters.get(name) for name in LAYOUT}
     same = [t for t in alike if {name: t.parameters.get(name) for name in LAYOUT} == layout] or alike
 
-    def middle(fact: str) -> float:
-        known = [float(t.facts[fact]) for t in same if fact in t.facts]
+    def middle(metric: Callable[[TrialMetrics], float | None]) -> float:
+        known = [value for t in same if (value := metric(t.metrics)) is not None]
         return median(known) if known else math.nan
 
     healed = curves.Healed(
-        middle("healing_samples"), middle("healed_samples_per_second"), middle("healed_seconds_per_eval"),
-        middle("switch_seconds"),
-    )  # fmt: skip
+        middle(lambda m: m.healing_samples),
+        middle(lambda m: m.healed_samples_per_second),
+        middle(lambda m: m.healed_seconds_per_eval),
+        middle(lambda m: m.switch_seconds),
+    )
     known = math.isfinite(healed.samples_per_second) and math.isfinite(healed.seconds_per_eval)
-    speed, per_eval = middle("samples_per_second"), middle("seconds_per_eval")
+    speed, per_eval = middle(lambda m: m.samples_per_second), middle(lambda m: m.seconds_per_eval)
     return curves.Timing(speed, per_eval, healed=healed if known else None)

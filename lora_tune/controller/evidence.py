@@ -19,12 +19,6 @@ from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
 from lora_tune.store.records import Sweep, Trial
 
-AUDITED = "audited"
-"""Fact of an audit trial that the rule would have stopped: the rule's sentence."""
-
-AUDITED_SAMPLES = "audited_samples"
-"""Fact of the same: samples at which it would have been stopped."""
-
 
 def is_audit(study: Study, trial: Trial) -> bool:
     """Whether the trial goes on when it is condemned: settled by its seed, long before anybody knows its curve."""
@@ -119,8 +113,8 @@ def kind(trial: Trial, change: float) -> tuple[object, ...]:
 
 
 def _change(trial: Trial) -> float:
-    """Samples at which a finished trial changed its precision; 0: it did not, as far as its facts say."""
-    known: float = trial.facts.get("healing_samples", 0.0)
+    """Samples at which a finished trial changed its precision; 0: it did not, as far as is known."""
+    known: float = trial.metrics.healing_samples or 0.0
     return known or (_product(trial, "HEALING_ITER", "GBS") or 0.0)
 
 

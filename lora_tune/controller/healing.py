@@ -13,24 +13,23 @@ from collections.abc import Mapping
 from lora_tune import curves
 from lora_tune.logs.mllog import RunLog
 from lora_tune.mlperf.precision import FP4, Precision, precision_of
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial
 
 ALIKE = re.compile(r"FP4|FP8|BF16|HEALING|PRECISION|QUANT|RECIPE|^GBS$", re.IGNORECASE)
 """Parameters in which trials must agree for their curves to change precision at the same place."""
 
 
-def remembered(settings: Mapping[str, object]) -> dict[str, float | str]:
-    """What a trial keeps among its facts of the settings that its program is given; nothing where they say nothing."""
+def remembered(settings: Mapping[str, object]) -> TrialMetrics:
+    """What a trial keeps of the settings that its program is given; nothing where they say nothing."""
     found = precision_of(settings)
-    known: dict[str, float | str] = {"precision": found.lowest} if found.lowest else {}
-    return known | ({"healing_steps": float(found.healing_steps)} if found.healing_steps else {})
+    steps = float(found.healing_steps) if found.healing_steps else None
+    return TrialMetrics(precision=found.lowest or None, healing_steps=steps)
 
 
 def precision(trial: Trial, run: RunLog | None = None) -> Precision:
     """What is stated of the trial's precision. run: its log, as far as it goes."""
-    kept = Precision(
-        lowest=str(trial.facts.get("precision", "")), healing_steps=int(trial.facts.get("healing_steps", 0))
-    )
+    kept = Precision(lowest=trial.metrics.precision or "", healing_steps=int(trial.metrics.healing_steps or 0))
     return (precision_of(run.hyperparameters) if run else Precision()) | kept | precision_of(trial.parameters)
 
 
@@ -44,8 +43,8 @@ def healing_samples(trial: Trial, run: RunLog, sweep: Sweep | None = None) -> fl
     if steps:
         batch = run.hyperparameters.get("global_batch_size", trial.parameters.get("GBS"))
         return steps * float(batch) if isinstance(batch, int | float) else math.inf
-    if "healing_samples" in trial.facts:
-        return float(trial.facts["healing_samples"])
+    if trial.metrics.healing_samples is not None:
+        return trial.metrics.healing_samples
     alike = sweep.once(("healing", _kind(trial)), lambda: _of_trials_alike(sweep, trial)) if sweep else 0.0
     return alike or curves.recognised([run])
 
@@ -53,7 +52,7 @@ def healing_samples(trial: Trial, run: RunLog, sweep: Sweep | None = None) -> fl
 def own_shape(trial: Trial, run: RunLog | None = None) -> bool:
     """Whether curves of runs in other precisions say nothing of this trial's. run: its log, as far as it goes."""
     found = precision(trial, run)
-    return found.lowest == FP4 or found.healing_steps > 0 or trial.facts.get("healing_samples", 0.0) > 0
+    return found.lowest == FP4 or found.healing_steps > 0 or (trial.metrics.healing_samples or 0.0) > 0
 
 
 def _kind(trial: Trial) -> tuple[tuple[str, str], ...]:

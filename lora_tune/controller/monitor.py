@@ -13,13 +13,13 @@ from lora_tune.controller import healing, node_faults, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
-from lora_tune.controller.evidence import AUDITED, AUDITED_SAMPLES
 from lora_tune.controller.jobs import Jobs
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.arrival_times import LOOK_SECONDS
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import Eval, RunLog
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 
@@ -121,10 +121,10 @@ class JobMonitor:
 
     def _audit(self, trial: Trial, found: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""
-        if AUDITED in trial.facts:
+        if trial.metrics.audited:
             return
-        facts = {**trial.facts, AUDITED: found.sentence, AUDITED_SAMPLES: run.evals[-1].samples}
-        self._work.put_trial(replace(trial, facts=facts))
+        metrics = replace(trial.metrics, audited=found.sentence, audited_samples=run.evals[-1].samples)
+        self._work.put_trial(replace(trial, metrics=metrics))
         self._events.note(
             f"trial {trial.number}: an audit, goes on although {found.sentence}", "audit", trial=trial.number
         )
@@ -220,16 +220,15 @@ class JobMonitor:
         stop = run.reached(target) if not self._study.maximise and not trial.probe else None
         change = healing.healing_samples(trial, run, self._work.sweep)
         if change > 0 and math.isfinite(change):
-            trial = replace(trial, facts={**trial.facts, "healing_samples": change})
-        facts = {**trial.facts, **results.facts(self._study, trial, attempts, run, now)}
-        if runs:
-            facts["runs"] = results.several(self._study, trial, runs)
+            trial = replace(trial, metrics=replace(trial.metrics, healing_samples=change))
+        metrics = trial.metrics | results.measured(self._study, trial, attempts, run, now)
+        metrics |= TrialMetrics(runs=results.several(self._study, trial, runs))
         sentence, end = action.sentence, stop or (run.evals[-1] if run.evals else None)
         if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
-            facts["estimated_seconds"] = round(estimated, 3)
-            sentence = f"{sentence}; {results.estimate_words(facts)}"
+            metrics = replace(metrics, estimated_seconds=round(estimated, 3))
+            sentence = f"{sentence}; {results.estimate_words(metrics)}"
         done = replace(
-            trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, facts=facts
+            trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
         ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
         self._events.note(f"trial {trial.number}: {action.verdict.value}: {sentence}", "finished", trial=trial.number)

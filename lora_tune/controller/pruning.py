@@ -10,7 +10,7 @@ import numpy as np
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
-from lora_tune.controller.evidence import AUDITED, courses, evidence, is_audit, kind, max_samples, public_envelope
+from lora_tune.controller.evidence import courses, evidence, is_audit, kind, max_samples, public_envelope
 from lora_tune.controller.policy import Stop
 from lora_tune.curves.conformal import Course, compare
 from lora_tune.curves.points import usable
@@ -47,7 +47,7 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
     audit = is_audit(study, trial)
     if found.stop and not (audit and found.reason == "stalled"):
         return Stop(StopKind.PRUNED, found.sentence)
-    if audit and (found.stop or AUDITED in trial.facts):
+    if audit and (found.stop or trial.metrics.audited):
         return Audited(found.sentence)
     return _capped(study, sweep, trial, run)
 
@@ -66,10 +66,10 @@ def _too_slow(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | N
     """
     nodes = study.search_space.node_count(trial.parameters)
     rivals = [
-        float(other.facts["objective"])
+        other.objective
         for other in sweep.trials.values()
         if other.verdict is Verdict.REACHED
-        and "objective" in other.facts
+        and other.metrics.objective is not None
         and study.search_space.node_count(other.parameters) == nodes
     ]
     pace = curves.fastest_pace(run, STAMP_SECONDS)
@@ -92,8 +92,8 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
         curves.timing(run, change),
         Incumbent(
             f"trial {best.number}",
-            tuple(best.facts.get("confirmed_each") or (best.seconds,)),
-            best.facts.get("pace_spread", 0.0),
+            (best.metrics.confirmed.each if best.metrics.confirmed else ()) or (best.seconds,),
+            (best.metrics.pace_spread or 0.0),
         ),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
@@ -118,7 +118,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     references = courses(study, sweep)
     if sum(r.free for r in references) < study.pruning.references:
         return []
-    change = trial.facts.get("healing_samples", 0.0)
+    change = trial.metrics.healing_samples or 0.0
     course = Course(curve=usable(evals), length=max_samples(trial), kind=kind(trial, change))
     rate = study.pruning.false_prune_rate
     found = compare(course, references, target=study.target, rate=rate)

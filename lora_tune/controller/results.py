@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from lora_tune import curves
 from lora_tune.config.study import Study
@@ -12,14 +12,15 @@ from lora_tune.controller import healing, pruning
 from lora_tune.logs.mllog import RunLog
 from lora_tune.logs.run import as_number
 from lora_tune.mlperf import published_curves
+from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, Trial
 
 
-def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> dict[str, Any]:
-    """What a finished trial is remembered by, as flat name -> number or words.
+def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> TrialMetrics:
+    """What a finished trial's log and attempts say of it.
 
     ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
-    Unknown numbers are left out, never zero.
+    Unknown numbers are None, never zero or infinite.
     """
     change = healing.healing_samples(trial, run)
     timing = curves.timing(run, change)
@@ -32,54 +33,58 @@ def facts(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, 
     speed: float | None = timing.samples_per_second
     if study.maximise:
         speed = curves.measured_throughput(run) or curves.fastest_pace(run, 0.0)
-    numbers: dict[str, float | None] = {
-        "samples_per_second": speed,
-        "seconds_per_eval": timing.seconds_per_eval,
-        "crossing_samples": crossing.samples,
-        "crossing_low": crossing.low,
-        "crossing_high": crossing.high,
-        "eval_samples": curves.samples_between_evals(run),
-        "pace_spread": curves.pace_spread(run),
-        "init_seconds": run.init_seconds,
-        "packed_seconds": run.packed_seconds,
-        "evals": float(len(run.evals)),
-        "last_loss": run.evals[-1].loss if run.evals else None,
-        "last_samples": run.evals[-1].samples if run.evals else None,
-        "node_hours": sum(a.node_hours(now) for a in attempts),
-    }
-    if stop is not None:
-        numbers |= {"stop_samples": stop.samples, "stop_seconds": stop.seconds}
-        seconds, samples = stop.seconds, stop.samples
-        if study.objective.estimator == "curve" and len(run.evals) > 1 and not crossing.by_stop:
-            seconds, samples = _by_curve(crossing, timing, run)
-        numbers["mlperf_score"] = _mlperf_seconds(study, trial, run, seconds, samples)
-        wanted = numbers["mlperf_score"] if study.objective.score == "mlperf_score" else None
-        numbers["objective"] = seconds if wanted is None else wanted
-    elif study.maximise:
-        numbers["objective"] = speed
-    found: dict[str, float | str] = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
+    found = TrialMetrics(
+        samples_per_second=_known(speed),
+        seconds_per_eval=_known(timing.seconds_per_eval),
+        crossing_samples=_known(crossing.samples),
+        crossing_low=_known(crossing.low),
+        crossing_high=_known(crossing.high),
+        crossing_method=crossing.method if run.evals else None,
+        eval_samples=_known(curves.samples_between_evals(run)),
+        pace_spread=_known(curves.pace_spread(run)),
+        init_seconds=_known(run.init_seconds),
+        packed_seconds=_known(run.packed_seconds),
+        evals=float(len(run.evals)),
+        last_loss=_known(run.evals[-1].loss) if run.evals else None,
+        last_samples=_known(run.evals[-1].samples) if run.evals else None,
+        node_hours=_known(sum(a.node_hours(now) for a in attempts)),
+        objective=_known(speed) if study.maximise else None,
+        seed=seed if (seed := _announced_seed(run)) != trial.seed else None,
+    )
     if timing.healed is not None and math.isfinite(change):
         found |= _second_phase(timing.healed)
-    if run.evals:
-        found["crossing_method"] = crossing.method
-    if (seed := _announced_seed(run)) not in (None, trial.seed):
-        found["seed"] = seed
-    return found
+    if stop is None:
+        return found
+    seconds, samples = stop.seconds, stop.samples
+    if study.objective.estimator == "curve" and len(run.evals) > 1 and not crossing.by_stop:
+        seconds, samples = _by_curve(crossing, timing, run)
+    score = _mlperf_seconds(study, trial, run, seconds, samples)
+    return replace(
+        found,
+        stop_samples=_known(stop.samples),
+        stop_seconds=_known(stop.seconds),
+        mlperf_score=_known(score),
+        objective=_known(seconds if score is None or study.objective.score != "mlperf_score" else score),
+    )
 
 
-def _second_phase(healed: curves.Healed) -> dict[str, float]:
+def _known(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _second_phase(healed: curves.Healed) -> TrialMetrics:
     """What a change of precision did to the trial's pace."""
-    return {
-        "healing_samples": healed.samples,
-        "healed_samples_per_second": healed.samples_per_second,
-        "healed_seconds_per_eval": healed.seconds_per_eval,
-        "switch_seconds": healed.switch_seconds,
-    }
+    return TrialMetrics(
+        healing_samples=healed.samples,
+        healed_samples_per_second=healed.samples_per_second,
+        healed_seconds_per_eval=healed.seconds_per_eval,
+        switch_seconds=healed.switch_seconds,
+    )
 
 
-def estimate_words(facts: Mapping[str, Any]) -> str:
+def estimate_words(metrics: TrialMetrics) -> str:
     """What of a trial's time is an estimate, for people; "" for a time that was measured."""
-    estimated = facts.get("estimated_seconds", 0.0)
+    estimated = metrics.estimated_seconds
     return f"{estimated:.3g} s of it are estimated, nobody read its log then" if estimated else ""
 
 
@@ -89,22 +94,28 @@ def _announced_seed(run: RunLog) -> int | None:
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 
-def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> list[dict[str, Any]]:
-    """The facts of each run of a job that made several, oldest first, with its ``seed``, ``seconds`` and ``samples``.
+def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> tuple[RunMetrics, ...]:
+    """What each run of a job that made several has shown, oldest first.
 
-    ``seconds`` and ``samples`` are None for a run that came to its own end without reaching the target. A run that was
-    cut short says nothing and is left out.
+    A run that was cut short says nothing and is left out.
     """
-    found: list[dict[str, Any]] = []
+    found: list[RunMetrics] = []
     begun = [run for run in runs if run.run_start_ms is not None]
     for i, run in enumerate(begun):
         stop = run.reached(study.target)
         if stop is None and (run.run_stop_ms is None or not run.evals):
             continue
-        known = {k: v for k, v in facts(study, trial, (), run, 0.0).items() if k != "node_hours"}
-        ends = {"seconds": stop.seconds if stop else None, "samples": stop.samples if stop else None}
-        found.append({**known, **ends, "seed": _announced_seed(run) or trial.seed + i, "position": i})
-    return found
+        known = measured(study, trial, (), run, 0.0)
+        found.append(
+            RunMetrics(
+                seed=_announced_seed(run) or trial.seed + i,
+                position=i,
+                seconds=stop.seconds if stop else None,
+                samples=stop.samples if stop else None,
+                metrics=replace(known, node_hours=None, seed=None),
+            )
+        )
+    return tuple(found)
 
 
 def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> tuple[float, float]:

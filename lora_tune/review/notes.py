@@ -15,6 +15,7 @@ from lora_tune.analysis.summary import Overview
 from lora_tune.base.format import duration, visible
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
 
 FILES_SHOWN = 12
@@ -31,9 +32,8 @@ def plain(text: object) -> str:
 
 
 def attributes(sweep: Sweep, trial: Trial, now: float) -> dict[str, float | str]:
-    """The trial's facts named for people, with units; what is unknown is left out."""
-    facts = trial.facts
-    attempts = sweep.attempts_of(trial.number)
+    """What is known of the trial, named for people, with units; what is unknown is left out."""
+    metrics, attempts = as_mapping(trial.metrics), sweep.attempts_of(trial.number)
     found: dict[str, float | str | None] = {
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
@@ -44,7 +44,7 @@ def attributes(sweep: Sweep, trial: Trial, now: float) -> dict[str, float | str]
     if trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None:
         low, high = time_interval(trial)
         found |= {"time to target, 90% low (s)": low, "time to target, 90% high (s)": high}
-    found |= {label: facts.get(name) for name, label in _FACTS.items()}
+    found |= {label: metrics.get(name) for name, label in _METRICS.items()}
     found |= {
         "global batch size (samples)": trial.parameters.get("GBS"),
         "node-hours": sum(a.node_hours(now) for a in attempts),
@@ -55,7 +55,7 @@ def attributes(sweep: Sweep, trial: Trial, now: float) -> dict[str, float | str]
     return {name: round_short(value) for name, value in found.items() if value is not None}
 
 
-_FACTS = {
+_METRICS = {
     "crossing_samples": "samples to target, estimated from the curve",
     "samples_per_second": "throughput (samples/s)",
     "seconds_per_eval": "eval (s)",
@@ -64,7 +64,7 @@ _FACTS = {
     "last_loss": "last eval loss",
     "last_samples": "last eval at (samples)",
 }
-"""Fact -> its name for people."""
+"""Metric -> its name for people."""
 
 
 def round_short(value: float | str) -> float | str:
@@ -140,14 +140,14 @@ def trial_note(study: Study, sweep: Sweep, trial: Trial, files: Mapping[str, str
 
 
 def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
-    facts = trial.facts
+    metrics = trial.metrics
     result = ""
     if trial.verdict is Verdict.REACHED and study.maximise:
-        result = f"{facts.get('objective', 0):.5g} samples/s"
+        result = f"{trial.objective:.5g} samples/s"
     elif trial.seconds is not None:
         low, high = time_interval(trial)
         result = f"{duration(trial.seconds)} (90% interval {duration(low)} to {duration(high)})"
-    speed, seconds = facts.get("samples_per_second"), facts.get("seconds_per_eval")
+    speed, seconds = metrics.samples_per_second, metrics.seconds_per_eval
     layout = " ".join(
         f"{n}={trial.parameters[n]}" for n in ("TP", "PP", "CP", "MBS", "MINIBS") if n in trial.parameters
     )
@@ -158,7 +158,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
         ("One eval", duration(seconds) if seconds else ""),
         ("Layout", layout),
         ("Global batch size", str(trial.parameters.get("GBS", ""))),
-        ("Node-hours", f"{facts['node_hours']:.3g}" if "node_hours" in facts else ""),
+        ("Node-hours", f"{metrics.node_hours:.3g}" if metrics.node_hours is not None else ""),
         ("Why proposed", trial.why),
     ]
 
@@ -166,7 +166,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
 def _samples(trial: Trial) -> str:
     if trial.samples is None:
         return ""
-    estimate = trial.facts.get("crossing_samples")
+    estimate = trial.metrics.crossing_samples
     return f"{trial.samples:.0f}" + (f", estimated from the curve: {estimate:.0f}" if estimate else "")
 
 
@@ -200,7 +200,7 @@ def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
         rows += [("Stopping", account_words(seen.stopping))]
     rows += [("Study hash", sweep.digest)]
     if seen.best is not None:
-        value = seen.best.facts["objective"]
+        value = seen.best.objective
         said = f"{value:.4g} samples/s" if study.maximise else duration(value)
         if seen.best_interval:
             said += f" (90% interval {duration(seen.best_interval[0])} to {duration(seen.best_interval[1])})"

@@ -128,7 +128,7 @@ def _headline(study: Study, sweep: Sweep) -> Text:
         return Text("nothing measured yet" if study.maximise else missing, style="dim")
     unit = "samples/s" if study.maximise else "s to the target"
     text = Text("best: ", style="bold")
-    text.append(f"{best.facts['objective']:.4g} {unit}", style="bold green")
+    text.append(f"{best.objective:.4g} {unit}", style="bold green")
     text.append(f"    trial {best.number}    {parameters_text(best)}")
     return text
 
@@ -180,12 +180,12 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
     state: Text
     if trial.verdict is not None:
         state = Text(str(trial.verdict), style=_COLOURS[trial.verdict])
-        elapsed = trial.facts.get("objective") if not study.maximise else None
+        elapsed = trial.metrics.objective if not study.maximise else None
     else:
         stopping = bool(attempts and attempts[-1].stop)
         state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
         elapsed = now - started if started else None
-    target, speed = study.target, trial.facts.get("objective")
+    target, speed = study.target, trial.metrics.objective
     progress: Cells = {
         "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
         "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),

@@ -42,7 +42,7 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
 def _value(sweep: Sweep, trial: Trial, state: TrialState) -> float | None:
     """The objective; of a pruned trial, as Optuna's ``tell`` has it, the last value it reported: an eval loss."""
     if state is TrialState.COMPLETE:
-        return float(trial.facts["objective"])
+        return trial.objective
     losses = [e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.loss)]
     return losses[-1] if losses and state is TrialState.PRUNED else None
 

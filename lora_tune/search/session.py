@@ -25,6 +25,7 @@ from lora_tune.logs.mllog import Eval
 from lora_tune.search.samplers import KnowsGain, make_sampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
 from lora_tune.search.worth import not_worth
+from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
 
@@ -113,9 +114,9 @@ def attributes(record: Trial) -> dict[str, Any]:
     found: dict[str, Any] = {"why": record.why} if record.why else {}
     if record.probe:
         found["kind"] = PROBE
-    if BASE in record.facts:
-        found[BASE] = record.facts[BASE]
-    return found | ({**record.facts, "verdict": str(record.verdict)} if record.verdict else {})
+    if record.metrics.base is not None:
+        found[BASE] = record.metrics.base
+    return found | ({**as_mapping(record.metrics), "verdict": str(record.verdict)} if record.verdict else {})
 
 
 class Session:
@@ -259,7 +260,7 @@ class Session:
 
     @_translated
     def tell(self, record: Trial) -> None:
-        """The end of a trial, its facts as user attributes first. Telling twice changes nothing."""
+        """The end of a trial, its metrics as user attributes first. Telling twice changes nothing."""
         frozen = self._frozen(record.number)
         if frozen.state.is_finished():
             return
@@ -269,7 +270,7 @@ class Session:
         if record.verdict is Verdict.INFEASIBLE:
             trial.set_constraint(INFEASIBLE, 1.0)
         state = TrialState.FAIL if _outside(frozen) else state_of(record.verdict)
-        value = float(record.facts["objective"]) if state is TrialState.COMPLETE else None
+        value = record.objective if state is TrialState.COMPLETE else None
         self._study.tell(record.number, value, state=state, skip_if_finished=True)
 
     def _frozen(self, number: int) -> FrozenTrial:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lora_tune.logs.mllog import Eval
+from lora_tune.store.metrics import Choice, TrialMetrics
 
 Value = str | int | float | bool
 T = TypeVar("T")
-
-CHOSEN, PASSED_OVER = "chosen", "passed over"
-"""``facts['confirmed']`` of trials whose configurations were run again (``lora_tune.confirm``)."""
 
 
 class TrialState(enum.StrEnum):
@@ -109,10 +107,10 @@ class Trial:
 
     tuned: values as the search proposed them. parameters: all resolved values.
     seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
-    reached. facts: further numbers and words by name (see ``outcome.facts``).
+    reached. metrics: what else was measured.
     told: the search has been told the end.
     replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
-    runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``facts['runs']``.
+    runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``metrics.runs``.
     probe: a short run that only measures its layout's speed.
     """
 
@@ -126,13 +124,24 @@ class Trial:
     sentence: str = ""
     seconds: float | None = None
     samples: float | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metrics: TrialMetrics = field(default_factory=TrialMetrics)
     proposed_at: float = 0.0
     finished_at: float | None = None
     told: bool = False
     replicate_of: int | None = None
     replicates: int = 1
     probe: bool = False
+
+    @property
+    def objective(self) -> float:
+        """What trials are compared by; asked only of one that reached the target or measured throughput."""
+        assert self.metrics.objective is not None, f"trial {self.number} has no objective"
+        return self.metrics.objective
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether further runs have shown that it is no better than the one that was chosen."""
+        return self.metrics.confirmed is not None and self.metrics.confirmed.choice is Choice.PASSED_OVER
 
     def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
         """This trial with its end written down."""
@@ -193,17 +202,17 @@ class Sweep:
         return ()
 
     def best(self, *, maximise: bool = False) -> Trial | None:
-        """The finished trial with the best objective (``facts['objective']``) among those that reached the target.
+        """The finished trial with the best objective among those that reached the target.
 
         Those that more seeds have shown to be no better than the one that was chosen are passed over.
         """
         return self.once(("best", maximise), lambda: self._best(maximise))
 
     def _best(self, maximise: bool) -> Trial | None:
-        done = [t for t in self.reached() if "objective" in t.facts and t.facts.get("confirmed") != PASSED_OVER]
+        done = [t for t in self.reached() if t.metrics.objective is not None and not t.passed_over]
         if not done:
             return None
-        return (max if maximise else min)(done, key=lambda t: t.facts["objective"])
+        return (max if maximise else min)(done, key=lambda t: t.objective)
 
     def reached(self) -> list[Trial]:
         """The trials that reached the target."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lora_tune.logs.mllog import Eval
+from lora_tune.store.metrics import as_mapping, from_mapping
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 
 
@@ -43,12 +44,25 @@ def eval_row(sweep: str, trial: int, attempt: int, position: int, point: Eval) -
 
 
 def to_json(record: Trial | Attempt) -> str:
-    return json.dumps(asdict(record))  # in ASCII: half a surrogate pair from a log could not be stored as it is
+    plain = {f.name: getattr(record, f.name) for f in fields(record)}
+    if isinstance(record, Trial):
+        del plain["metrics"]
+        plain |= {"tuned": dict(record.tuned), "parameters": dict(record.parameters)}
+        plain[METRICS] = as_mapping(record.metrics)
+    return json.dumps(plain)  # in ASCII: half a surrogate pair from a log could not be stored as it is
+
+
+METRICS = "facts"
+"""Where a trial's metrics stand in its row: by the name that all releases read and write."""
 
 
 def trial_from(text: str) -> Trial:
-    """The reverse of :func:`to_json`; fields that a later release added are passed over."""
+    """The reverse of :func:`to_json`; fields that a later release added are passed over, further metrics are kept.
+
+    Raises StoreError for metrics of a wrong kind.
+    """
     data = json.loads(text)
+    data["metrics"] = from_mapping(data.get(METRICS, {}))
     data["state"] = TrialState(data["state"])
     data["verdict"] = Verdict(data["verdict"]) if data["verdict"] else None
     return Trial(**_known(Trial, data))

@@ -9,13 +9,15 @@ import pytest
 
 from lora_tune.analysis.stopping import account_words, false_rate, promise_words, stopping_account
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import AUDITED, AUDITED_SAMPLES
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.test_decide import NOW, attempt, finished_well, study, trial
 
 
-def ended(number: int, verdict: Verdict, sentence: str = "", **facts: Any) -> Trial:
-    done = trial(number, state=TrialState.FINISHED, finished_at=NOW + number, sentence=sentence, facts=facts)
+def ended(number: int, verdict: Verdict, sentence: str = "", **known: Any) -> Trial:
+    done = trial(
+        number, state=TrialState.FINISHED, finished_at=NOW + number, sentence=sentence, metrics=TrialMetrics(**known)
+    )
     return replace(done, verdict=verdict)
 
 
@@ -53,8 +55,8 @@ def test_it_says_what_was_caught_and_for_how_much() -> None:
 
 
 def test_audits_measure_the_rate_and_state_their_price() -> None:
-    facts = {AUDITED: "stalled: further above", AUDITED_SAMPLES: 200.0, "last_samples": 800.0}
-    audits = [ended(20, Verdict.REACHED, **facts), ended(21, Verdict.CENSORED, **facts)]
+    known = {"audited": "stalled: further above", "audited_samples": 200.0, "last_samples": 800.0}
+    audits = [ended(20, Verdict.REACHED, **known), ended(21, Verdict.CENSORED, **known)]
     account = stopping_account(study(), with_trials(finished_well(8), *audits), NOW)
     assert account is not None
     assert (account.audited, account.erred) == (2, 1)

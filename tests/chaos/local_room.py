@@ -288,6 +288,4 @@ class LocalRoom:
 
 def _marked(trial: Trial) -> bool:
     """Whether a result says that its time is an estimate."""
-    return any("estimated" in str(key) or "estimated" in str(value) for key, value in trial.facts.items()) or (
-        "estimated" in trial.sentence
-    )
+    return trial.metrics.estimated_seconds is not None or "estimated" in trial.sentence

@@ -91,5 +91,5 @@ def test_a_sweep_of_a_rising_metric_finds_the_fastest_and_says_what_it_measures(
     best = sweep.best()
     assert best is not None
     assert best.parameters["LR"] == 0.5
-    assert best.facts["mlperf_score"] >= best.facts["objective"]
+    assert best.metrics.mlperf_score >= best.objective
     assert objective_words(parse_study(study_text(), file)) == "time to 1 - eval accuracy 0.28"

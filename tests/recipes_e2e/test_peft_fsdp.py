@@ -39,7 +39,7 @@ def test_a_throughput_sweep_over_node_counts(slurm: Cluster, tmp_path: Path) -> 
     assert [t.verdict for t in (one, two, four)] == [Verdict.REACHED] * 3, rig.said
     for trial in (one, two, four):
         printed = float(rig.log(trial.number).split("'train_samples_per_second': ")[1].split(",")[0])
-        assert trial.facts["objective"] == printed, "the objective is what the Trainer itself says of the run"
+        assert trial.metrics.objective == printed, "the objective is what the Trainer itself says of the run"
     assert [t.verdict for t in (slow, slower)] == [Verdict.CAPPED] * 2, rig.said
     assert "the best on 1 nodes is" in slow.sentence
     assert "the best on 2 nodes is" in slower.sentence

@@ -8,6 +8,7 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.session import Session
 from lora_tune.store import sqlite_url, tune_sqlite
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 from lora_tune.workloads.base import Start
 from tests.fakes import command_study
@@ -44,9 +45,15 @@ def test_one_that_the_space_does_not_hold_is_measured_and_teaches_the_search_not
     assert "no point of the study's space (LR=9 is not in" in first.why
     again = Session(study(), url, tune_sqlite, start=OUTSIDE)
     assert [asked.parameters for asked in again.unknown(())] == [OUTSIDE.parameters], "a driver that died took it in"
-    facts = {"base": "config_x.sh", "objective": 10.0}
+    metrics = TrialMetrics(base="config_x.sh", objective=10.0)
     record = Trial(
-        number=0, seed=1, tuned={}, parameters=OUTSIDE.parameters, verdict=Verdict.REACHED, facts=facts, finished_at=1.0
+        number=0,
+        seed=1,
+        tuned={},
+        parameters=OUTSIDE.parameters,
+        verdict=Verdict.REACHED,
+        metrics=metrics,
+        finished_at=1.0,
     )
     again.tell(record)
     again.flush()

@@ -28,7 +28,7 @@ def test_the_config_of_today_is_trial_0_and_the_best_is_told_against_it(house: C
     trials = home.sweep().trials
     first = trials[0]
     assert first.verdict is Verdict.REACHED
-    assert (first.facts["base"], first.tuned["LR"], first.parameters["SKIP_EVALS"]) == (CONFIG, 4e-4, 3)
+    assert (first.metrics.base, first.tuned["LR"], first.parameters["SKIP_EVALS"]) == (CONFIG, 4e-4, 3)
     own = (home.paths.attempt(0, 0).folder / CONFIG).read_text()
     assert [line for line in own.splitlines() if line.startswith("export") and "WALLTIME" not in line] == []
     other = next(t for t in trials.values() if t.number and t.verdict is Verdict.REACHED)

@@ -47,9 +47,9 @@ def test_run_sub_runs_several_seeds_in_one_allocation_and_each_counts(house: Cal
             trial.seed + 1,
             trial.seed + 2,
         ]
-        assert len({run["last_loss"] for run in trial.facts["runs"]}) == 3
+        assert len({run.metrics.last_loss for run in trial.metrics.runs}) == 3
     assert {len(runs) for runs in replicates(race).values()} == {3}
-    (chosen,) = (t for t in sweep.trials.values() if t.facts.get("confirmed") == "chosen")
+    (chosen,) = (t for t in sweep.trials.values() if t.metrics.confirmed and t.metrics.confirmed.choice == "chosen")
     results = sorted(home.paths.confirm(chosen.number).glob("result_*.txt"))
     assert [p.read_text().count('"run_start"') for p in results] == [1, 1, 1]
     assert re.search(r"checks   3 result files, 3 of them do not comply with \d\.\d\.\d", done.stdout)

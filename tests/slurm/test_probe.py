@@ -81,6 +81,6 @@ def test_a_probe_is_stopped_after_a_warm_block_and_one_eval(house: Callable[...,
     # The stand-in's formula; its first block is 1.5% slow.
     penalty = {1: 1.6, 2: 1.12, 4: 1.0, 8: 1.25}[int(trial.parameters["TP"])]
     penalty *= 1 + 0.06 * (int(trial.parameters["CP"]) - 1)
-    assert trial.facts["samples_per_second"] == pytest.approx(SPEED / penalty, rel=5e-3)
-    assert trial.facts["seconds_per_eval"] == pytest.approx(75 * penalty / SPEED, rel=2e-2)
+    assert trial.metrics.samples_per_second == pytest.approx(SPEED / penalty, rel=5e-3)
+    assert trial.metrics.seconds_per_eval == pytest.approx(75 * penalty / SPEED, rel=2e-2)
     assert attempt.node_hours(0) == pytest.approx(home.node_hours_by_slurm())

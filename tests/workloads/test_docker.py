@@ -178,7 +178,7 @@ def expect_two_reached(folder: Path) -> None:
     assert [trial.verdict for trial in trials] == ["reached", "reached"]
     for trial in trials:
         log = next(folder.glob(f"trials/{trial.number:04d}*/**/job.log")).read_text()
-        assert f'"key": "seed", "value": {trial.facts["seed"]},' in log
+        assert f'"key": "seed", "value": {trial.metrics.seed},' in log
         assert f'"key": "opt_base_learning_rate", "value": {trial.parameters["LR"]}' in log
         passed = next(line for line in log.splitlines() if line.startswith("trained with:")).split()
         assert "NVTE_USE_HIPBLASLT" in passed
@@ -199,7 +199,7 @@ class TestSweep:
         (config,) = (tree.parent / "o").glob("config_MI300X_1x8x1*.sh")
         best = recorded(folder / "sweep.db", "docker").best()
         assert best is not None
-        assert f"seed {best.facts['seed']}" in config.read_text()
+        assert f"seed {best.metrics.seed}" in config.read_text()
         assert 'source "$(dirname "${BASH_SOURCE[0]}")"/config_MI300X_1x8x1.sh' in config.read_text()
 
     @pytest.mark.slurm

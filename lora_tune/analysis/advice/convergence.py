@@ -144,8 +144,8 @@ def too_short(study: Study, sweep: Sweep) -> Advice | None:
     short = []
     for trial in _ended_short(sweep):
         crossing, end = (
-            trial.facts.get("crossing_samples"),
-            max_samples(trial) or trial.facts.get("last_samples"),
+            trial.metrics.crossing_samples,
+            max_samples(trial) or trial.metrics.last_samples,
         )
         falling = _last_third(finite_evals(sweep, trial)) >= FLAT
         if crossing is not None and end and falling and end < crossing < 2 * end:

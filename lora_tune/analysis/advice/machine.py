@@ -35,7 +35,7 @@ def out_of_memory(study: Study, sweep: Sweep) -> Advice | None:
     for trial in sweep.trials.values():
         if trial.verdict is Verdict.INFEASIBLE:
             died[_layout(trial)].append(trial.number)
-        elif trial.facts.get("samples_per_second"):
+        elif trial.metrics.samples_per_second:
             ran.add(_layout(trial))
     if not died:
         return None
@@ -63,7 +63,7 @@ def evals_too_dear(study: Study, sweep: Sweep) -> Advice | None:
     """Evals take a large share of the time to the target."""
     shares = []
     for trial in reached(sweep):
-        each = trial.facts.get("seconds_per_eval")
+        each = trial.metrics.seconds_per_eval
         if each and trial.seconds and trial.samples:
             count = sum(e.samples <= trial.samples for e in sweep.last_evals(trial.number))
             shares.append(count * each / trial.seconds)
@@ -112,7 +112,7 @@ def slower_than_published(study: Study, sweep: Sweep) -> Advice | None:
         for r in _published()
         if r["accelerator"] == kind[0] and r["accelerators"] == str(gpus) and r["samples_per_second"]
     ]
-    own = [(t.facts["samples_per_second"], t) for t in sweep.trials.values() if t.facts.get("samples_per_second")]
+    own = [(t.metrics.samples_per_second, t) for t in sweep.trials.values() if t.metrics.samples_per_second]
     if not rows or not own:
         return None
     best, (speed, trial) = max(rows, key=lambda r: float(r["samples_per_second"])), max(own, key=lambda x: x[0])
@@ -152,11 +152,11 @@ def bad_node(study: Study, sweep: Sweep) -> Advice | None:
 def start_up(study: Study, sweep: Sweep) -> Advice | None:
     """Start-up that is not scored but paid for."""
     del study
-    hours = sum(t.facts.get("node_hours", 0.0) for t in sweep.trials.values())
+    hours = sum(t.metrics.node_hours or 0.0 for t in sweep.trials.values())
     lost = 0.0
     for trial in sweep.trials.values():
         attempts = sweep.attempts_of(trial.number)
-        lost += trial.facts.get("init_seconds", 0.0) / 3600 * (attempts[-1].node_count if attempts else 1)
+        lost += (trial.metrics.init_seconds or 0.0) / 3600 * (attempts[-1].node_count if attempts else 1)
     if not hours or lost <= START_UP * hours:
         return None
     return Advice(
@@ -171,11 +171,11 @@ def nothing_gained(study: Study, sweep: Sweep) -> Advice | None:
     ended = sorted((t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0)
     if len(reached(sweep)) < 8 or study.maximise:
         return None
-    hours = [t.facts.get("node_hours", 0.0) for t in ended]
+    hours = [t.metrics.node_hours or 0.0 for t in ended]
     best, last_gain = float("inf"), 0
     for at, trial in enumerate(ended):
-        if trial.verdict is Verdict.REACHED and trial.facts["objective"] < (1 - GAIN) * best:
-            best, last_gain = trial.facts["objective"], at
+        if trial.verdict is Verdict.REACHED and trial.objective < (1 - GAIN) * best:
+            best, last_gain = trial.objective, at
     stale = sum(hours[last_gain + 1 :])
     if stale <= STALE * sum(hours):
         return None

@@ -243,7 +243,7 @@ def _say_checks(checks: Checks | None, folder: Path | None) -> None:
 
 
 def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now: float) -> Sweep:
-    """The sweep with the outcome among its trials' facts, written down if nobody drives it."""
+    """The sweep with the outcome among its trials, written down if nobody drives it."""
     sweep = store.load(options.review.sweep.name) or options.review.sweep
     changed = confirmed(sweep, found, runs)
     try:

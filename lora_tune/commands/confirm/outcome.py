@@ -14,7 +14,8 @@ from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.search.contenders import means
 from lora_tune.search.racing import CannotSeparate, Decided, Plan
-from lora_tune.store.records import CHOSEN, PASSED_OVER, Sweep, Trial
+from lora_tune.store.metrics import Choice, Confirmed
+from lora_tune.store.records import Sweep, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +157,23 @@ def as_json(found: Confirmation) -> dict[str, Any]:
 
 
 def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
-    """The sweep's trials that raced, with what came of it among their facts: for the report, the export, the cap."""
+    """The sweep's trials that raced, with what came of it: for the report, the export, the cap."""
     changed = []
     for place in found.places:
         trial = sweep.trials[place.trial]
-        told: dict[str, Any] = {
-            "confirmed": CHOSEN if place.chosen else PASSED_OVER,
-            "confirmed_runs": place.runs,
-            "confirmed_missed": place.missed,
-            "confirmed_seconds": place.mean,
-            "confirmed_low": place.low,
-            "confirmed_high": place.high,
-            "confirmed_each": [r.seconds for r in runs.get(place.trial, ()) if r.seconds is not None],
-            "confirmed_node_hours": place.node_hours,
-            "confirmed_sentence": found.sentence,
-            "confirmed_score": ". ".join(found.scored.sentences) if place.chosen and found.scored else None,
-        }
-        kept = {k: v for k, v in trial.facts.items() if not k.startswith("confirmed")}
-        changed.append(replace(trial, facts={**kept, **{k: v for k, v in told.items() if v is not None}}))
+        race = Confirmed(
+            choice=Choice.CHOSEN if place.chosen else Choice.PASSED_OVER,
+            runs=place.runs,
+            missed=place.missed,
+            seconds=place.mean,
+            low=place.low,
+            high=place.high,
+            each=tuple(r.seconds for r in runs.get(place.trial, ()) if r.seconds is not None),
+            node_hours=place.node_hours,
+            sentence=found.sentence,
+            score=". ".join(found.scored.sentences) if place.chosen and found.scored else None,
+        )
+        changed.append(replace(trial, metrics=replace(trial.metrics, confirmed=race)))
     return changed
 
 

@@ -119,9 +119,7 @@ class Race:
 
 def introduction(field: Sequence[Trial], settings: RaceSettings) -> str:
     """Who races, one line each."""
-    lines = [
-        f"{name_of(t.number):>10}  {duration(t.facts['objective'])} in one run: {parameters_text(t)}" for t in field
-    ]
+    lines = [f"{name_of(t.number):>10}  {duration(t.objective)} in one run: {parameters_text(t)}" for t in field]
     least, most = settings.fewest * len(field), settings.total(len(field))
     runs = f"{least} to {most} runs" if least < most else f"{most} runs"
     return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])

@@ -121,10 +121,11 @@ def convergence_data(study: Study, sweep: Sweep) -> ConvergenceData | None:
     name, log = knob
     groups: dict[object, list[tuple[float, float, float, float, Trial]]] = {}
     for trial in ranked(study, sweep):
-        samples = trial.facts.get("crossing_samples", trial.samples)
+        metrics = trial.metrics
+        samples = trial.samples if metrics.crossing_samples is None else metrics.crossing_samples
         if samples is None or name not in trial.tuned:
             continue
-        low, high = trial.facts.get("crossing_low", samples), trial.facts.get("crossing_high", samples)
+        low, high = (samples if v is None else v for v in (metrics.crossing_low, metrics.crossing_high))
         groups.setdefault(trial.parameters.get("GBS"), []).append((float(trial.tuned[name]), samples, low, high, trial))
     if not groups:
         return None

@@ -36,15 +36,15 @@ def time_parts(study: Study, sweep: Sweep) -> list[TimeParts]:
     """
     found = []
     for trial in ranked(study, sweep)[:SHOWN]:
-        facts = trial.facts
-        speed, seconds, samples = facts.get("samples_per_second"), trial.seconds, trial.samples
+        metrics = trial.metrics
+        speed, seconds, samples = metrics.samples_per_second, trial.seconds, trial.samples
         if not speed or seconds is None or samples is None:
             continue
         count = sum(e.samples <= samples for e in sweep.last_evals(trial.number))
-        evals = count * facts.get("seconds_per_eval", 0.0)
+        evals = count * (metrics.seconds_per_eval or 0.0)
         training = min(samples / speed, seconds)
         rest = max(0.0, seconds - training - evals)
-        found.append(TimeParts(trial, facts.get("init_seconds", 0.0), training, min(evals, seconds - training), rest))
+        found.append(TimeParts(trial, metrics.init_seconds or 0.0, training, min(evals, seconds - training), rest))
     return found
 
 
@@ -95,7 +95,7 @@ def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
     speeds: dict[str, list[float]] = {}
     trials: dict[str, list[int]] = {}
     for trial in sweep.trials.values():
-        speed = trial.facts.get("samples_per_second")
+        speed = trial.metrics.samples_per_second
         if not speed:
             continue
         layout = (

@@ -122,7 +122,7 @@ def purchases(study: Study, sweep: Sweep) -> list[Purchase]:
         (t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0
     ):
         spent += sum(a.node_hours(trial.finished_at or 0.0) for a in sweep.attempts_of(trial.number))
-        value = trial.facts.get("objective") if trial.verdict is Verdict.REACHED else None
+        value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
         if value is not None:
             best = value if best is None else pick(best, value)
         found.append(Purchase(trial, spent, best))
@@ -137,10 +137,10 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
         return None
     unit = time_unit(bests) if not study.maximise else None
     scale = unit.seconds if unit else 1.0
-    reached = [p for p in found if p.trial.verdict is Verdict.REACHED and "objective" in p.trial.facts]
+    reached = [p for p in found if p.trial.verdict is Verdict.REACHED and p.trial.metrics.objective is not None]
     line = [(p.node_hours, p.best / scale) for p in found if p.best is not None]
     final = bests[-1]
-    texts = [f"trial {p.trial.number}: {_said(study, p.trial.facts['objective'], final)}" for p in reached]
+    texts = [f"trial {p.trial.number}: {_said(study, p.trial.objective, final)}" for p in reached]
     price = study.budget.price_per_node_hour
     money = f" One node-hour costs {price:g}." if price else ""
     return Chart(
@@ -150,7 +150,7 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
         marks=(
             Points(
                 name="a trial that reached the target",
-                points=[(p.node_hours, p.trial.facts["objective"] / scale) for p in reached],
+                points=[(p.node_hours, p.trial.objective / scale) for p in reached],
                 colour="good",
                 size=3.5,
                 texts=texts,

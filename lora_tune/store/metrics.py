@@ -1,0 +1,162 @@
+"""What a trial measured, by name and type, and its one form as plain data: the database's, Optuna's and the tables'."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args, get_type_hints
+
+from lora_tune.base.errors import StoreError
+
+
+class Choice(enum.StrEnum):
+    """What further runs of a trial's configuration have decided."""
+
+    CHOSEN = "chosen"
+    PASSED_OVER = "passed over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """What a race of further runs showed of a trial's configuration.
+
+    runs, missed: how many there were, and how many of them did not reach the target. seconds, low, high: mean time to
+    the target with its 90% interval, None where no run reached it. each: seconds of those that did. score: in words.
+    """
+
+    choice: Choice
+    runs: int
+    missed: int
+    node_hours: float
+    sentence: str
+    seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    each: tuple[float, ...] = ()
+    score: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialMetrics:
+    """Numbers and words of one trial; None: unknown.
+
+    objective: what trials are compared by, in seconds, or samples/s where throughput is maximised; known only where
+    the target was reached or throughput measured. stop_samples, stop_seconds: the first eval at the target.
+    crossing_samples, _low, _high: where the fitted curve crosses the target, with its 90% interval; crossing_method:
+    how that was found. eval_samples: samples between evals. evals: how many there were. last_loss, last_samples: of the
+    newest eval. init_seconds: start-up before the clock runs. packed_seconds: in its pack, beside the time alone.
+    estimated_seconds: how much of the time nobody saw pass. pace_spread: of the run's own blocks, in ln(pace).
+    mlperf_score: seconds after RCP normalisation. seed: the one that the log states, where it is not the trial's.
+
+    precision, healing_steps, healing_samples: the lowest precision stated, and after which steps or samples it changes;
+    healed_samples_per_second, healed_seconds_per_eval, switch_seconds: the pace from there on, and the change itself.
+    base: the name of the machine's own config that the trial measures. audited, audited_samples: why and where the
+    stopping rule would have stopped an audit trial. runs: of a job that made several. confirmed: what a race showed.
+    others: what a later release has written beside them; kept as it is.
+    """
+
+    objective: float | None = None
+    samples_per_second: float | None = None
+    seconds_per_eval: float | None = None
+    crossing_samples: float | None = None
+    crossing_low: float | None = None
+    crossing_high: float | None = None
+    crossing_method: str | None = None
+    eval_samples: float | None = None
+    pace_spread: float | None = None
+    init_seconds: float | None = None
+    packed_seconds: float | None = None
+    estimated_seconds: float | None = None
+    evals: float | None = None
+    last_loss: float | None = None
+    last_samples: float | None = None
+    node_hours: float | None = None
+    stop_samples: float | None = None
+    stop_seconds: float | None = None
+    mlperf_score: float | None = None
+    seed: int | None = None
+    precision: str | None = None
+    healing_steps: float | None = None
+    healing_samples: float | None = None
+    healed_samples_per_second: float | None = None
+    healed_seconds_per_eval: float | None = None
+    switch_seconds: float | None = None
+    base: str | None = None
+    audited: str | None = None
+    audited_samples: float | None = None
+    runs: tuple[RunMetrics, ...] = ()
+    confirmed: Confirmed | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def __or__(self, later: TrialMetrics) -> TrialMetrics:
+        """These with all that ``later`` knows."""
+        known = {f.name: getattr(later, f.name) for f in fields(later)}
+        return replace(self, **{name: value for name, value in known.items() if value not in (None, (), {})})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetrics:
+    """One of a job's several runs, at ``position`` in it. seconds, samples: None where it did not reach the target."""
+
+    seed: int
+    position: int
+    seconds: float | None = None
+    samples: float | None = None
+    metrics: TrialMetrics = field(default_factory=TrialMetrics)
+
+
+_NESTED = ("runs", "confirmed", "others")
+_HINTS = get_type_hints(TrialMetrics)
+_PLAIN = tuple(f.name for f in fields(TrialMetrics) if f.name not in _NESTED)
+_RUN = ("seed", "position", "seconds", "samples")
+_CONFIRMED = tuple(f.name for f in fields(Confirmed) if f.name != "choice")
+
+
+def as_mapping(metrics: TrialMetrics) -> dict[str, Any]:
+    """All that is known, flat: a confirmation under ``confirmed`` and ``confirmed_...``, runs as a list of mappings."""
+    found = {name: value for name in _PLAIN if (value := getattr(metrics, name)) is not None}
+    if metrics.runs:
+        found["runs"] = [as_mapping(run.metrics) | {name: getattr(run, name) for name in _RUN} for run in metrics.runs]
+    if (race := metrics.confirmed) is not None:
+        parts = {f"confirmed_{name}": getattr(race, name) for name in _CONFIRMED} | {"confirmed_each": list(race.each)}
+        found |= {"confirmed": race.choice.value} | {name: v for name, v in parts.items() if v is not None}
+    return found | dict(metrics.others)
+
+
+def from_mapping(data: Mapping[str, Any]) -> TrialMetrics:
+    """The reverse of :func:`as_mapping`; names that this release does not know are kept as they are.
+
+    Raises StoreError for a value that is none of its name's kind.
+    """
+    rest = dict(data)
+    known: dict[str, Any] = {name: _checked(name, rest.pop(name)) for name in _PLAIN if name in rest}
+    try:
+        runs = tuple(_run(run) for run in rest.pop("runs", ()))
+        confirmed = _confirmed(rest) if "confirmed" in rest else None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise StoreError(f"a trial's record holds runs that cannot be read ({error!r}); {_REMEDY}") from error
+    return TrialMetrics(**known, runs=runs, confirmed=confirmed, others=rest)
+
+
+_REMEDY = "another program has changed the database: restore it from a copy"
+
+
+def _checked(name: str, value: Any) -> Any:
+    hint = _HINTS[name]
+    if isinstance(value, bool) or not isinstance(value, hint | int if float in get_args(hint) else hint):
+        kind = "a text" if str in get_args(hint) else "a number"
+        raise StoreError(f"a trial's record holds {name} = {value!r}, which is not {kind}; {_REMEDY}")
+    return value
+
+
+def _run(data: Mapping[str, Any]) -> RunMetrics:
+    rest = {name: value for name, value in data.items() if name not in _RUN}
+    ends = {name: data.get(name) for name in ("seconds", "samples")}
+    return RunMetrics(seed=int(data["seed"]), position=int(data["position"]), **ends, metrics=from_mapping(rest))
+
+
+def _confirmed(rest: dict[str, Any]) -> Confirmed:
+    """Takes its parts out of ``rest``."""
+    parts = {name: rest.pop(f"confirmed_{name}") for name in _CONFIRMED if f"confirmed_{name}" in rest}
+    return Confirmed(choice=Choice(rest.pop("confirmed")), **parts | {"each": tuple(parts.get("each", ()))})
