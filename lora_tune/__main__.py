@@ -10,6 +10,7 @@ import click
 from lora_tune import __version__
 
 COMMANDS = {
+    "init": "a first study file, from your script's output and help text",
     "sweep": "tune a study, or go on with it",
     "confirm": "more seeds of the leading trials, until one is shown to be better",
     "serve": "drive all studies of a database, as a service",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader, RunLog
 from lora_tune.logs.unmatched import Unmatched
 from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Workload
 
 SHOWN = 40
 """Lines that are printed of each kind; all are counted."""
@@ -41,15 +42,19 @@ def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
     Exit codes: 0 evals were read; 2 your input; 4 no eval was read (then a pattern is suggested).
     """
     file = find_study(study_name)
-    workload = load_workload(load_study(file), file)
+    if not check_logs(load_workload(load_study(file), file), logs, every=every):
+        raise SystemExit(EXIT_NOTHING_REACHED)
+
+
+def check_logs(workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
+    """Print what the workload's reader makes of these logs; returns the number of evals. Raises InputError: no file."""
     evals = 0
     for log in log_files(logs):
         text = b"".join(log.pieces())
         if log.problem:
             click.echo(log.problem, err=True)
         evals += show(log.name, read_lines(workload.reader(), text), every=every)
-    if not evals:
-        raise SystemExit(EXIT_NOTHING_REACHED)
+    return evals
 
 
 def read_lines(reader: LogReader, log: bytes) -> Iterator[ReadLine]:

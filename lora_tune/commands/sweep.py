@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +20,7 @@ from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands import export
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
+from lora_tune.commands.logs import check_logs
 from lora_tune.commands.options import (
     guarded,
     metrics_option,
@@ -71,6 +73,9 @@ class How:
 @output_option
 @click.option("--seed", type=int, help="seed of the search, overrides the study")
 @click.option("--dry-run", is_flag=True, help="print the first proposals, files and commands; submit nothing")
+@click.option(
+    "--log", "logs", multiple=True, type=click.Path(path_type=Path), help="with --dry-run: show how this log is read"
+)
 @click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
 @click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
 @click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
@@ -84,6 +89,8 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
+    if given["logs"] and not dry_run:
+        raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)
     from_file = load_study(file)
     options = _options(given)
@@ -106,6 +113,8 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     )
     if dry_run:
         _dry_run(study, workload, plan.paths)
+        if given["logs"] and not check_logs(workload, given["logs"]):
+            sys.exit(errors.EXIT_NOTHING_REACHED)
         return
     if register:
         _register(plan, given["storage"], accept_changes=given["accept_changes"])

@@ -24,6 +24,9 @@ MAX_LINE = 1000
 _TRIED = 6
 """Names of measures that are tried, the likeliest first."""
 
+_TRAIN_LINES = 500
+"""Lines that are asked which pattern for training losses fits most of them."""
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TOKEN = re.compile(r"[a-z][a-z0-9]*|\d+")
 _BAR = re.compile(r"\d%\|")
@@ -282,10 +285,13 @@ def _counts_from_zero(unit: str, first: str) -> dict[str, Any]:
 
 
 def _train_pattern(stated: _Stated, unit: str) -> str:
-    """A pattern for training losses in the same unit; "" where none is printed."""
-    for line, found in stated:
-        loss = next((p for p in found if p.trains), None)
-        place = next((p for p in found if p.progress == unit), None)
-        if loss is not None and place is not None:
-            return pattern(line, loss, place)
-    return ""
+    """The pattern for training losses in the same unit that most lines match; "" where none is printed."""
+    found = dict.fromkeys(
+        pattern(line, loss, place)
+        for line, pairs_ in stated[:_TRAIN_LINES]
+        for loss in pairs_
+        for place in pairs_
+        if loss.trains and place.progress == unit
+    )
+    counted = {text: len(_series(text, stated[:_TRAIN_LINES])) for text in [*found][:_TRIED]}
+    return max(counted, key=lambda text: counted[text], default="")

@@ -1,0 +1,121 @@
+"""``python -m lora_tune.init``: a study file for a script of one's own, from its output and its help text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from lora_tune.base.errors import InputError
+from lora_tune.base.metric_files import MetricFiles, format_of
+from lora_tune.base.paths import near
+from lora_tune.commands.new_study import Found, study_text
+from lora_tune.commands.options import guarded
+from lora_tune.config.study import parse_study
+from lora_tune.logs.guess import LogGuess, guess
+from lora_tune.logs.log_files import log_files
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.script_options import from_command, from_help, together
+
+HELP_SECONDS = 30.0
+HELP_BYTES = 1 << 20
+LOG_BYTES = 1 << 26
+"""Of each log: enough to know its form."""
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="what the script printed in an earlier run, or metric files that it wrote (events, .csv, .jsonl)",
+)
+@click.option(
+    "--output", default="mine.toml", show_default=True, type=click.Path(path_type=Path), help="the study file"
+)
+@click.option("--no-help", is_flag=True, help="do not run the command with --help to learn its options")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@guarded
+def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str, ...]) -> None:
+    """Write a study for the COMMAND that runs your script today, such as: python train.py --lr 3e-4.
+
+    The log's format and pattern are guessed from --log, the parameters from `COMMAND --help` (at most 30 s). Every
+    guess is commented in the file. Nothing is trained.
+    """
+    if not logs and not command:
+        raise InputError("nothing to look at; give the command that runs your script, --log FILE, or both")
+    if output.suffix != ".toml":
+        raise InputError(f"--output {output}: a study file ends in .toml")
+    if output.exists():
+        raise InputError(f"{output} exists and is not replaced; name another file with --output")
+    log, source, writes_files = read_logs(logs)
+    listed = from_help(help_text(command)) if command and not no_help else []
+    found = Found(command=command, options=together(from_command(command), listed), log=log, source=source,
+                  writes_files=writes_files)  # fmt: skip
+    text = study_text(found)
+    load_workload(parse_study(text, output), output)  # what it writes loads
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    click.echo(text)
+    _say(output, logs, found)
+
+
+def _say(output: Path, logs: tuple[Path, ...], found: Found) -> None:
+    """What to do next."""
+    edits = sum("EDIT" in line for line in output.read_text(encoding="utf-8").splitlines())
+    file = shlex.quote(str(near(output)))
+    todo = f"; {edits} line{'s' if edits > 1 else ''} marked EDIT" if edits else ""
+    click.echo(f"# written: {near(output)}{todo}", err=True)
+    if logs and not found.writes_files:
+        click.echo(f"# its log:  lora-tune logs --study {file} {shlex.join(map(str, logs))}", err=True)
+    sweep = f"lora-tune sweep --study {file}"
+    click.echo(f"# look:     {sweep} --dry-run\n# then:     {sweep}", err=True)
+
+
+def read_logs(paths: tuple[Path, ...]) -> tuple[LogGuess | None, str, bool]:
+    """How the logs read, their name, and whether they are files of metrics. Raises InputError for one not there."""
+    if not paths:
+        return None, "", False
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"--log {path}: there is no such file or folder")
+    source = ", ".join(path.name for path in paths)
+    rows = list(MetricFiles([p for p in paths if p.is_dir() or format_of(p) is not None]).rows())
+    if rows:
+        return guess("\n".join(json.dumps(row) for row in rows).encode()), source, True
+    text = b"\n".join(b"".join(log.pieces())[:LOG_BYTES] for log in log_files(paths))
+    return guess(text), source, False
+
+
+def help_text(command: tuple[str, ...]) -> str:
+    """What the command prints for ``--help``, within 30 s and 1 MB; "" where it cannot be run.
+
+    A script that knows no such option may begin to train: it is ended with all that it started.
+    """
+    words = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:], "--help"]
+    with tempfile.TemporaryFile() as printed:
+        try:
+            child = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            problem = f"{command[0]}: cannot be run ({error.strerror}); give the command as you type it"
+            raise InputError(problem) from error
+        try:
+            child.wait(HELP_SECONDS)
+        except subprocess.TimeoutExpired:
+            click.echo(f"# {shlex.join(command)} --help did not end within {HELP_SECONDS:.0f} s", err=True)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        printed.seek(0)
+        return printed.read(HELP_BYTES).decode("utf-8", "replace")

@@ -1,0 +1,176 @@
+"""The text of a first study for somebody's script: every guess with its reason beside it. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_tune.logs.guess import LogGuess
+from lora_tune.workloads.proposed_space import OUTPUT, SEED, Proposal, propose
+from lora_tune.workloads.script_options import Option
+
+RELAY = ("python", "-m", "lora_tune.recipes.relay")
+UNREAD = "EDIT: not known without a log; run the script once and give init its output (--log FILE)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is known of a script.
+
+    Parameters
+    ----------
+    command : tuple of str
+        The command line that runs it today; empty where only a log is known.
+    options : sequence of Option
+        Its options.
+    log : LogGuess or None
+        How its log reads; None where nothing in it looks like a loss, or none was given.
+    source : str
+        The log's name, for comments.
+    writes_files : bool
+        Whether the metrics stand in files that the script writes, and not in what it prints.
+    """
+
+    command: tuple[str, ...]
+    options: Sequence[Option] = field(default=())
+    log: LogGuess | None = None
+    source: str = ""
+    writes_files: bool = False
+
+
+def study_text(found: Found) -> str:
+    """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
+    proposals = propose(found.options)
+    words = _words(found, proposals)
+    parts = [
+        f"# Written by lora-tune init{' from ' + found.source if found.source else ''}; every guess says why. "
+        "Then: lora-tune sweep --study THIS --dry-run\n",
+        f'[workload]\nkind = "command"\n{_argv(found, words)}\n{_log(found, proposals)}',
+        _space(proposals),
+        _objective(found.log),
+        _search(proposals),
+        "[budget]\ntrials = 20\nparallel = 1          # trials at one time\n"
+        "trial_minutes = 60    # a trial that takes longer is ended\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _text(value: str) -> str:
+    """A TOML string: literal where it can be, so that patterns stay readable."""
+    plain = "'" not in value and value.isprintable()
+    return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
+
+
+def _words(found: Found, proposals: Sequence[Proposal]) -> list[str]:
+    """The command with a place for each parameter, the seed and a folder of the trial's own."""
+    words = list(found.command) or ["python", "train.py"]
+    filled = [(p.option, "{" + p.place + "}") for p in proposals]
+    names = [(o, o.names[0]) for o in found.options]
+    filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name)][:1]
+    filled += [(o, "{folder}/out") for o, name in names if OUTPUT.fullmatch(name)][:1]
+    for option, place in filled:
+        if option.at is None:
+            words += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
+        elif option.joined:
+            words[option.at] = f"{option.flag}={place}"
+        else:
+            words[option.at + 1] = place
+    return words
+
+
+def _argv(found: Found, words: list[str]) -> str:
+    lines = []
+    if not found.command:
+        lines.append("# EDIT: the command that runs your script, a {NAME} where a parameter's value belongs")
+    if found.writes_files:
+        out = next((w for word in words if (w := word.rpartition("=")[2]) == "{folder}/out"), None)
+        if out is None:
+            lines.append("# EDIT: no option for an output folder was found; {folder} is the trial's own folder")
+        lines.append("# the relay prints the metrics that the script writes into files of this folder")
+        words = [*RELAY, out or "{folder}", "--", *words]
+    rows, row = [], ""
+    for word in map(_text, words):
+        if row and len(row) + len(word) > 100:
+            rows.append(row)
+            row = ""
+        row += f"{word}, "
+    rows.append(row.rstrip(", "))
+    return "\n".join((*lines, "argv = [" + "\n        ".join(r.rstrip() for r in rows) + "]"))
+
+
+def _log(found: Found, proposals: Sequence[Proposal]) -> str:
+    """``[workload.log]`` with the line that it was made from."""
+    log = found.log
+    if log is None:
+        return (
+            f'\n[workload.log]\n# {UNREAD}\nkind = "regex"\n'
+            "eval = 'step\\s+(?P<step>\\d+).*?loss\\s*[:=]?\\s*(?P<loss>[-+.\\w]+)'\n"
+        )
+    said = _shown(log)
+    settings: dict[str, Any] = dict(log.settings)
+    batch = next((p.place for p in proposals if p.place == "BATCH_SIZE"), None)
+    if log.unit == "step" and batch:
+        settings["global_batch_size"] = batch
+    lines = [f"\n[workload.log]\n# {said}"]
+    if log.example:
+        lines.append(f"# made from: {log.example[:160]}")
+    if not log.is_eval:
+        lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
+    notes = {
+        "from_zero": "the first epoch is called 0",
+        "repeated": "the progress bar shows the last eval again until there is a new one",
+        "progress": "the line that says how far the run is",
+        "global_batch_size": "samples a step: steps of different sizes compare by samples",
+    }
+    for name, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else _text(str(value))
+        lines.append(f"{name} = {text}" + (f"   # {notes[name]}" if name in notes else ""))
+    if log.unit == "epoch":
+        lines.append("# samples_per_epoch = 10000   # samples in the training set, so that progress counts in samples")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(log: LogGuess) -> str:
+    evals = log.run.evals
+    first, last = evals[0], evals[-1]
+    counted = "1 eval" if len(evals) == 1 else f"{len(evals)} evals"
+    return f"{counted} read in it: {first.loss:g} at {log.unit} {first.samples:g}, {last.loss:g} at {last.samples:g}"
+
+
+def _space(proposals: Sequence[Proposal]) -> str:
+    if not proposals:
+        return (
+            "[space]\n# EDIT: no option was recognised as a learning rate, batch size, rank or warm-up;\n"
+            "# every parameter also reaches the script as an environment variable of its name\n"
+            'LR = { type = "float", low = 1e-5, high = 1e-2, log = true }\n'
+        )
+    lines = [f"{p.place} = {p.toml}" + (f"   # {p.option.flag}: {p.why}" if p.why else "") for p in proposals]
+    return "[space]\n" + "\n".join(lines) + "\n"
+
+
+def _objective(log: LogGuess | None) -> str:
+    if log is None:
+        return f"[objective]\ntarget = 1.0   # {UNREAD}\n"
+    losses = [point.loss for point in log.run.evals if point.loss == point.loss]
+    best = (max if log.rising else min)(losses, default=1.0)
+    direction = 'direction = "maximize"\n' if log.rising else ""
+    why = "the best in that log: trials are compared by the time to it"
+    return f"[objective]\n{direction}target = {reachable(best, rising=log.rising)!r}   # {why}\n"
+
+
+def reachable(best: float, *, rising: bool) -> float:
+    """``best`` with three significant digits, rounded to the side that is easier to reach."""
+    if not best or not math.isfinite(best):
+        return 1.0 if not math.isfinite(best) else best
+    digits = 2 - math.floor(math.log10(abs(best)))
+    rounded = (math.floor if rising else math.ceil)(round(best * 10.0**digits, 6)) / 10.0**digits
+    return float(f"{rounded:.6g}")
+
+
+def _search(proposals: Sequence[Proposal]) -> str:
+    """Today's values as the first trial, where they are known."""
+    today = [f"{p.place} = {p.today}" for p in proposals if p.today is not None and p.toml.startswith("{")]
+    return f"[search]\nenqueue = [{{ {', '.join(today)} }}]   # trial 0 is what runs today\n" if today else ""

@@ -1,0 +1,57 @@
+"""Fifteen kinds of scripts that people have: from ``init`` to a swept trial, without a line of the study edited.
+
+Each script under ``scripts/`` prints exactly what its library prints. It runs once by hand, ``init`` gets that log and
+the command line, and two trials are swept. docs/own-scripts.md is made of the same rows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune.commands.init import main as init
+from lora_tune.commands.sweep import main as sweep
+from lora_tune.config.study import load_study
+from lora_tune.workloads import load as load_workload
+from tests.conftest import REPOSITORY
+from tests.own_scripts.rows import ROWS, SCRIPTS, Row, page
+
+
+def prepared(row: Row, folder: Path) -> Path:
+    """A folder as a user has it: the script (compiled, where it is C), and what one run of it left."""
+    for file in SCRIPTS.iterdir():
+        if file.suffix in (".py", ".c"):
+            shutil.copy(file, folder)
+    for command in (*row.before, row.command):
+        words = [sys.executable, "-u"] if command[0] == "python" else [command[0]]
+        with (folder / "run.log").open("wb") as log:
+            subprocess.run([*words, *command[1:]], cwd=folder, stdout=log, stderr=log, check=True, timeout=120)
+    return folder
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_script_is_swept_as_init_wrote_it(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prepared(row, tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    began = CliRunner().invoke(init, ["--log", row.log, *row.command])
+    assert began.exit_code == 0, began.output
+    study = load_study(Path("mine.toml"))
+    assert {"LR", "BATCH_SIZE"} <= study.space.keys()
+    settings = load_workload(study, "mine.toml")._settings.log
+    assert settings["kind"] == row.kind, settings
+    swept = CliRunner().invoke(sweep, ["--study", "mine.toml", "--trials", "2", "--parallel", "2"])
+    assert swept.exit_code in (0, 4), swept.output
+    assert "failed" not in swept.output, swept.output
+    assert "eval loss 0.1" in swept.output, "the losses are those of the script"
+
+
+def test_the_page_is_made_of_these_rows() -> None:
+    made = page((REPOSITORY / "docs" / "own-scripts.md").read_text(encoding="utf-8"))
+    assert made == (REPOSITORY / "docs" / "own-scripts.md").read_text(encoding="utf-8"), (
+        "run: python -m tests.own_scripts.rows"
+    )

@@ -1,0 +1,169 @@
+"""``init``: a study from a command, its help text and its output; and what a dry run says of a log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.commands import init as module
+from lora_tune.commands.init import main as init
+from lora_tune.commands.new_study import reachable
+from lora_tune.commands.sweep import main as sweep
+from lora_tune.config.study import Study, load_study
+from lora_tune.workloads.proposed_space import propose
+from lora_tune.workloads.script_options import from_command, from_help, together
+
+SCRIPT = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning_rate", "--learning-rate", type=float, default=3e-4, help="(default: %(default)s)")
+parser.add_argument("-b", "--per_device_train_batch_size", type=int, default=4, help="(default: %(default)s)")
+parser.add_argument("--lora-r", type=int)
+parser.add_argument("--warmup_ratio", type=float, default=0.03, help="(default: %(default)s)")
+parser.add_argument("--weight_decay", type=float, default=0.01, help="(default: %(default)s)")
+parser.add_argument("--rank", type=int, help="rank of this process (torch.distributed)")
+parser.add_argument("--seed", type=int)
+parser.add_argument("--output-dir")
+parser.add_argument("--fp16", action="store_true")
+parser.parse_args()
+open("trained", "w")
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def begun(*words: str) -> tuple[Result, Study | None]:
+    done = CliRunner().invoke(init, list(words))
+    return done, load_study(Path("mine.toml")) if done.exit_code == 0 else None
+
+
+def test_the_help_text_of_argparse_gives_parameters_seed_and_folder(place: Path) -> None:
+    done, study = begun("python", "train.py")
+    assert study is not None, done.output
+    assert study.workload.model_dump()["argv"] == [
+        "python", "train.py", "--learning_rate={LR}", "--lora-r={LORA_RANK}",
+        "--per_device_train_batch_size={BATCH_SIZE}", "--warmup_ratio={WARMUP_RATIO}", "--weight_decay={WEIGHT_DECAY}",
+        "--seed={SEED}", "--output-dir={folder}/out",
+    ]  # fmt: skip
+    space = {name: parameter.model_dump() for name, parameter in study.space.items()}
+    assert (space["LR"]["low"], space["LR"]["high"], space["LR"]["log"]) == (3e-5, 3e-3, True)
+    assert space["BATCH_SIZE"]["choices"] == (2, 4, 8)
+    assert space["WEIGHT_DECAY"] == {"type": "fixed", "value": 0.01}, "proposed, not searched yet"
+    assert study.search.enqueue == ({"LR": 3e-4, "BATCH_SIZE": 4, "WARMUP_RATIO": 0.03},)
+    assert not (place / "trained").exists(), "only its help text was asked for"
+
+
+def test_what_the_command_says_counts_for_more_than_its_defaults() -> None:
+    done, study = begun("python", "train.py", "--learning_rate", "1e-2", "-b", "32", "--fp16")
+    assert study is not None, done.output
+    argv = study.workload.model_dump()["argv"]
+    assert argv[2:7] == ["--learning_rate", "{LR}", "-b", "{BATCH_SIZE}", "--fp16"]
+    assert study.space["BATCH_SIZE"].model_dump()["choices"] == (16, 32, 64)
+
+
+def test_a_log_alone_gives_a_study_that_says_what_to_edit(place: Path) -> None:
+    (place / "run.log").write_text("step 10 val_loss 0.81234\nstep 20 val_loss 0.71234\n")
+    done, study = begun("--log", "run.log")
+    assert study is not None, done.output
+    assert study.objective.target == 0.713, "rounded to the side that is easier to reach"
+    text = (place / "mine.toml").read_text()
+    assert text.count("EDIT") == 2, "the command and the parameters"
+    assert "# made from: step 10 val_loss 0.81234" in text
+    assert "2 evals read in it: 0.81234 at step 10, 0.71234 at 20" in text
+
+
+def test_the_dry_run_shows_how_the_log_is_read(place: Path) -> None:
+    (place / "run.log").write_text("step 10 val_loss 0.8\nstep 20 val_loss 0.7\n")
+    begun("--log", "run.log", "python", "train.py")
+    dry = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run", "--log", "run.log"])
+    assert dry.exit_code == 0, dry.output
+    assert "# trial 0: LR=0.0003" in dry.output
+    assert "1  eval: loss 0.8 at 20 samples" in dry.output, "steps of two samples, the batch size at its lower end"
+    (place / "other.log").write_text("epoch 3 nothing here\n")
+    dry = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run", "--log", "other.log"])
+    assert (dry.exit_code, "none matched workload.log" in dry.output) == (4, True)
+    begun_anyway = CliRunner().invoke(sweep, ["--study", "mine.toml", "--log", "run.log"])
+    assert begun_anyway.exit_code == 2
+    assert "--log goes with --dry-run" in begun_anyway.output
+
+
+def test_a_script_that_trains_whatever_it_is_asked_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELP_SECONDS", 1.0)
+    (place / "deaf.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('pid', 'w').write(str(child.pid)); time.sleep(600)\n"
+    )
+    done, study = begun("python", "deaf.py", "--lr", "0.1")
+    assert "did not end within 1 s" in done.output
+    assert study is not None, "the options of the command line are known all the same"
+    child = int((place / "pid").read_text())
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z", "what it started is ended with it"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "nothing to look at; give the command that runs your script, --log FILE, or both"),
+        (("--log", "no.log"), "--log no.log: there is no such file or folder"),
+        (("no-such-program", "x"), "no-such-program: cannot be run (No such file or directory)"),
+        (("--output", "mine.txt", "python", "train.py"), "a study file ends in .toml"),
+        (("--output", "taken.toml", "python", "train.py"), "taken.toml exists and is not replaced"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_a_remedy(words: tuple[str, ...], said: str, place: Path) -> None:
+    (place / "taken.toml").touch()
+    done, _ = begun(*words)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+CLICK = "Options:\n  --lr FLOAT            Learning rate  [default: 0.001]\n  --batch-size INTEGER  [default: 32]\n"
+TYPER = (
+    "╭─ Options ─╮\n│ --lr          FLOAT    Learning rate [default: 0.001] │\n│ --batch-size  INTEGER  [default: 32] │"
+)
+ABSL = "x.py:\n  --lr: rate\n    (default: '0.001')\n    (a number)\n  --batch_size: size\n    (default: '32')\n"
+USAGE_C = "Usage: ./train\n  -l <float>  learning rate (default = 1e-3f)\n  -b <int>    batch size B (default = 32)\n"
+
+
+@pytest.mark.parametrize("text", [CLICK, TYPER, ABSL, USAGE_C], ids=["click", "typer", "absl", "C"])
+def test_help_texts_of_other_kinds(text: str) -> None:
+    found = {p.place: p.today for p in propose(from_help(text))}
+    assert found == {"LR": "0.001", "BATCH_SIZE": "32"}
+
+
+@given(st.text(max_size=400), st.lists(st.text(max_size=12), max_size=6))
+def test_any_help_text_and_any_command_line_give_proposals_or_none(text: str, words: list[str]) -> None:
+    propose(together(from_command(words), from_help(text)))
+
+
+@given(st.floats(1e-6, 1e6), st.booleans())
+def test_the_target_is_reached_by_the_run_that_it_was_taken_from(best: float, rising: bool) -> None:
+    target = reachable(best, rising=rising)
+    slack = abs(best) * 1e-6
+    assert target <= best + slack if rising else target >= best - slack
+    assert abs(target - best) <= 0.011 * best
+
+
+def test_it_is_a_command_of_its_own(place: Path) -> None:
+    import subprocess
+
+    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", "lora_tune.init", "--no-help", "python", "train.py", "--lr=0.1"],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 'argv = ["python", "train.py", "--lr={LR}"]' in (place / "mine.toml").read_text()
