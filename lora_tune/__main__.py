@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from lora_tune import __version__
 
@@ -45,13 +46,36 @@ class _Lazy(click.Group):
         found: click.Command = importlib.import_module(_module(name)).main
         return found
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands with their lines of help, without importing them; and this command's own options."""
+        own = click.Command.shell_complete(self, context, incomplete)
+        return [*(CompletionItem(name, help=h) for name, h in COMMANDS.items() if name.startswith(incomplete)), *own]
+
     def format_commands(self, context: click.Context, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    """Print the script by which a shell completes commands, options and studies."""
+    if shell is None or context.resilient_parsing:
+        return
+    kind = get_completion_class(shell)
+    assert kind is not None, "click.Choice admits no other"
+    click.echo(kind(context.command, {}, "lora-tune", "_LORA_TUNE_COMPLETE").source())
+    context.exit()
+
+
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="lora_tune")
+@click.option(
+    "--completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    callback=_completion,
+    is_eager=True,
+    expose_value=False,
+    help="print the completion script of a shell: source <(lora-tune --completion bash)",
+)
 def main() -> None:
     """Hyperparameter sweeps and convergence tuning of LoRA trials on Slurm."""
 

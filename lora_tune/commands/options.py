@@ -17,13 +17,26 @@ from lora_tune.base.errors import EXIT_INTERRUPTED, EXIT_SETUP, InputError, Lora
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.terminal import print_anything
 from lora_tune.config.kept_study import with_secrets_of
-from lora_tune.config.study import Study, find_study, load_study, parse_study
+from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
 from lora_tune.store import Store, has_password, safe_url, sqlite_url
 from lora_tune.store.records import Sweep
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-study_option = click.option("--study", "study_name", required=True, help="NAME of studies/NAME.toml, or a .toml file")
+
+def _complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For a shell's completion: studies by name, and study files of this folder."""
+    files = (str(path) for path in Path().glob("*.toml") if path.name != "pyproject.toml")
+    return [name for name in (*known_studies(), *files) if name.startswith(incomplete)]
+
+
+study_option = click.option(
+    "--study",
+    "study_name",
+    required=True,
+    shell_complete=_complete_study,
+    help="NAME of studies/NAME.toml, a shipped study, or a .toml file",
+)
 output_option = click.option("--output", type=click.Path(path_type=Path), help="sweep folder [sweeps/STUDY]")
 STORAGE_VARIABLE = "LORA_TUNE_STORAGE"
 
@@ -126,11 +139,6 @@ def recorded_study(sweep: Sweep, file: Path) -> Study:
     return study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
 
 
-def study_file(name: str) -> Path:
-    """Where the file of ``--study NAME`` would lie; unlike ``find_study`` it need not be there."""
-    return Path(name) if name.endswith(".toml") else Path("studies") / f"{name}.toml"
-
-
 @dataclass(frozen=True, slots=True)
 class Review:
     """A sweep and its study, loaded to be looked at."""
@@ -146,7 +154,7 @@ def load_review(study_name: str, output: Path | None, storage: str | None) -> Re
 
     Raises InputError where there is no such sweep, StoreError where the database does not answer.
     """
-    file = study_file(study_name)
+    file = study_place(study_name)
     name = load_study(file).name if file.is_file() else file.stem
     paths = sweep_paths(name, output)
     if storage is None and not paths.database.exists() and not file.is_file():

@@ -264,12 +264,29 @@ class Study(_Frozen):
             raise InputError(f"option {key}: {problem}") from error
 
 
+SHIPPED = Path(__file__).parents[1] / "studies"
+"""The studies that come with the package; in a checkout, the folder ``studies`` itself."""
+
+
+def study_place(name: str, folder: Path = Path("studies")) -> Path:
+    """Where the file of ``--study NAME`` is or would be: a path that ends in .toml, in ``folder``, or a shipped one."""
+    if name.endswith(".toml"):
+        return Path(name)
+    own, shipped = folder / f"{name}.toml", SHIPPED / f"{name}.toml"
+    return shipped if not own.is_file() and shipped.is_file() else own
+
+
+def known_studies(folder: Path = Path("studies")) -> list[str]:
+    """The names that ``--study`` takes here."""
+    return sorted({path.stem for place in (folder, SHIPPED) for path in place.glob("*.toml")})
+
+
 def find_study(name: str, folder: Path = Path("studies")) -> Path:
-    """The file of ``--study NAME``: a path that ends in .toml, or ``studies/NAME.toml``. Raises StudyError."""
-    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    """The file of ``--study NAME``, see :func:`study_place`. Raises StudyError where there is none."""
+    path = study_place(name, folder)
     if path.is_file():
         return path
-    known = sorted(p.stem for p in folder.glob("*.toml"))
+    known = known_studies(folder)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known studies: {', '.join(known) or 'none here'}"
     raise StudyError(path, "", f"there is no study {name!r}; {hint}")

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import REPOSITORY
 from tests.package.wheel import build_wheel
 
 
-def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     package = REPOSITORY / "lora_tune"
     there = {
         str(path.relative_to(REPOSITORY))
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
-        assert there - set(wheel.namelist()) == set()
+    shipped = {f"lora_tune/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "studies").rglob("*.toml")}
+    with zipfile.ZipFile(wheel) as held:
+        assert (there | shipped) - set(held.namelist()) == set()
+
+
+def test_the_shipped_studies_run_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
+    """Dry, since the tiny study trains; ``python -m benchmarks.installed`` runs the tests against the wheel."""
+    installed, place = tmp_path / "installed", tmp_path / "place"
+    place.mkdir()
+    with zipfile.ZipFile(wheel) as held:
+        held.extractall(installed)
+    main = "import lora_tune.__main__ as m; print(m.__file__); m.main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", main, "sweep", "--study", "tiny", "--dry-run"],
+        cwd=place, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed)), "not the checkout"
+    assert "# trial 0: LR=" in done.stdout

@@ -1,0 +1,50 @@
+"""``lora-tune``: one command for all, fast to start, completed by the shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune.__main__ import COMMANDS, main
+from tests.conftest import REPOSITORY
+
+RUN = [sys.executable, "-c", "from lora_tune.__main__ import main; main(prog_name='lora-tune')"]
+
+
+def completed(words: str, place: Path) -> list[str]:
+    """What bash is offered for the last word."""
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "_LORA_TUNE_COMPLETE": "bash_complete", **variables}
+    done = subprocess.run(RUN, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_commands_options_and_studies_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").touch()
+    assert completed("lora-tune s", tmp_path) == [name for name in COMMANDS if name.startswith("s")]
+    assert "--dry-run" in completed("lora-tune sweep --dr", tmp_path)
+    assert completed("lora-tune status --study ti", tmp_path) == ["tiny"]
+    assert completed("lora-tune status --study mi", tmp_path) == ["mine.toml"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script(shell: str) -> None:
+    printed = CliRunner().invoke(main, ["--completion", shell])
+    assert printed.exit_code == 0
+    assert f"_LORA_TUNE_COMPLETE={shell}_complete" in printed.output
+
+
+def test_help_and_names_import_no_search_and_no_database() -> None:
+    script = "import sys, lora_tune.__main__ as m; m.main(['--help'], standalone_mode=False); "
+    heavy = "print([n for n in ('optuna', 'numpy', 'scipy', 'sqlalchemy', 'torch', 'pydantic') if n in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", script + heavy], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
