@@ -10,6 +10,7 @@ import pytest
 
 from lora_tune.base.errors import SetupError, StoreError
 from lora_tune.controller.driver import Driver
+from lora_tune.controller.rescue import still_there
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url, tune_sqlite
 from lora_tune.store.records import Sweep, TrialState
@@ -82,6 +83,21 @@ def test_a_backup_put_into_its_place_starts_nothing_again(house: House, tmp_path
     with pytest.raises(SetupError, match=r"was set back to an earlier state"):
         driver.run()
     assert set(house.cluster.starts.values()) == {1}
+
+
+def test_a_database_that_goes_while_the_driver_says_goodbye_is_missed(house: House, tmp_path: Path) -> None:
+    """The sweep was over, its report written, and the database deleted: exit code 0, and no records."""
+    house.driver().run()
+    kept = tmp_path / "rescued.db"
+    sweep = house.sweep()
+    still_there(house.store, sweep, kept, 0.0)
+    assert not kept.exists()
+    for path in Path(house.store.url.removeprefix("sqlite:///")).parent.glob("*.db*"):
+        path.unlink()
+    with pytest.raises(SetupError, match=r"was deleted while a driver was using it.*rescued\.db"):
+        still_there(house.store, sweep, kept, 0.0)
+    with contextlib.closing(Store(sqlite_url(kept), read_only=True)) as store:
+        assert store.load(sweep.name) == sweep
 
 
 def test_a_database_that_is_put_back_is_driven_on(house: House) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 SWEEP_VARIABLE, ATTEMPT_VARIABLE = "LORA_TUNE_SWEEP", "LORA_TUNE_ATTEMPT"
@@ -9,6 +10,28 @@ SWEEP_VARIABLE, ATTEMPT_VARIABLE = "LORA_TUNE_SWEEP", "LORA_TUNE_ATTEMPT"
 
 SWEEP_KEY, ATTEMPT_KEY = "lora_tune_sweep", "lora_tune_attempt"
 """The MLLOG keys under which our own recipes print them; a user's own program need not."""
+
+
+HEAD_BYTES = 1 << 16
+"""A log's own head stands within its first so many bytes: Slurm's and submitit's lines may come before it."""
+
+_HEAD = re.compile(rb"(?m)^lora-tune: attempt ([0-9a-f]{1,64}) of sweep [0-9a-f]{0,64}\n")
+
+
+def log_head(sweep: str, token: str) -> bytes:
+    """The line at the head of a log that says whose it is, as the runner of jobs writes it."""
+    return f"lora-tune: attempt {token} of sweep {sweep}\n".encode("ascii")
+
+
+def token_in(head: bytes) -> str:
+    """The token of the attempt that a log is of, from its first ``HEAD_BYTES``; "" where it does not say."""
+    found = _HEAD.search(head)
+    return found[1].decode("ascii") if found else ""
+
+
+def without_head(chunk: bytes) -> bytes:
+    """Bytes of a log less the line that says whose it is, which its program did not print."""
+    return _HEAD.sub(b"", chunk)
 
 
 def new_token() -> str:

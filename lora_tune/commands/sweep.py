@@ -33,6 +33,7 @@ from lora_tune.commands.options import (
 from lora_tune.config.kept_study import secrets_written_in, text_to_keep
 from lora_tune.config.study import Study, closed_violations, find_study, load_study
 from lora_tune.controller.driver import Outcome, proposal
+from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
     Environment,
     Plan,
@@ -179,7 +180,9 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
         watcher.close()
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
-    return _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
+    code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
+    still_there(store, driving.sweep, paths.rescued, time.time())
+    return code
 
 
 def beginning(study: Study, sweep: Sweep, paths: SweepPaths) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from lora_tune.base.identity import ATTEMPT_KEY
+from lora_tune.base.identity import ATTEMPT_KEY, token_in
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
@@ -43,10 +43,6 @@ ANNOUNCED: Mapping[str, tuple[str, ...]] = {
 """MLLOG key -> names of the parameters that it states. Of other keys programs state derived values."""
 
 
-OWN_CLOCK = "clock"
-"""MLLOG key by which a log says that its times are not the wall clock's: a packed trial counts its own time alone."""
-
-
 def why_untrue(
     study: Study,
     trial: Trial,
@@ -73,11 +69,30 @@ def why_untrue(
     )
 
 
+def other_log(attempt: Attempt, status: JobStatus, head: bytes, size: int) -> Diagnosis | None:
+    """Why the file that lies there is not the log that the job wrote, or None, also where its runner did not say.
+
+    head: its first bytes. size: its length in bytes, compared with what the runner wrote down at the end.
+    """
+    if status.log_bytes is None or not attempt.token:
+        return None
+    found = token_in(head)
+    if found and found != attempt.token:
+        what = f"the log is of another attempt (token {found[:32]}), not of this one (token {attempt.token})"
+        return Diagnosis(FailureKind.FOREIGN, what, "somebody put another log in its place; the trial is run again")
+    if found and size >= status.log_bytes:
+        return None
+    cut = f"of the {status.log_bytes:,} bytes that its job wrote the log holds {size:,}"
+    what = cut if found else "the line at the log's head that says whose it is is gone"
+    remedy = "somebody cut it, or its disk lost a part; the trial is run again"
+    return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)
+
+
 def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagnosis | None:
     """Why a run's times cannot be true, or None; also for one that goes on.
 
-    A log without time stamps is timed by a clock that nobody sets, so steps of the wall clock do not touch it. One that
-    announces a clock of its own is not compared with its job's.
+    A log without time stamps is timed by a clock that nobody sets, so steps of the wall clock do not touch it. A
+    packed trial's log counts its own time alone, and its launcher says nothing of its job's.
     """
     points: list[Eval | TrainPoint] = [*run.evals, *run.train]
     points.sort(key=lambda point: point.samples)
@@ -89,8 +104,6 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagno
         return _clock(
             f"the log has {after.samples:g} samples {before.seconds - after.seconds:.1f} s before {before.samples:g}"
         )
-    if OWN_CLOCK in run.hyperparameters:
-        return None
     longest = max((point.seconds for point in known), default=0.0)
     if status.seconds is not None and longest > status.seconds + LIFE_SECONDS:
         return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
 from lora_tune.controller import healing, node_faults, policy, pruning, results
-from lora_tune.controller.acceptance import impossible_times, why_untrue
+from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
@@ -188,6 +188,8 @@ class JobMonitor:
             return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
         if incomplete := log.incomplete():
             return _incomplete(incomplete)
+        if other := other_log(attempt, status, *log.head()):
+            return other
         for run in runs:
             at_once = functools.partial(log.read_at_once, run)
             untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)

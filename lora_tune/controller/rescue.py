@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lora_tune.base.errors import DatabaseChangedError, SetupError
 from lora_tune.base.small_files import sync_folder
-from lora_tune.store import Records
+from lora_tune.store import Records, Store
 from lora_tune.store.records import Sweep
+
+
+def still_there(store: Store, sweep: Sweep, path: Path, now: float) -> None:
+    """The last look of a driver that is about to end: what it wrote is in the sweep's database.
+
+    Raises SetupError where the database was deleted or exchanged meanwhile, after keeping the sweep at ``path``.
+    """
+    try:
+        store.saves(sweep.name)
+    except DatabaseChangedError as error:
+        rescue = Rescue(path, store)
+        rescue.keep(str(error), sweep, now)
+        raise SetupError(rescue.advice) from error
 
 
 class Rescue:

@@ -71,7 +71,8 @@ class JobStatus:
     reason: the cluster's own words. waits: what they mean for a queued job. seconds: how long it has run, or ran, by a
     clock that nobody sets, None where unknown. clock_steps: by how many seconds the wall clock of its machine was set
     meanwhile, one number a time. node_share: how much of its nodes' time since its start was this job's; less than 1
-    where trials share a job.
+    where trials share a job. log_bytes: how long its log was when it ended, None where its runner did not say; one
+    that did has also written at the log's head whose it is.
     """
 
     state: JobState
@@ -85,6 +86,7 @@ class JobStatus:
     seconds: float | None = None
     clock_steps: tuple[float, ...] = ()
     node_share: float = 1.0
+    log_bytes: int | None = None
 
 
 @runtime_checkable

@@ -42,6 +42,7 @@ class EndRecord:
 
     seconds: how long its command ran by a clock that nobody sets, None where unknown. clock_steps: by how many seconds
     somebody set the wall clock meanwhile, one number a time. node_share: how much of the node's time was the job's.
+    log_bytes: how long its log was then, None where unknown.
     """
 
     token: str
@@ -50,6 +51,7 @@ class EndRecord:
     seconds: float | None = None
     clock_steps: tuple[float, ...] = ()
     node_share: float = 1.0
+    log_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ def _end(content: Mapping[str, Any]) -> EndRecord | None:
         seconds=seconds if seconds is not None and seconds >= 0 else None,
         clock_steps=tuple(_numbers(steps)) if isinstance(steps, list) else (),
         node_share=share if share is not None and 0 <= share <= 1 else 1.0,
+        log_bytes=whole_of(content, "log_bytes"),
     )
 
 

@@ -18,8 +18,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from lora_tune.base.identity import log_head
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.process import steady
 from lora_tune.base.small_files import create_json, read_json, text_of, write_json
@@ -105,16 +106,30 @@ def run_job(folder: str, token: str = "") -> int:
     except FileExistsError:
         return NOT_CLAIMED
     code, began, clock = 127, steady(), ClockWatch()
+    spent: dict[str, Any] = {}
     try:
         with command.log.open("ab") as log:
+            headed = _write_head(log, command)
             code = _run(command, attempt, log.fileno(), clock)
+            spent |= {"log_bytes": os.fstat(log.fileno()).st_size} if headed else {}
     finally:
-        spent = {"seconds": round(steady() - began, 3), "clock_steps": clock.steps}
+        spent |= {"seconds": round(steady() - began, 3), "clock_steps": clock.steps}
         write_json(
             attempt.ended,
             {"token": command.token, "sweep": command.sweep, "exit_code": code, "at": time.time(), **spent},
         )
     return code
+
+
+def _write_head(log: BinaryIO, command: Command) -> bool:
+    """Say at the head of the log whose it is; False without a token, and where the disk is full, which ends no job."""
+    if not command.token:
+        return False
+    with contextlib.suppress(OSError):
+        log.write(log_head(command.sweep, command.token))
+        log.flush()
+        return True
+    return False
 
 
 def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -> int:

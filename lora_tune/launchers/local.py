@@ -126,7 +126,7 @@ def _ended(ticket: Ticket, found: JobRecords) -> JobStatus:
     assert ended is not None
     known = {**begun, "seconds": ended.seconds, "clock_steps": ended.clock_steps, "exit_code": ended.exit_code}
     at = ended.at if ended.seconds is None else begun.get("started_at", ended.at - ended.seconds) + ended.seconds
-    return JobStatus(state=JobState.ENDED, ended_at=at, **known)
+    return JobStatus(state=JobState.ENDED, ended_at=at, log_bytes=ended.log_bytes, **known)
 
 
 def _devices(command: Command | str) -> tuple[int, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
+from lora_tune.base.identity import HEAD_BYTES
 from lora_tune.logs.arrival_times import Arrivals
 from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.line_reader import LineReader
@@ -63,6 +65,12 @@ class LogFollower:
         if self._tail.restarts and self._shown - _identities(self.run()):
             return "the log was cut or replaced while its job ran: evals that it had shown are gone"
         return ""
+
+    def head(self) -> tuple[bytes, int]:
+        """The log's first bytes, where it says whose it is, and its length; none and 0 where it cannot be read."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            return file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
+        return b"", 0
 
     @property
     def cut(self) -> bool:

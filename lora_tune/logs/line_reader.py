@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lora_tune.base.identity import without_head
 from lora_tune.logs.run import LogReader, RunBuilder, RunLog, as_number
 from lora_tune.logs.unmatched import Unmatched
 
@@ -69,6 +70,8 @@ class LineReader:
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log. Never raises for what they contain."""
         now = int(self.clock() * 1000)
+        if self.run_builder.run_start is None:
+            chunk = without_head(chunk)
         if chunk and self.run_builder.run_start is None:
             self.run_builder.run_start = now
         *lines, held = (self._held + chunk).replace(b"\r", b"\n").split(b"\n")

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune.base.identity import log_head
 from lora_tune.commands.ingest import read_logs
-from lora_tune.controller.acceptance import impossible_times, why_untrue
+from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.mllog import MllogReader
@@ -240,6 +241,30 @@ def test_a_log_with_the_token_of_another_attempt_is_refused() -> None:
     assert kind(run_of(0.92, lora_tune_attempt="b" * 32)) is FailureKind.FOREIGN
 
 
+HEAD = log_head("c" * 32, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("head", "size", "kind"),
+    [
+        (b"submitit INFO\n" + HEAD + b"eval 1\n", 90, None),
+        (HEAD, 120, None),  # what Slurm still wrote behind it
+        (HEAD, 89, FailureKind.INFRASTRUCTURE),
+        (b"eval 1\n", 90, FailureKind.INFRASTRUCTURE),
+        (b"", 0, FailureKind.INFRASTRUCTURE),
+        (log_head("c" * 32, "b" * 32) + HEAD, 90, FailureKind.FOREIGN),
+    ],
+)
+def test_the_file_that_lies_there_is_the_log_that_the_job_wrote(
+    head: bytes, size: int, kind: FailureKind | None
+) -> None:
+    """Lines without time stamps do not say whose they are: a log in another's place gave it another's result."""
+    attempt = replace(ATTEMPT, token=TOKEN)
+    found = other_log(attempt, replace(ENDED, log_bytes=90), head, size)
+    assert (found and found.kind) == kind
+    assert other_log(attempt, ENDED, head, size) is None, "no runner said how long it was"
+
+
 def test_a_target_reached_in_no_time_was_not_timed() -> None:
     assert kind(run_of(0.92, first=0.0), stamped=False) is FailureKind.CONFIGURATION
 
@@ -268,7 +293,7 @@ def test_a_run_is_not_longer_than_its_job() -> None:
     long = run_of(0.95, *[0.94] * 30, 0.92)
     assert kind(long) is FailureKind.CLOCK
     assert kind(long, replace(ENDED, seconds=None)) is None
-    assert kind(replace(long, hyperparameters={"clock": "alone"})) is None, "it says that it counts its own time"
+    assert kind(replace(long, hyperparameters={"clock": "alone"})) is FailureKind.CLOCK, "no log exempts itself"
 
 
 def test_points_that_ranks_print_a_little_out_of_order_are_no_step() -> None:

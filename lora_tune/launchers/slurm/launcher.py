@@ -192,7 +192,12 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
         return status
     ended = read_records(AttemptPaths(ticket.folder), ticket.token).ended
     if ended is not None:
-        status = replace(status, seconds=ended.seconds or status.seconds, clock_steps=ended.clock_steps)
+        status = replace(
+            status,
+            seconds=ended.seconds or status.seconds,
+            clock_steps=ended.clock_steps,
+            log_bytes=ended.log_bytes,
+        )
     if status.state is not JobState.ENDED or status.exit_code != 0:
         return status
     if ended is not None:
