@@ -11,6 +11,7 @@ import pytest
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import budgets, evidence, policy, pruning, results
+from lora_tune.curves.overlay import Course, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
@@ -263,7 +264,7 @@ def finished_well(count: int, **change: Any) -> Sweep:
     done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, **change}
     numbers = range(1, count + 1)
     return replace(
-        sweep(trial(), *(trial(n, finished_at=NOW + n, **done) for n in numbers)),
+        sweep(*(trial(n, finished_at=NOW + n, **done) for n in numbers)),
         attempts={(n, 0): replace(attempt(), trial=n) for n in numbers},
         evals={(n, 0): run(*(2.0 - 0.5 * k + 0.01 * n for k in range(6))).evals for n in numbers},
     )
@@ -299,7 +300,13 @@ def test_a_run_that_has_ended_by_itself_is_not_stopped() -> None:
 
 def test_runs_of_another_batch_warm_up_or_precision_are_of_another_kind() -> None:
     def kind(change: float = 0.0, **parameters: float) -> object:
-        return evidence.kind(trial(parameters={"GBS": 8, "MAX_STEPS": 1000, **parameters}), change)
+        one = trial(parameters={"GBS": 8, "MAX_STEPS": 1000, **parameters})
+        return Course(
+            curve=comparable([]),
+            length=evidence.max_samples(one),
+            task=evidence.task(one),
+            kind=evidence.kind(one, change),
+        ).alike
 
     assert kind() == kind(LR=1e-3, MAX_STEPS=1020, WARMUP_STEPS=30)
     others = [kind(GBS=16), kind(MAX_STEPS=500), kind(WARMUP_STEPS=300), kind(change=2800.0)]

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.statistics import perturbed
 from lora_tune import curves as curve
-from lora_tune.curves.conformal import Course
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval

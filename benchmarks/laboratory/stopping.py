@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
-from lora_tune.curves.conformal import Course
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import Eval

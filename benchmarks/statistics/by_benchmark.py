@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.public_runs import folder
 from lora_tune import curves
 from lora_tune.base.errors import InputError
-from lora_tune.curves.conformal import Course
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import MllogReader

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from lora_tune import curves
-from lora_tune.curves.conformal import Course
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval

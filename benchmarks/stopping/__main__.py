@@ -25,7 +25,8 @@ from benchmarks.stopping import envelope, moving
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, published, recorded
-from lora_tune.curves.conformal import Course, allowed
+from lora_tune.curves.conformal import allowed
+from lora_tune.curves.overlay import Course
 
 RATES = (0.01, 0.05, 0.1)
 REFERENCES = (0, 3, 8, 20, 50)

@@ -10,7 +10,8 @@ from optuna.pruners import BasePruner
 
 from benchmarks.stopping import earlier
 from benchmarks.stopping.tables import Table, seen
-from lora_tune.curves.conformal import FEWEST, Course, compare, supported
+from lora_tune.curves.conformal import FEWEST, compare, supported
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import Points
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
@@ -40,7 +41,7 @@ def ours(table: Table, references: Sequence[Course], rate: float) -> Rule:
         stops = (
             e.samples
             for i, e in enumerate(evals)
-            if verdict(evals[: i + 1], table.target, evidence, length=run.length, kind=run.kind).stop
+            if verdict(evals[: i + 1], table.target, evidence, length=run.length, task=run.task, kind=run.kind).stop
         )
         return next(stops, None)
 

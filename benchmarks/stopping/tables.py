@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import by_submission, load
 from benchmarks.statistics import perturbed
-from lora_tune.curves.conformal import Course
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import Points
 from lora_tune.mlperf import published_curves
 
@@ -51,7 +51,7 @@ def seen(run: Course, target: float) -> Course:
     """What a verdict may look at: the evals before the target and before the end of training."""
     samples, loss = run.curve
     kept = samples < min(run.stop(target), (run.length or math.inf) * (1 - 1e-9))
-    return Course(curve=Points(samples[kept], loss[kept]), length=run.length, kind=run.kind)
+    return Course(curve=Points(samples[kept], loss[kept]), length=run.length, task=run.task, kind=run.kind)
 
 
 def recorded() -> list[Table]:
@@ -71,9 +71,8 @@ def _runs(path: Path) -> list[Course]:
 
 def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float, warmup: float) -> Course:
     kept = np.isfinite(samples) & (samples > 0) & np.isfinite(loss)
-    kind = (int(batch), round(2 * math.log2(steps * batch)), round(8 * warmup / steps))
     curve = Points(samples[kept].astype(float), loss[kept].astype(float))
-    return Course(curve=curve, length=float(steps * batch), kind=kind)
+    return Course(curve=curve, length=float(steps * batch), task=int(batch), kind=round(8 * warmup / steps))
 
 
 def published() -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,13 +12,12 @@ import numpy as np
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope
-from lora_tune.curves.conformal import Course
-from lora_tune.curves.points import usable
+from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
 
 def is_audit(study: Study, trial: Trial) -> bool:
@@ -69,8 +69,7 @@ def _published_from(trial: Trial, run: RunLog, sweep: Sweep, published: Envelope
 def courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     """The trials that reached the target, in the order in which they ended, as references: the newest of them.
 
-    Those that ended while no run could be stopped, and audit trials, are free: nothing selected them. All others were
-    let through by the rule, and how bad a good run may look cannot be learned from them.
+    All but the free ones were let through by the rule, and how bad a good run may look cannot be learned from them.
     """
     return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
 
@@ -81,15 +80,16 @@ MOST_REFERENCES = 200
 
 def _courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     done = sorted(sweep.reached(), key=lambda t: t.finished_at or 0.0)
-    first = {t.number for t in done[: study.pruning.references]}
-    free = [t for t in done if t.number in first or is_audit(study, t)]
-    others = [t for t in done if t not in free]
+    numbers = free_trials(study, sweep)
+    free = [t for t in done if t.number in numbers]
+    others = [t for t in done if t.number not in numbers]
     room = max(0, MOST_REFERENCES - len(free))
     kept = [*free[-MOST_REFERENCES:], *(others[-room:] if room else [])]
     return [
         Course(
-            curve=usable(sweep.last_evals(t.number)),
+            curve=comparable(sweep.last_evals(t.number)),
             length=max_samples(t),
+            task=task(t),
             kind=kind(t, _change(t)),
             free=i < len(free),
         )
@@ -97,19 +97,42 @@ def _courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     ]
 
 
-def kind(trial: Trial, change: float) -> tuple[object, ...]:
-    """What the shape of a trial's curve depends on: batch, length of schedule, warm-up and change of precision.
+def free_trials(study: Study, sweep: Sweep) -> set[int]:
+    """Numbers of the good trials that nothing selected, not even by how soon they ended.
 
-    Lengths count as alike within about a factor of 1.4, warm-up and the change of precision (at ``change`` samples; 0:
-    none) within an eighth of the length.
+    The first good ones of the sweep in the order in which they began, up to the first that has not ended: no run is
+    compared before these have. Of those that begin together, the first to end are the fastest, and beside them alone
+    every slower one would look bad. Then the first of each batch size (without one no run of it is compared), and the
+    audits, each again up to the first that has not ended.
     """
-    end, batch = max_samples(trial), trial.parameters.get("GBS")
+    begun = sorted((t for t in sweep.trials.values() if not t.probe), key=lambda t: t.number)
+    first = _first_good(begun, study.pruning.references)
+    if len(first) < study.pruning.references:
+        return first
+    of_tasks = (_first_good([t for t in begun if task(t) == some], 1) for some in {task(t) for t in begun})
+    audits = _first_good([t for t in begun if is_audit(study, t)], len(begun))
+    return first.union(audits, *of_tasks)
+
+
+def _first_good(begun: Sequence[Trial], most: int) -> set[int]:
+    ended = itertools.takewhile(lambda t: t.state is TrialState.FINISHED, begun)
+    good = (t.number for t in ended if t.verdict is Verdict.REACHED)
+    return set(itertools.islice(good, most))
+
+
+def task(trial: Trial) -> object:
+    """What a run must share with a reference for anything to be said of it: the global batch size."""
+    return trial.parameters.get("GBS")
+
+
+def kind(trial: Trial, change: float) -> tuple[object, ...]:
+    """What the shape of a trial's curve depends on beside batch and length: warm-up and change of precision.
+
+    Both, the change at ``change`` samples (0: none), count as alike within an eighth of the length.
+    """
+    end = max_samples(trial)
     parts = (_product(trial, "WARMUP_STEPS", "GBS"), change)
-    return (
-        batch,
-        round(2 * math.log2(end)) if end else None,
-        *(round(8 * part / end) if part and end and math.isfinite(part) else 0 for part in parts),
-    )
+    return tuple(round(8 * part / end) if part and end and math.isfinite(part) else 0 for part in parts)
 
 
 def _change(trial: Trial) -> float:

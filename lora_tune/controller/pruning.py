@@ -10,10 +10,10 @@ import numpy as np
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
-from lora_tune.controller.evidence import courses, evidence, is_audit, kind, max_samples, public_envelope
+from lora_tune.controller.evidence import courses, evidence, is_audit, kind, max_samples, public_envelope, task
 from lora_tune.controller.policy import Stop
-from lora_tune.curves.conformal import Course, compare
-from lora_tune.curves.points import usable
+from lora_tune.curves.conformal import compare
+from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.mllog import RunLog
 from lora_tune.search.capping import Incumbent, cap
@@ -42,7 +42,7 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
         )
     found = verdict(
         run.evals, study.target, evidence(study, sweep, trial, run),
-        length=max_samples(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
+        length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
     )  # fmt: skip
     audit = is_audit(study, trial)
     if found.stop and not (audit and found.reason == "stalled"):
@@ -119,7 +119,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     if sum(r.free for r in references) < study.pruning.references:
         return []
     change = trial.metrics.healing_samples or 0.0
-    course = Course(curve=usable(evals), length=max_samples(trial), kind=kind(trial, change))
+    course = Course(curve=comparable(evals), length=max_samples(trial), task=task(trial), kind=kind(trial, change))
     rate = study.pruning.false_prune_rate
     found = compare(course, references, target=study.target, rate=rate)
     rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)

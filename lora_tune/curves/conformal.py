@@ -3,7 +3,9 @@
 Nonconformity of a run beside others: over its life, how far its best loss so far lies above the highest of theirs at
 the same place, in units of the distance between their highest and lowest,
 
-    A = max_u (y(u) - U(u)) / (U(u) - L(u) + F),    U, L: highest and lowest of the others, F: 1% of their whole range.
+    A = max_u (y(u) - U(u)) / (U(u) - L(u) + F),    U, L: highest and lowest of the others,
+
+where F is 2% of the highest of their usual heights above the target.
 
 A run is outside at rate a when its A is larger than the k-th largest that the n references have beside one another,
 k = max(1, floor(a (n + 1))). An eval that is a spike waits for the next one. A falls when more runs are compared with:
@@ -16,47 +18,21 @@ curves: Diquigiovanni, Fontana and Vantini 2022).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.curves.points import Array, Points, eval_interval
+from lora_tune.curves.overlay import ROUNDING, Course, best_nearby, best_so_far, frame_of, spike_at
+from lora_tune.curves.points import Array, Points
 
 FEWEST = 3
 """References (or kinds of them) from which on each has two others to be compared with."""
 
-FLOOR = 0.01
-"""Share of the references' whole range that is added to their distance at a place, where they may all be equal."""
-
-SPIKE = 0.5
-"""An eval above the best by more than this share of the fall so far waits for the next one: spikes recover by then."""
-
-MOST_PLACES = 256
-"""Places of a life that are looked at; more evals are thinned."""
-
-ROUNDING = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """A run as it is compared, and what its curve's shape depends on.
-
-    curve: its usable evals, lower is better. length: samples after which its training ends by itself; None: unknown.
-    kind: runs of one kind are alike (batch, length of schedule, warm-up, precision). free: nothing could have stopped
-    it early, so that it tells how bad a good run may look; others only how bad a run may look that was let through.
-    """
-
-    curve: Points
-    length: float | None = None
-    kind: Hashable = ()
-    free: bool = True
-
-    def stop(self, target: float) -> float:
-        """Samples at the first eval at or under ``target``; infinite where there is none."""
-        reached = np.flatnonzero(self.curve.loss <= target)
-        return float(self.curve.samples[reached[0]]) if len(reached) else math.inf
+FLOOR = 0.02
+"""Share of the references' usual height above the target that is added to their distance, where they may be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +42,8 @@ class Comparison:
     outside: whether it lies further outside than the rate allows; at: samples where it first did (NaN: nowhere).
     supported: the share of good runs that may lie there, at most, k / (n + 1); 1 where too few references say nothing.
     references: how many were compared with. way: "like" (of the run's own kind), "pooled" (of all kinds, its own
-    among them), "unlike" (of other kinds alone: the band is as wide as these kinds differ), "none".
+    among them), "unlike" (of other kinds alone: the band is as wide as these kinds differ), "foreign" (none has the
+    run's task), "none" (too few).
     limit: by samples, the loss above which a run is outside, infinite where nothing is said; usual: the references'
     median there.
     """
@@ -98,126 +75,84 @@ def needed(rate: float) -> int:
 def compare(run: Course, references: Sequence[Course], *, target: float, rate: float) -> Comparison:
     """Compare a run's evals so far with finished runs that reached ``target``.
 
-    Runs are laid over one another by share of training where all lengths are known, else by samples. They are seen at
-    the coarser of the run's and the references' usual distance between evals, so that dense and sparse evals get the
-    same answer. References of the run's own kind are taken where they alone support the rate; else all of them; and
-    where none is of its kind, the whole kinds are what is compared, each with the others.
+    Runs are laid over one another by share of training where all lengths are known, else by samples. They are
+    seen at the coarser of the run's and the references' usual distance between evals, so that dense and sparse evals
+    get the same answer.
     """
     references = [r for r in references if math.isfinite(r.stop(target))]
-    like = [r for r in references if r.kind == run.kind]
-    if sum(r.free for r in like) >= max(FEWEST, needed(rate)):
-        return _beside(run, like, list(range(len(like))), "like", target, rate)
-    if like:
-        return _beside(run, references, list(range(len(references))), "pooled", target, rate)
-    kinds = list(dict.fromkeys(r.kind for r in references))
-    return _beside(run, references, [kinds.index(r.kind) for r in references], "unlike", target, rate)
-
-
-def _beside(
-    run: Course, references: Sequence[Course], units: Sequence[int], way: str, target: float, rate: float
-) -> Comparison:
-    """Compare with ``references``; those of one unit are left out together when one of them is judged."""
-    free = len({unit for unit, r in zip(units, references, strict=True) if r.free})
-    if free < FEWEST or len(run.curve.samples) == 0:
+    if references and not any(r.free and r.task == run.task for r in references):
+        return Comparison(way="foreign")
+    group = _group(run, references, rate)
+    if group.free < FEWEST or len(run.curve.samples) == 0:
         return Comparison()
-    frame = _frame(run, references)
-    curves = np.array([_best_so_far(r, frame, target) for r in references])
-    spiky = np.array([_spike_at(r, frame, target) for r in references])
-    judged = np.where(spiky, math.inf, np.array([_best_nearby(r, frame, target) for r in references]))
-    worst = _worst_beside_others(judged, curves, np.array(units), target)
-    bound = max(0.0, sorted(worst, reverse=True)[allowed(rate, free) - 1])
+    return _beside(run, group, target, rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Who is compared with, and whose place among the others counts.
+
+    units: those of one unit are left out together when one of them is judged. ranked: references whose units' scores
+    count. free: how many of these units nothing could have stopped.
+    """
+
+    references: Sequence[Course]
+    units: Sequence[Hashable]
+    ranked: Sequence[bool]
+    way: str
+
+    @property
+    def free(self) -> int:
+        rows = zip(self.units, self.ranked, self.references, strict=True)
+        return len({unit for unit, ranked, r in rows if ranked and r.free})
+
+
+def _group(run: Course, references: Sequence[Course], rate: float) -> _Group:
+    """Runs of a kind that supports the rate alone are compared within it, the others among themselves.
+
+    Whether a kind is one of them is settled with the run counted in, and only where the rest supports the rate too:
+    then a run and its references fall into the same group whichever of them is the one that is judged, without which
+    the rate would not hold for the rest. A run whose kind nobody shares is compared by whole kinds.
+    """
+    free = Counter(r.alike for r in references if r.free)
+    if not free[run.alike]:
+        return _Group(references=references, units=[r.alike for r in references], ranked=[True] * len(references),
+                      way="unlike")  # fmt: skip
+    enough, free[run.alike] = max(FEWEST, needed(rate)), free[run.alike] + 1
+    rest = sum(count for count in free.values() if count <= enough)
+    split = rest == 0 or rest > enough
+    if split and free[run.alike] > enough:
+        references, way = [r for r in references if r.alike == run.alike], "like"
+    else:
+        way = "pooled"
+    ranked = [way == "like" or not split or free[r.alike] <= enough for r in references]
+    return _Group(references=references, units=range(len(references)), ranked=ranked, way=way)
+
+
+def _beside(run: Course, group: _Group, target: float, rate: float) -> Comparison:
+    """Where the run lies further above the group than the rate allows."""
+    references = group.references
+    frame = frame_of(run, references)
+    curves = np.array([best_so_far(r, frame, target) for r in references])
+    spiky = np.array([spike_at(r, frame, target) for r in references])
+    judged = np.where(spiky, math.inf, np.array([best_nearby(r, frame, target) for r in references]))
+    kinds = list(dict.fromkeys(group.units))
+    units = np.array([kinds.index(unit) for unit in group.units])
+    worst = _worst_beside_others(judged, curves, units, target)
+    ranked = sorted((worst[i] for i in {*units[np.array(group.ranked)]}), reverse=True)
+    bound = max(0.0, ranked[allowed(rate, group.free) - 1])
     high, low, said = _edges(curves, _quorum(len(curves)))
-    floor, seen = _floor(curves), frame.places <= frame.now
-    own = np.where(seen & ~_spike_at(run, frame, target), _best_so_far(run, frame, target), math.inf)
+    floor, seen = FLOOR * float(_heights(curves, target).max()), frame.places <= frame.now
+    own = np.where(seen & ~spike_at(run, frame, target), best_so_far(run, frame, target), math.inf)
     above = np.flatnonzero(_excess(own, high, low, said, floor, target) > bound)
     unit = frame.unit(run)
     with np.errstate(invalid="ignore"):
         limit = np.where(said, high + bound * (high - low + floor), math.inf)
     return Comparison(
-        outside=len(above) > 0, supported=supported(rate, free), references=len(references), way=way,
+        outside=len(above) > 0, supported=supported(rate, group.free), references=len(references), way=group.way,
         at=float(frame.places[above[0]]) * unit if len(above) else math.nan,
         limit=Points(frame.places * unit, limit), usual=np.median(curves, axis=0),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """Where curves are compared. places: rising, over the whole life; now: the last that the run has an eval at.
-
-    step: distance between evals that count. by_share: places are shares of training, else samples.
-    """
-
-    places: Array
-    now: float
-    step: float
-    by_share: bool
-
-    def unit(self, course: Course) -> float:
-        """Samples in one unit of a place."""
-        return course.length if self.by_share and course.length else 1.0
-
-
-def _frame(run: Course, references: Sequence[Course]) -> _Frame:
-    by_share = all(c.length is not None and c.length > 0 for c in (run, *references))
-    frame = _Frame(np.empty(0), 0.0, 0.0, by_share)
-    own, *theirs = (c.curve.samples / frame.unit(c) for c in (run, *references))
-    end = 1.0 if by_share else max(float(x[-1]) for x in (own, *theirs) if len(x))
-    usual = float(np.median([eval_interval(x) or end for x in theirs]))
-    step = max(eval_interval(own), usual, end / MOST_PLACES)
-    seen = own[thinned(own, step)]
-    later = np.arange(seen[-1] + step, end * (1 + ROUNDING), step)
-    return _Frame(np.append(seen, later), float(seen[-1]), step, by_share)
-
-
-def thinned(places: Array, step: float) -> NDArray[np.int64]:
-    """Indices of the first of ``places`` (rising) at or after each multiple of ``step``."""
-    return np.unique(np.floor(places / step + ROUNDING), return_index=True)[1]
-
-
-def _best_so_far(course: Course, frame: _Frame, target: float) -> Array:
-    """The lowest loss that a run has shown by each place, between its evals on a line; ``target`` from its stop on.
-
-    Infinite before its first eval.
-    """
-    places = course.curve.samples / frame.unit(course)
-    stop = course.stop(target) / frame.unit(course)
-    kept = thinned(places, frame.step)
-    kept = kept[places[kept] < stop]
-    x, lowest = places[kept], np.minimum.accumulate(course.curve.loss[kept])
-    if math.isfinite(stop):
-        x, lowest = np.append(x, stop), np.append(lowest, target)
-    return np.interp(frame.places, x, lowest, left=math.inf) if len(x) else np.full(len(frame.places), math.inf)
-
-
-def _best_nearby(course: Course, frame: _Frame, target: float) -> Array:
-    """The lowest loss that a run has shown by the eval nearest to each place, as a run that is judged shows it.
-
-    A line between two evals has less noise than an eval, by which a run would look worse than its references.
-    """
-    places = course.curve.samples / frame.unit(course)
-    stop = course.stop(target) / frame.unit(course)
-    kept = thinned(places, frame.step)
-    kept = kept[places[kept] < stop]
-    done = frame.places >= stop * (1 - ROUNDING)
-    if not len(kept):
-        return np.where(done, target, math.inf)
-    lowest = np.minimum.accumulate(course.curve.loss[kept])
-    middles = (places[kept][1:] + places[kept][:-1]) / 2
-    found = lowest[np.searchsorted(middles, frame.places)]
-    return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, found))
-
-
-def _spike_at(course: Course, frame: _Frame, target: float) -> NDArray[np.bool_]:
-    """Whether the last eval by each place is a spike, and the first of its kind in a row."""
-    places = course.curve.samples / frame.unit(course)
-    kept = thinned(places, frame.step)
-    loss = course.curve.loss[kept]
-    best = np.minimum.accumulate(np.append(loss[:1], loss[:-1]))
-    spike = loss - best > SPIKE * np.maximum(loss[:1] - best, 0.0)
-    spike &= best < loss[:1]
-    alone = spike & ~np.append(False, spike[:-1])
-    at = np.searchsorted(places[kept], frame.places * (1 + ROUNDING), side="right")
-    return np.append(False, alone)[at] & (frame.places < course.stop(target) / frame.unit(course))
 
 
 def _worst_beside_others(judged: Array, curves: Array, units: NDArray[np.int64], target: float) -> list[float]:
@@ -230,11 +165,10 @@ def _worst_beside_others(judged: Array, curves: Array, units: NDArray[np.int64],
     lifted = np.where(known, curves, -math.inf)
     high = _of_others(np.maximum.reduceat(lifted, starts))[of]
     low = -_of_others(-np.minimum.reduceat(curves, starts))[of]
-    top = _of_others(np.maximum.reduceat(lifted.max(axis=1), starts)[:, None])[of]
-    bottom = -_of_others(-np.minimum.reduceat(curves.min(axis=1), starts)[:, None])[of]
+    floor = FLOOR * _of_others(np.maximum.reduceat(_heights(curves, target), starts)[:, None])[of]
     counts = known.sum(axis=0) - np.add.reduceat(known.astype(np.int64), starts)[of]
     enough = counts >= np.maximum(1, _quorum(len(curves)) - sizes[of])[:, None]
-    scores = _excess(judged, high, low, enough, FLOOR * (top - bottom), target).max(axis=1)
+    scores = _excess(judged, high, low, enough, floor, target).max(axis=1)
     return [float(worst) for worst in np.maximum.reduceat(scores, starts)]
 
 
@@ -253,8 +187,11 @@ def _edges(curves: Array, quorum: int) -> tuple[Array, Array, NDArray[np.bool_]]
     return np.where(known, curves, -math.inf).max(axis=0), curves.min(axis=0), known.sum(axis=0) >= quorum
 
 
-def _floor(curves: Array) -> Array:
-    return np.asarray(FLOOR * np.ptp(curves[np.isfinite(curves)]))
+def _heights(curves: Array, target: float) -> Array:
+    """The median height of each curve above the target before its stop: a first eval far off does not count."""
+    above = np.where(np.isfinite(curves) & (curves > target), curves - target, math.nan)
+    above[np.isnan(above).all(axis=1), 0] = 0.0
+    return np.asarray(np.nanmedian(above, axis=1), dtype=np.float64)
 
 
 def _quorum(count: int) -> int:
@@ -262,7 +199,7 @@ def _quorum(count: int) -> int:
     return max(2, math.ceil(count / 2))
 
 
-def _excess(own: Array, high: Array, low: Array, said: NDArray[np.bool_], floor: Array, target: float) -> Array:
+def _excess(own: Array, high: Array, low: Array, said: NDArray[np.bool_], floor: Array | float, target: float) -> Array:
     """How far a curve lies above ``high``, by place; -inf where it is at the target or nothing is ``said``."""
     with np.errstate(invalid="ignore", divide="ignore"):
         excess = (own - high) / (high - low + floor)

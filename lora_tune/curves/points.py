@@ -59,17 +59,17 @@ def points(evals: Sequence[Eval]) -> Points:
     return Points(table[:, 0], table[:, 1])
 
 
-def usable(evals: Sequence[Eval]) -> Points:
+def usable(evals: Sequence[Eval], largest: float = LARGEST_LOSS) -> Points:
     """The evals that mean something, all of them.
 
-    Unusable losses (see :func:`usable_loss`) and samples outside (0, ``LARGEST_SAMPLES``] are left out; of repeated
+    Losses beyond ``largest``, either sign, and samples outside (0, ``LARGEST_SAMPLES``] are left out; of repeated
     samples (a restarted run logs some twice) the last reading counts; decreasing samples are sorted.
     """
     if not evals:
         return Points(np.empty(0), np.empty(0))
     table = np.array([(e.samples, e.loss) for e in evals], dtype=np.float64)
     in_range = (table[:, 0] >= 1 / LARGEST_SAMPLES) & (table[:, 0] <= LARGEST_SAMPLES)
-    table = table[in_range & (np.abs(table[:, 1]) <= LARGEST_LOSS)]
+    table = table[in_range & (np.abs(table[:, 1]) <= largest)]
     if len(table) > 1 and not (np.diff(table[:, 0]) > 0).all():
         table = table[::-1][np.unique(table[::-1, 0], return_index=True)[1]]
     return Points(table[:, 0], table[:, 1])

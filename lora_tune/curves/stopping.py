@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.curves.conformal import Course, compare, thinned
-from lora_tune.curves.points import Points, first_reached, usable, usable_loss
+from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
+from lora_tune.curves.conformal import compare
+from lora_tune.curves.overlay import LARGEST_VALUE, Course, comparable, thinned
+from lora_tune.curves.points import Points, first_reached
 from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, Verdict, highest_pair, outside
 from lora_tune.logs.run import Eval
 
@@ -21,13 +23,20 @@ FEWEST = 8
 """Good runs that go free before any is compared: they support 11%."""
 
 BLOW_UP = 10.0
-"""A loss this many times the way from the first eval to the target above the first eval is a blow-up."""
+"""A loss this many times the way from the first evals to the target above them is a blow-up."""
+
+BLOW_UP_SIZE = 5.0
+"""A blow-up is also this many times as large as the first evals and the target: a run that begins near its target has
+next to no way to it, and may rise far before it falls."""
+
+EARLY = 0.1
+"""Share of a run's evals, three at least, of which the highest is where it began: a single one may be luck."""
 
 LATELY = 0.9
 """Evals from this share of a run's samples on must all agree that it has blown up."""
 
 OUT_OF_REACH = 5.0
-"""A run that must fall this many times as far as any reference ever did in as much training cannot get there.
+"""A run that must fall this many times as far as itself or any like it ever did in as much training cannot get there.
 
 Runs unlike the references may fall further than they: public FP4 runs, when they change precision, 4.6 times.
 """
@@ -57,18 +66,25 @@ class Evidence:
 
 
 def verdict(
-    evals: Sequence[Eval], target: float, evidence: Evidence, *, length: float | None = None, kind: Hashable = ()
+    evals: Sequence[Eval],
+    target: float,
+    evidence: Evidence,
+    *,
+    length: float | None = None,
+    task: Hashable = (),
+    kind: Hashable = (),
 ) -> Verdict:
     """Whether to stop the run whose evals so far are ``evals`` (lower is better; turn rising metrics round).
 
-    length: samples after which its training ends by itself. kind: see :class:`~lora_tune.curves.conformal.Course`.
+    length: samples after which its training ends by itself. task, kind: see
+    :class:`~lora_tune.curves.overlay.Course`; with no reference of its task a run is compared with none.
     Takes any evals and never raises. A run that has reached the target or its own end is never stopped.
     """
     if not evals or first_reached(evals, target) is not None:
         return GO_ON
-    if len(evals) >= IN_A_ROW and not any(usable_loss(e.loss) for e in evals[-IN_A_ROW:]):
+    if len(evals) >= IN_A_ROW and not any(abs(e.loss) <= LARGEST_VALUE for e in evals[-IN_A_ROW:]):
         return Verdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
-    curve = usable(evals)
+    curve = comparable(evals)
     if not len(curve.samples) or (length is not None and curve.samples[-1] >= length * (1 - 1e-9)):
         return GO_ON
     if blown_up(curve, target):
@@ -78,7 +94,7 @@ def verdict(
     if curve.samples[-1] < evidence.no_verdict_before:
         return GO_ON
     late = curve.samples >= evidence.no_verdict_before
-    run = Course(curve=Points(curve.samples[late], curve.loss[late]), length=length, kind=kind)
+    run = Course(curve=Points(curve.samples[late], curve.loss[late]), length=length, task=task, kind=kind)
     if evidence.published is not None:
         return _outside_published(run, target, evidence.published, evidence)
     if sum(r.free for r in evidence.references) >= evidence.fewest:
@@ -87,12 +103,15 @@ def verdict(
 
 
 def blown_up(curve: Points, target: float) -> bool:
-    """Whether the latest evals, at least two, lie ``BLOW_UP`` times the way to the target above the first eval."""
-    lately = curve.loss[curve.samples >= LATELY * curve.samples[-1]]
-    lately = lately if len(lately) >= IN_A_ROW else curve.loss[-IN_A_ROW:]
-    first = float(curve.loss[0])
+    """Whether the latest evals, at least two, lie ``BLOW_UP`` times the way to the target above the first ones."""
+    late = max(IN_A_ROW, int((curve.samples >= LATELY * curve.samples[-1]).sum()))
+    before, lately = curve.loss[:-late], curve.loss[-late:]
+    if len(before) < IN_A_ROW:
+        return False
+    first = float(before[: max(3, int(EARLY * len(curve.loss)))].max())
     way = max(first - float(curve.loss.min()), abs(first - target))
-    return len(curve.loss) > IN_A_ROW and float(lately.min()) > first + BLOW_UP * way
+    size = max(abs(first), abs(target))
+    return float(lately.min()) > max(first + BLOW_UP * way, BLOW_UP_SIZE * size)
 
 
 def _outside_published(run: Course, target: float, envelope: Envelope, evidence: Evidence) -> Verdict:
@@ -131,11 +150,12 @@ _WITH = {
 
 
 def _out_of_reach(run: Course, target: float, references: Sequence[Course]) -> Verdict:
-    """Arithmetic, while references are too few to compare with: no run ever fell so far in so little training."""
-    if run.length is None or not references:
+    """Arithmetic, while references are too few to compare with: no run like it fell so far in so little training."""
+    references = [r for r in references if r.alike == run.alike and math.isfinite(r.stop(target))]
+    if run.length is None or len(references) < FEWEST_ALIKE:
         return GO_ON
     left, needed = run.length - float(run.curve.samples[-1]), float(run.curve.loss.min()) - target
-    fall = max((furthest_fall(r.curve, left) for r in references), default=0.0)
+    fall = max(furthest_fall(r.curve, left) for r in (run, *references))
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
         return GO_ON
     words = f"{needed:.4g} above {target:g} with {left:g} samples to go, in which no good run fell more than {fall:.4g}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
-from lora_tune.curves.conformal import Course
-from lora_tune.curves.points import usable
+from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import Eval
 
@@ -42,7 +43,10 @@ class StallPruner(BasePruner):
         Share of good trials (that would have reached the target) that may be pruned over their whole lives. With n
         finished good trials to compare with, no rate under 1/(n + 1) can be kept, and that rate is used.
     references
-        Good trials that finish before others are compared with them; at least 3.
+        Good trials, in the order in which they began, that run to their ends before any is compared; at least 3. They
+        alone support the rate, so ask for 19 to be held to 5%. A trial that has not ended holds up those after it: of
+        trials that begin together the first to end may be the best. One whose worker died does so until it is failed,
+        as Optuna does itself where its storage has a heartbeat.
     max_steps
         Step at which a trial ends anyway; None when unknown. Before it reports, a trial whose length differs sets its
         user attribute ``stall_length``, one whose curve has another shape (batch, schedule, warm-up) ``stall_kind``.
@@ -75,7 +79,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, references
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
-        self._learned: tuple[int, Sequence[Course]] = (0, ())
+        self._learned: tuple[Hashable, Sequence[Course]] = ((), ())
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
@@ -97,21 +101,33 @@ class StallPruner(BasePruner):
         return found.stop
 
     def _references(self, study: Study, sign: float) -> Sequence[Course]:
-        """The study's finished trials, read anew only when another one has finished."""
-        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if len(finished) != self._learned[0]:
-            curves = [(t, usable(_evals(t, sign))) for t in finished]
-            good = [(t, c) for t, c in curves if (c.loss <= sign * self._target).any()]
-            courses = [
-                Course(curve=c, length=self._length(t), kind=_kind(t), free=i < self._fewest)
-                for i, (t, c) in enumerate(good)
-            ]
-            self._learned = (len(finished), courses)
-        return self._learned[1]
+        """The study's finished good trials, read anew only when another one has ended."""
+        trials = study.get_trials(deepcopy=False)
+        ended = [(t.number, t.datetime_complete) for t in trials if t.state.is_finished()]
+        known, learned = (study.study_name, len(ended), *ended[-1:]), self._learned
+        if known != learned[0]:
+            learned = self._learned = (known, self._courses(trials, sign))
+        return learned[1]
+
+    def _courses(self, trials: Sequence[FrozenTrial], sign: float) -> Sequence[Course]:
+        """Good trials as references; free are the first that began, up to the first that has not ended."""
+        begun = sorted((t for t in trials if t.state != TrialState.WAITING), key=_beginning)
+        settled = sum(1 for _ in itertools.takewhile(lambda t: t.state.is_finished(), begun))
+        found: list[Course] = []
+        for i, trial in enumerate(begun):
+            curve = comparable(_evals(trial, sign))
+            if trial.state == TrialState.COMPLETE and (curve.loss <= sign * self._target).any():
+                free = i < settled and len(found) < self._fewest
+                found.append(Course(curve=curve, length=self._length(trial), kind=_kind(trial), free=free))
+        return found
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length: float | None = trial.user_attrs.get(LENGTH, self._max_steps)
         return length
+
+
+def _beginning(trial: FrozenTrial) -> tuple[datetime.datetime, int]:
+    return trial.datetime_start or datetime.datetime.min, trial.number
 
 
 def _kind(trial: FrozenTrial) -> Hashable:

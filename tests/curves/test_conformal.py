@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.conformal import Course, compare, needed, supported
+from lora_tune.curves.conformal import compare, needed, supported
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import Points
 
 TARGET, END = 1.0, 8192.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.conformal import Course
+from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
@@ -42,7 +42,23 @@ def test_two_evals_that_are_not_numbers_are_divergence_even_before_the_first_ver
 
 def test_one_spike_is_not_divergence_and_a_blow_up_is() -> None:
     assert not verdict(run_of(0.94, 0.935, 1.5), TARGET, NOTHING).stop
-    assert verdict(run_of(0.94, 0.935, 1.5, 1.4), TARGET, NOTHING).reason == "diverged"
+    assert verdict(run_of(0.94, 0.935, 5.2, 5.1), TARGET, NOTHING).reason == "diverged"
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.93, 1.5, 2.4, 2.4, 2.0, 1.1],  # begins near its target, rises far, and comes down
+        [0.926, 3.2, 2.9, 3.3, 3.1, 2.8],  # noise whose first value was luck
+    ],
+)
+def test_a_first_eval_near_the_target_makes_no_blow_up_of_what_follows(losses: list[float]) -> None:
+    assert not any(verdict(run_of(*losses[: n + 1]), TARGET, NOTHING).stop for n in range(len(losses)))
+
+
+def test_large_numbers_are_no_divergence() -> None:
+    """A metric in dollars, or a perplexity: beyond what a loss can be, and falling."""
+    assert not verdict(run_of(9e7, 8e7, 6e7), 1e6, NOTHING).stop
 
 
 def test_a_spike_over_many_dense_evals_is_no_blow_up() -> None:
@@ -64,9 +80,11 @@ def test_without_references_no_shape_is_a_reason_to_stop(losses: list[float]) ->
 
 
 def test_arithmetic_stops_what_no_run_ever_made_good() -> None:
-    few = Evidence(references=GOOD[:2])
+    few = Evidence(references=GOOD[:3])
     hopeless = run_of(*[1.6] * 8)
     assert "in which no good run fell more than" in verdict(hopeless, TARGET, few, length=END).sentence
+    assert not verdict(hopeless, TARGET, few, length=END, task="another batch").stop, "nothing is known of it"
+    assert not verdict(hopeless, TARGET, Evidence(references=GOOD[:2]), length=END).stop, "two runs are no range"
     assert not verdict(hopeless, TARGET, few).stop, "where its training ends is not known"
     assert not verdict(run_of(*[0.99] * 8), TARGET, few, length=END).stop, "an FP4 run before its change of precision"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
@@ -116,6 +118,63 @@ def test_a_study_of_several_objectives_is_refused() -> None:
     study.ask()
     with pytest.raises(ValueError, match="this study has 2"):
         StallPruner(TARGET).prune(study, study.get_trials()[study.ask().number - 1])
+
+
+def test_of_trials_that_run_together_the_first_to_end_are_no_references_yet() -> None:
+    """Beside the fastest alone every slower one would look bad."""
+    study = optuna.create_study(pruner=StallPruner(TARGET, max_steps=8192))
+    slow = study.ask()
+    for _ in range(10):
+        run(study, [loss(s) for s in SAMPLES])
+    for samples in SAMPLES:
+        slow.report(0.945, samples)
+        assert not slow.should_prune(), "it began before any of them, and so goes free"
+    study.tell(slow, SAMPLES[-1])
+    assert run(study, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.PRUNED
+
+
+def test_one_pruner_in_two_studies_learns_from_each_alone() -> None:
+    pruner = StallPruner(TARGET, max_steps=8192)
+    study_with_references(pruner)
+    other = optuna.create_study(pruner=pruner)
+    for _ in range(10):
+        run(other, [2.0, 1.9])
+    assert run(other, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE
+
+
+def accuracy_study(storage: str | None) -> optuna.Study:
+    """Accuracy by epoch, from epoch 0 on, as a user would write it: noise, a NaN, steps told twice, a trial that fails.
+
+    Every second trial is good.
+    """
+
+    def objective(trial: optuna.Trial) -> float:
+        random = np.random.default_rng(trial.number)
+        accuracy = 0.0
+        for epoch in range(12):
+            best = 0.7 if trial.number % 2 else 0.97
+            accuracy = best * (1 - math.exp(-(epoch + 1) / 3)) + random.normal(0, 0.01)
+            if trial.number == 1 and epoch == 3:
+                raise RuntimeError("out of memory")
+            trial.report(math.nan if epoch == 2 else accuracy, epoch)
+            trial.report(0.0, epoch)  # Optuna keeps the first report of a step
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return accuracy
+
+    pruner = StallPruner(0.88, max_steps=12)
+    study = optuna.create_study(direction="maximize", pruner=pruner, storage=storage)
+    study.optimize(objective, n_trials=40, catch=(RuntimeError,), n_jobs=1 if storage else 2)
+    return study
+
+
+@pytest.mark.filterwarnings("ignore:The reported value is ignored")
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_users_accuracy_study_loses_its_bad_half_and_no_good_trial(stored: bool, tmp_path: Path) -> None:
+    study = accuracy_study(f"sqlite:///{tmp_path}/study.db" if stored else None)
+    good, bad = ([t.state.name for t in study.trials[24:] if t.number % 2 == odd] for odd in (0, 1))
+    assert bad.count("PRUNED") == len(bad)
+    assert good.count("PRUNED") <= 1, "8 references support 11%"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""Curves of several runs laid over one another: where they are compared, and what each had shown by there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lora_tune.curves.points import Array, Points, eval_interval, usable
+from lora_tune.logs.run import Eval
+
+SPIKE = 0.5
+"""An eval above the best by more than this share of the fall so far waits for the next one: spikes recover by then."""
+
+MOST_PLACES = 256
+"""Places of a life that are looked at; more evals are thinned."""
+
+ROUNDING = 1e-6
+
+LARGEST_VALUE = 1e100
+"""A metric beyond this, either sign, is no number. Comparisons know no scale: one may be in dollars or a perplexity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A run as it is compared, and what its curve's shape depends on.
+
+    curve: its usable evals, lower is better. length: samples after which its training ends by itself; None: unknown.
+    task: what a run must share with one of them for references to say anything of it (benchmark, batch). kind: runs of
+    one kind and about one length are alike (warm-up, precision). free: nothing could have stopped it early, so that it
+    tells how bad a good run may look; others only how bad a run may look that was let through.
+    """
+
+    curve: Points
+    length: float | None = None
+    task: Hashable = ()
+    kind: Hashable = ()
+    free: bool = True
+
+    @property
+    def alike(self) -> Hashable:
+        """What runs with curves of one shape share: kind, and length within a factor of about 1.4."""
+        return self.task, self.kind, round(2 * math.log2(self.length)) if self.length else None
+
+    def stop(self, target: float) -> float:
+        """Samples at the first eval at or under ``target``; infinite where there is none."""
+        reached = np.flatnonzero(self.curve.loss <= target)
+        return float(self.curve.samples[reached[0]]) if len(reached) else math.inf
+
+
+def comparable(evals: Sequence[Eval]) -> Points:
+    """The evals that a comparison can use: all that are numbers, in order."""
+    return usable(evals, LARGEST_VALUE)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where curves are compared. places: rising, over the whole life; now: the last that the run has an eval at.
+
+    step: distance between evals that count. by_share: places are shares of training, else samples.
+    """
+
+    places: Array
+    now: float
+    step: float
+    by_share: bool
+
+    def unit(self, course: Course) -> float:
+        """Samples in one unit of a place."""
+        return course.length if self.by_share and course.length else 1.0
+
+
+def frame_of(run: Course, references: Sequence[Course]) -> Frame:
+    """The run's own evals, and later ones as far apart, at the coarser of its and the references' usual spacing.
+
+    By share of training where every length is known.
+    """
+    by_share = all(c.length is not None and c.length > 0 for c in (run, *references))
+    frame = Frame(np.empty(0), 0.0, 0.0, by_share)
+    own, *theirs = (c.curve.samples / frame.unit(c) for c in (run, *references))
+    end = 1.0 if by_share else max(float(x[-1]) for x in (own, *theirs) if len(x))
+    step = max(_spacing(own), float(np.median([_spacing(x) for x in theirs])), end / MOST_PLACES)
+    seen = own[thinned(own, step)]
+    later = np.arange(seen[-1] + step, end * (1 + ROUNDING), step)
+    return Frame(np.append(seen, later), float(seen[-1]), step, by_share)
+
+
+def _spacing(places: Array) -> float:
+    """Distance between two evals; with one alone, the way to it: a single eval is no sign of dense ones."""
+    return eval_interval(places) or float(places[0])
+
+
+def thinned(places: Array, step: float) -> NDArray[np.int64]:
+    """Indices of the first of ``places`` (rising) at or after each multiple of ``step``."""
+    return np.unique(np.floor(places / step + ROUNDING), return_index=True)[1]
+
+
+def best_so_far(course: Course, frame: Frame, target: float) -> Array:
+    """The lowest loss that a run has shown by each place, between its evals on a line; ``target`` from its stop on.
+
+    Infinite before its first eval.
+    """
+    places = course.curve.samples / frame.unit(course)
+    stop = course.stop(target) / frame.unit(course)
+    kept = thinned(places, frame.step)
+    kept = kept[places[kept] < stop]
+    x, lowest = places[kept], np.minimum.accumulate(course.curve.loss[kept])
+    if math.isfinite(stop):
+        x, lowest = np.append(x, stop), np.append(lowest, target)
+    return np.interp(frame.places, x, lowest, left=math.inf) if len(x) else np.full(len(frame.places), math.inf)
+
+
+def best_nearby(course: Course, frame: Frame, target: float) -> Array:
+    """The lowest loss that a run has shown by the eval nearest to each place, as a run that is judged shows it.
+
+    A line between two evals has less noise than an eval, by which a run would look worse than its references.
+    """
+    places = course.curve.samples / frame.unit(course)
+    stop = course.stop(target) / frame.unit(course)
+    kept = thinned(places, frame.step)
+    kept = kept[places[kept] < stop]
+    done = frame.places >= stop * (1 - ROUNDING)
+    if not len(kept):
+        return np.where(done, target, math.inf)
+    lowest = np.minimum.accumulate(course.curve.loss[kept])
+    middles = (places[kept][1:] + places[kept][:-1]) / 2
+    found = lowest[np.searchsorted(middles, frame.places)]
+    return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, found))
+
+
+def spike_at(course: Course, frame: Frame, target: float) -> NDArray[np.bool_]:
+    """Whether the last eval by each place is a spike, and the first of its kind in a row."""
+    places = course.curve.samples / frame.unit(course)
+    kept = thinned(places, frame.step)
+    loss = course.curve.loss[kept]
+    best = np.minimum.accumulate(np.append(loss[:1], loss[:-1]))
+    spike = loss - best > SPIKE * np.maximum(loss[:1] - best, 0.0)
+    spike &= best < loss[:1]
+    alone = spike & ~np.append(False, spike[:-1])
+    at = np.searchsorted(places[kept], frame.places * (1 + ROUNDING), side="right")
+    return np.append(False, alone)[at] & (frame.places < course.stop(target) / frame.unit(course))
