@@ -280,6 +280,30 @@ def test_a_run_is_compared_with_good_runs_once_there_are_enough() -> None:
     assert "further above 8 good runs" in found.sentence
 
 
+def test_a_run_of_a_batch_size_without_references_goes_on() -> None:
+    wide = trial(parameters={"GBS": 16})
+    sweep = finished_well(12, parameters={"GBS": 8})
+    assert pruning.judge_curve(study(), sweep, wide, run(*FLAT)) is None
+    assert pruning.alone(study(), sweep, wide).startswith("no like references: none of 12 good runs")
+    assert pruning.alone(study(), sweep, trial(parameters={"GBS": 8})) == ""
+
+
+def test_good_runs_are_references_in_the_order_in_which_they_began_not_ended() -> None:
+    well = finished_well(12)
+    open_third = replace(
+        well, trials={**well.trials, 3: replace(well.trials[3], state=TrialState.RUNNING, verdict=None)}
+    )
+    assert evidence.free_trials(study(), well) == set(range(1, 9))
+    assert evidence.free_trials(study(), open_third) == {1, 2}
+    assert pruning.judge_curve(study(), open_third, trial(), run(*FLAT)) is None
+
+
+def test_the_first_good_run_of_each_batch_size_is_a_reference() -> None:
+    well = finished_well(12, parameters={"GBS": 8})
+    late = {n: replace(well.trials[n], parameters={"GBS": 16}) for n in (11, 12)}
+    assert evidence.free_trials(study(), replace(well, trials={**well.trials, **late})) == {*range(1, 9), 11}
+
+
 def test_only_runs_that_nothing_could_have_stopped_support_a_rate() -> None:
     found = evidence.courses(study(), finished_well(20))
     assert [c.free for c in found] == [True] * 8 + [False] * 12

@@ -123,7 +123,7 @@ def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -
     band = pruning.band(study, sweep, trial)
     reached = [row for row in band if row[0] <= last.samples * (1 + 1e-6)]
     if not reached:
-        return words
+        return "; ".join(part for part in (words, pruning.alone(study, sweep, trial)) if part)
     _, usual, limit = reached[-1]
     return f"{words}; good runs are at {usual:.4f} by then, and above {limit:.4f} a run is stopped"
 

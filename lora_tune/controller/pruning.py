@@ -126,6 +126,16 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
 
+def alone(study: Study, sweep: Sweep, trial: Trial) -> str:
+    """Why a trial is compared with no other although others are; "" where it is compared."""
+    references = courses(study, sweep)
+    if public_envelope(study, trial) or sum(r.free for r in references) < study.pruning.references:
+        return ""
+    if any(r.free and r.task == task(trial) for r in references):
+        return ""
+    return f"no like references: none of {len(references)} good runs has its batch size, so it is not compared"
+
+
 def _published_band(study: Study, published: curves.Envelope) -> list[tuple[float, float, float]]:
     family = published.family
     grid = np.exp(np.linspace(family.log_samples[0], family.log_samples[-1] + BEYOND, 40))
