@@ -172,7 +172,11 @@ def test_the_sweep_keeps_its_trials_and_takes_the_chosen_one_as_its_best(house: 
     assert race.low < race.seconds < race.high
     (config,) = house.paths.best.glob("config_*.sh")
     assert "SPEED=2.5" in config.read_text()
-    assert "# chosen with further seeds: 10 runs; mean " in config.read_text()
+    assert best.metrics.confirmed is not None
+    seeds = best.metrics.confirmed.seeds
+    assert len(set(seeds)) == 10
+    assert f"# chosen with further seeds {', '.join(map(str, sorted(seeds)))}: 10 runs; mean " in config.read_text()
+    assert "# olympic mean of 10 runs " in config.read_text()
     report = house.paths.report.read_text()
     assert "Trial 1 is better than trial 0" in report
     assert "Olympic mean of 10 runs" in report
@@ -432,9 +436,9 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     assert page.count('<td class="num">3</td><td class="num">1</td>') == 1, "runs, and those that missed"
     now = datetime.datetime.now(datetime.UTC)
     told = {number: " ".join(export.provenance(study, t, now)) for number, t in noted.items()}
-    assert "with further seeds: 3 runs; mean 100.3 s" in told[first.number]
-    assert "with further seeds: 3 runs, 1 did not reach the target; mean 80.5 s" in told[second.number]
-    assert "passed over with further seeds: 3 runs, none reached the target" in told[third.number]
+    assert "with further seeds 0 to 2: 3 runs; mean 100.3 s" in told[first.number]
+    assert "with further seeds 3 to 5: 3 runs, 1 did not reach the target; mean 80.5 s" in told[second.number]
+    assert "passed over with further seeds 6 to 8: 3 runs, none reached the target" in told[third.number]
 
 
 @pytest.mark.parametrize("curves", ["own", "llama2_70b_lora"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import sys
@@ -58,6 +59,35 @@ def test_the_twins_say_what_the_config_sets(swept: Path) -> None:
         assert float(exported[name]) == told["parameters"][name]
     assert exported["SEED"] == str(told["trial"]["seed"])
     assert any(told["study"]["hash"] in line for line in told["provenance"])
+
+
+def test_the_head_names_the_tool_the_study_the_seed_and_the_score_with_its_interval_and_date(swept: Path) -> None:
+    assert run().exit_code == 0
+    head = [line for line in the_config(swept).read_text().splitlines() if line.startswith("# ")]
+    text = "\n".join(head)
+    seed = json.loads(the_config(swept).with_suffix(".json").read_text())["trial"]["seed"]
+    assert re.search(r"^# Exported by lora_tune \S+ on \d{4}-\d\d-\d\d ", text, re.MULTILINE)
+    assert re.search(r"^# study mine, hash \w+, trial \d+, measured on \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+    assert re.search(rf"^# time to .* s, 90% interval .* 1 run, seed {seed}$", text, re.MULTILINE)
+
+
+def test_a_score_that_is_not_the_time_has_a_line_with_an_interval_of_its_own() -> None:
+    study = study_of(TINY)
+    best = sweep_of(study, trials=8, text=TINY).best()
+    assert best is not None
+    assert best.seconds is not None
+    scored = replace(best, metrics=replace(best.metrics, objective=2 * best.seconds))
+    told = export.provenance(study, scored, datetime.datetime.now(datetime.UTC))
+    (line,) = (line for line in told if line.startswith("score, "))
+    low, high = (2 * bound for bound in time_interval(best))
+    assert line.endswith(f": {2 * best.seconds:.1f} s, 90% interval {low:.1f} to {high:.1f} s")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"), [([], ""), ([7], " 7"), ([8, 7], " 7, 8"), ([9, 7, 8], " 7 to 9"), ([7, 9, 12], " 7, 9, 12")]
+)
+def test_seeds_in_words(seeds: list[int], words: str) -> None:
+    assert export.seeds_words(seeds) == words
 
 
 def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path) -> None:

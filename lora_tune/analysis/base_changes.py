@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_tune.analysis.config_check import Difference, differences
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
+from lora_tune.controller.base_watch import base_trial
 from lora_tune.store.records import Sweep, Trial
+from lora_tune.workloads.base_config import Difference, differences
 from lora_tune.workloads.config_file import value_text
 
 APART = ("GBS", "NODES")
@@ -30,11 +31,6 @@ class Worth:
 
     def __str__(self) -> str:
         return f"saves {100 * self.share:.1f}% ± {100 * self.sd:.1f}%"
-
-
-def base_trial(sweep: Sweep) -> Trial | None:
-    """The trial that measured the machine's own config as it stands; None where the study names none."""
-    return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
 
 
 def changes(base: Trial, trial: Trial) -> list[Difference]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from lora_tune.config.study import Study
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Workload
-from lora_tune.workloads.base_config import equal, read_base
+from lora_tune.workloads.base_config import Difference, differences, equal, read_base
 from lora_tune.workloads.config_file import value_text
-from lora_tune.workloads.implementation import LIBRARY_PREFIXES, files_reading, sourced_file
+from lora_tune.workloads.implementation import LIBRARY_PREFIXES, files_reading, sourced, sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_export import export_place
 from lora_tune.workloads.recipe import RecipeWorkload
@@ -93,31 +93,6 @@ def _toml(value: Any) -> str:
     return "[" + ", ".join(_toml(v) for v in value) + "]"
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One variable that two configs set differently; None: not set there."""
-
-    name: str
-    before: str | None
-    after: str | None
-
-    def __str__(self) -> str:
-        if self.before is None:
-            return f"+ {self.name} = {self.after}"
-        if self.after is None:
-            return f"- {self.name} = {self.before}"
-        return f"  {self.name}: {self.before} -> {self.after}"
-
-
-def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
-    """What changes, by name. Numbers that are written differently but are equal do not differ."""
-    return [
-        Difference(name, before.get(name), after.get(name))
-        for name in sorted(before.keys() | after.keys())
-        if not equal(before.get(name), after.get(name))
-    ]
-
-
 def sourced_beside(config: Path, folder: Path | None = None, root: Path | None = None) -> dict[str, str]:
     """What ``config`` exports in a clean bash, sourced as if it lay in ``folder``, beside what it sources.
 
@@ -148,8 +123,13 @@ def _link(source: Path, here: Path, without: str) -> None:
 def changed_against(base: Path, config: Path, workload: Workload | None = None) -> list[Difference]:
     """What ``config`` sets other than the site's present ``base``, each sourced where it belongs.
 
-    Raises InputError when ``base`` is not there.
+    A base of which the workload knows what a sweep has recorded counts as recorded, whatever its file says now. Raises
+    InputError when ``base`` is not there.
     """
+    if isinstance(workload, MlperfWorkload) and workload.is_recorded(base):
+        assert workload.base is not None
+        recorded = workload.base.lasting
+        return differences(recorded, {**recorded, **_changed_lines(config, recorded)})
     if not base.is_file():
         raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
     file = base.resolve()
@@ -157,6 +137,13 @@ def changed_against(base: Path, config: Path, workload: Workload | None = None) 
         before = read_base(root, str(file.relative_to(root)), workload.settings.before).values
         return differences(before, exported_by(config, workload))
     return differences(source_files([file]).values, sourced_beside(config, file.parent))
+
+
+def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
+    """What the exported ``config`` makes of ``recorded``, the values that the files which it sources had."""
+    given = (f"export {name}={shlex.quote(value)}" for name, value in recorded.items())
+    own = (line for line in config.read_text(encoding="utf-8").splitlines() if not line.startswith("source "))
+    return sourced("\n".join((*given, *own)) + "\n", config.name)
 
 
 def home(workload: Workload) -> Path | None:

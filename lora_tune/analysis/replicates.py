@@ -52,8 +52,10 @@ def _runs(trial: Trial) -> list[Replicate]:
     """The runs of one job. One that died of memory or blew up takes all its seeds with it."""
     assert trial.replicate_of is not None
     hours = trial.metrics.node_hours or 0.0
+    drawn = trial.metrics.seed if trial.replicates == 1 else None  # by a launch script, as its log says
+    begin = trial.seed if drawn is None else drawn
     listed = trial.metrics.runs or [
-        RunMetrics(seed=trial.seed + i, position=i, seconds=trial.seconds, samples=trial.samples, metrics=trial.metrics)
+        RunMetrics(seed=begin + i, position=i, seconds=trial.seconds, samples=trial.samples, metrics=trial.metrics)
         for i in range(trial.replicates)
     ]
     return [

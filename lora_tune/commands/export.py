@@ -8,7 +8,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +18,19 @@ from lora_tune import __version__
 from lora_tune.analysis import base_changes, config_check
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.replicates import runs_words
+from lora_tune.analysis.summary import objective_words
 from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.format import visible
 from lora_tune.base.paths import near
 from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
+from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
+from lora_tune.workloads.mlperf import MlperfWorkload
 
 _PACKAGES = ("optuna", "submitit", "torch")
 
@@ -41,31 +44,59 @@ class Written:
 
 
 def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str, ...]:
-    """Where an exported config comes from, one line each."""
-    metrics = trial.metrics
-    if study.maximise:
-        result = f"measured {trial.objective:.6g} samples/s"
-    else:
-        low, high = time_interval(trial)
-        result = f"time to {study.measure} {study.target:g}: {trial.seconds:.3f} s, "
-        result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; "
-        result += f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
-        result = "; ".join(filter(None, (result, estimate_words(metrics))))
-    more: tuple[str, ...] = ()
-    if (race := metrics.confirmed) is not None:
-        words = runs_words(race.runs, race.missed)
-        if race.seconds is not None:
-            words += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
-        more = (f"{race.choice} with further seeds: {words}",)
+    """Where an exported config comes from, one line each: the tool, the study, seeds, the score and its interval.
+
+    now: the time of the export.
+    """
+    ended = trial.finished_at
+    measured = f", measured on {datetime.datetime.fromtimestamp(ended, datetime.UTC):%Y-%m-%d}" if ended else ""
     # torch of a container, or of trials that run elsewhere, is no package of this environment.
     versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
-        f"study {study.name}, hash {study.digest}, trial {trial.number}",
-        result,
-        *more,
+        f"study {study.name}, hash {study.digest}, trial {trial.number}{measured}",
+        *_results(study, trial),
+        *_confirmed(trial),
         f"{versions}, Python {platform.python_version()}",
     )
+
+
+def _results(study: Study, trial: Trial) -> Iterator[str]:
+    """What the trial measured, and its score where that is another number."""
+    metrics, score = trial.metrics, trial.metrics.objective
+    seed = f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
+    if study.maximise:
+        yield f"measured {score:.6g} samples/s; {seed}"
+        return
+    assert trial.seconds is not None
+    low, high = time_interval(trial)
+    result = f"time to {study.measure} {study.target:g}: {trial.seconds:.3f} s, "
+    result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; {seed}"
+    yield "; ".join(filter(None, (result, estimate_words(metrics))))
+    if score not in (None, trial.seconds):
+        scale = score / trial.seconds
+        yield f"score, {objective_words(study)}: {score:.1f} s, 90% interval {scale * low:.1f} to {scale * high:.1f} s"
+
+
+def _confirmed(trial: Trial) -> Iterator[str]:
+    """What further seeds have shown of the trial's configuration."""
+    race = trial.metrics.confirmed
+    if race is None:
+        return
+    words = runs_words(race.runs, race.missed)
+    if race.seconds is not None:
+        words += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
+    yield f"{race.choice} with further seeds{seeds_words(race.seeds)}: {words}"
+    if race.score:
+        yield race.score
+
+
+def seeds_words(seeds: Sequence[int]) -> str:
+    """Seeds of several runs for people, a blank first; "" where an earlier release kept none."""
+    ordered = sorted(seeds)
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[0] + len(ordered))):
+        return f" {ordered[0]} to {ordered[-1]}"
+    return f" {', '.join(map(str, ordered))}" if ordered else ""
 
 
 def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:
@@ -94,6 +125,14 @@ def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) ->
     for old in folder.glob("config_*") if folder.is_dir() else ():
         old.unlink()
     return export_trial(study, best, workload, folder)
+
+
+def as_measured(workload: Workload, sweep: Sweep) -> Workload:
+    """The workload with the machine's own config as the sweep measured it, where it has that on record."""
+    base = base_trial(sweep)
+    if base is None or not base.base_values or not isinstance(workload, MlperfWorkload):
+        return workload
+    return workload.as_recorded(str(base.metrics.base), base.base_values)
 
 
 def typed(written: Written, workload: Workload) -> str:
@@ -153,9 +192,11 @@ def main(
     """Write the best trial (or --trial N) as a config that runs by hand, with its provenance."""
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
     trial = chosen_trial(review.study, review.sweep, number)
-    workload = load_workload(review.study, review.file)
+    workload = as_measured(load_workload(review.study, review.file), review.sweep)
     written = export_trial(review.study, trial, workload, folder or review.paths.best)
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
+    if doubt := departed(review.sweep, workload):
+        click.echo(f"warning: {doubt}; the export sources it: put it back before you run it", err=True)
     if base is not None:
         changes = config_check.changed_against(base, written.path, workload)
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
@@ -164,6 +205,7 @@ def main(
         for line in base_changes.told(review.study, review.sweep, trial):
             click.echo(visible(line))
     if check:
+        refuse_departed(review.sweep, workload, "the export sources it: put it back")
         click.echo("\n" + _checked(written.path, trial, workload))
 
 

@@ -16,7 +16,7 @@ from lora_tune.base.errors import DatabaseChangedError, LauncherError, RefusedEr
 from lora_tune.base.identity import new_token
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, eval_schedule, healing, node_faults
+from lora_tune.controller import base_watch, budgets, eval_schedule, healing, node_faults
 from lora_tune.controller.dependencies import Clock, Dependencies, RealClock, Search, View
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs, proposal, write_files
@@ -227,12 +227,18 @@ class Driver:
             replicates=asked.replicates,
             probe=asked.probe,
             metrics=TrialMetrics(base=asked.base or None),
+            base_values=begin.values if begin is not None and asked.base else {},
         )
         self._work.put_trial(trial)
         return trial
 
     def _submit(self, trial: Trial) -> None:
         """A new attempt: the intention is on record before the launcher hears of it."""
+        words = base_watch.edited(self._dependencies.workload)
+        self._events.trouble("base", words and f"{words}; nothing is started until it is put back")
+        if words:
+            self._refusal.delayed(RefusedError(f"trial {trial.number}", words, base_watch.REMEDY), self._now())
+            return
         number = len(self.sweep.attempts_of(trial.number))
         attempt = Attempt(
             trial=trial.number,

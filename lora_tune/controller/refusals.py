@@ -37,7 +37,13 @@ class Refusal:
         if error.by_size and study.search_space.varies_nodes:
             ended = replace(told, state=JobState.LOST.value, ended_at=now)
             return trial.finished(Verdict.FAILED, f"configuration: {error.words}", now), ended
-        self._since = now if self._since is None else self._since
-        if error.lasting or now - self._since >= UNKNOWN_SECONDS:
+        if error.lasting:
             self.final = error
+        self.delayed(error, now)
         return replace(trial, sentence=str(error)), told
+
+    def delayed(self, error: RefusedError, now: float) -> None:
+        """Nothing can be submitted at ``now``; ``error``, which may go away, is final when it lasts."""
+        self._since = now if self._since is None else self._since
+        if now - self._since >= UNKNOWN_SECONDS:
+            self.final = self.final or error

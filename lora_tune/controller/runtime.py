@@ -15,6 +15,7 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study, parse_study, study_changes
+from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.signatures import SigningKey
@@ -109,7 +110,7 @@ def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
 
 
 def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
-    """Make the plan the sweep's; refuses a study that changed since it began, unless ``accept_changes``."""
+    """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``."""
     found = store.load(plan.study.name)
     assert found is not None, "the sweep's row is made before its lease"
     if found.digest != plan.from_file.digest:
@@ -122,6 +123,8 @@ def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool
                 "undo that, use another --output, or resume with --accept-changes",
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
+    if not accept_changes:
+        refuse_departed(found, plan.workload)
     kept = found.study_toml if found.digest == plan.from_file.digest else plan.text
     store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)

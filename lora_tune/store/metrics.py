@@ -22,7 +22,8 @@ class Confirmed:
     """What a race of further runs showed of a trial's configuration.
 
     runs, missed: how many there were, and how many of them did not reach the target. seconds, low, high: mean time to
-    the target with its 90% interval, None where no run reached it. each: seconds of those that did. score: in words.
+    the target with its 90% interval, None where no run reached it. seeds: of all runs. each: seconds of those that
+    reached it. score: in words.
     """
 
     choice: Choice
@@ -33,6 +34,7 @@ class Confirmed:
     seconds: float | None = None
     low: float | None = None
     high: float | None = None
+    seeds: tuple[int, ...] = ()
     each: tuple[float, ...] = ()
     score: str | None = None
 
@@ -119,7 +121,10 @@ def as_mapping(metrics: TrialMetrics) -> dict[str, Any]:
     if metrics.runs:
         found["runs"] = [as_mapping(run.metrics) | {name: getattr(run, name) for name in _RUN} for run in metrics.runs]
     if (race := metrics.confirmed) is not None:
-        parts = {f"confirmed_{name}": getattr(race, name) for name in _CONFIRMED} | {"confirmed_each": list(race.each)}
+        parts = {f"confirmed_{name}": getattr(race, name) for name in _CONFIRMED} | {
+            "confirmed_each": list(race.each),
+            "confirmed_seeds": list(race.seeds) or None,
+        }
         found |= {"confirmed": race.choice.value} | {name: v for name, v in parts.items() if v is not None}
     return found | dict(metrics.others)
 
@@ -159,4 +164,6 @@ def _run(data: Mapping[str, Any]) -> RunMetrics:
 def _confirmed(rest: dict[str, Any]) -> Confirmed:
     """Takes its parts out of ``rest``."""
     parts = {name: rest.pop(f"confirmed_{name}") for name in _CONFIRMED if f"confirmed_{name}" in rest}
-    return Confirmed(choice=Choice(rest.pop("confirmed")), **parts | {"each": tuple(parts.get("each", ()))})
+    return Confirmed(
+        choice=Choice(rest.pop("confirmed")), **parts | {n: tuple(parts.get(n, ())) for n in ("each", "seeds")}
+    )

@@ -112,6 +112,7 @@ class Trial:
     replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
     runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``metrics.runs``.
     probe: a short run that only measures its layout's speed.
+    base_values: of the trial that measures the machine's own config, every variable that this set, by name.
     """
 
     number: int
@@ -131,6 +132,7 @@ class Trial:
     replicate_of: int | None = None
     replicates: int = 1
     probe: bool = False
+    base_values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def objective(self) -> float:

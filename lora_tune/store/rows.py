@@ -48,6 +48,7 @@ def to_json(record: Trial | Attempt) -> str:
     if isinstance(record, Trial):
         del plain["metrics"]
         plain |= {"tuned": dict(record.tuned), "parameters": dict(record.parameters)}
+        plain["base_values"] = dict(record.base_values)
         plain[METRICS] = as_mapping(record.metrics)
     return json.dumps(plain)  # in ASCII: half a surrogate pair from a log could not be stored as it is
 

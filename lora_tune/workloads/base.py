@@ -122,6 +122,7 @@ class Start:
     name: what its user calls it. parameters: its values by the study's names, as the trial's proposal holds them.
     tuned: the same as a point of the study's space; None where it is none, with the reason in ``outside``.
     inherited: those of its values that every other trial has as well unless the study says otherwise.
+    values: every variable that its files set, as a sweep keeps them: a file may be edited, or gone, before it is over.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Start:
     inherited: Mapping[str, Value] = field(default_factory=dict)
     tuned: Mapping[str, Value] | None = None
     outside: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def why(self) -> str:
@@ -143,6 +145,10 @@ class Starts(Protocol):
 
     def start(self) -> Start | None:
         """That configuration; None where the study names none. Raises SetupError when it cannot be read."""
+        ...
+
+    def start_values(self) -> Mapping[str, str]:
+        """What its files set now, as ``Start.values`` has it. Raises SetupError when they cannot be read."""
         ...
 
 

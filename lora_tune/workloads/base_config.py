@@ -10,10 +10,11 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
+from lora_tune.base.redact import HIDDEN, names_secret, redact
 from lora_tune.workloads.base import Value
 from lora_tune.workloads.sandbox import Sourced, source_files
 
@@ -27,13 +28,15 @@ _SKIPPED = frozenset({".git", "results", "logs"})
 class BaseConfig:
     """A config as its user sources it.
 
-    file: relative to the implementation's folder. values: what it exports, by name. beside: files that it sources from
-    its own folder and that lie elsewhere in the implementation, relative as ``file``; they are sourced before it.
-    absent: files that it sources and that are nowhere, or in several places; bash says so and goes on.
+    file: relative to the implementation's folder. values: what it exports, by name. passing: those of them that are
+    others each time, such as a log folder named by the date. beside: files that it sources from its own folder and that
+    lie elsewhere in the implementation, relative as ``file``; they are sourced before it. absent: files that it sources
+    and that are nowhere, or in several places; bash says so and goes on.
     """
 
     file: str
     values: Mapping[str, str]
+    passing: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
 
@@ -46,6 +49,15 @@ class BaseConfig:
         """Its folder, relative to the implementation's."""
         return Path(self.file).parent
 
+    @property
+    def lasting(self) -> dict[str, str]:
+        """What a sweep keeps of it: its values but for those that are others each time, secrets hidden."""
+        return {
+            name: HIDDEN if names_secret(name) else redact(value)
+            for name, value in self.values.items()
+            if name not in self.passing
+        }
+
 
 def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig:
     """The config ``file`` of the implementation in ``folder``, sourced in a clean shell after ``before``.
@@ -54,7 +66,7 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
     """
     path = _find(folder, file)
     first = [folder / name for name in before]
-    found = source_files([*first, path])
+    found = _sourced(path, first)
     beside: list[Path] = []
     absent: list[str] = []
     for wanted in _missing(found):
@@ -63,22 +75,38 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
             beside += there
         else:
             absent.append(wanted.name)
-    if beside:
-        found = _sourced_with(beside, path, first)
+    found = _sourced(path, first, beside) if beside else found
+    again = _sourced(path, first, beside, another_day=True)
     return BaseConfig(
         file=str(path.relative_to(folder)),
         values=found.values,
+        passing=frozenset(n for n, value in found.values.items() if again.values.get(n) != value),
         beside=tuple(str(p.relative_to(folder)) for p in beside),
         absent=tuple(absent),
     )
 
 
-def _sourced_with(beside: Sequence[Path], path: Path, first: Sequence[Path]) -> Sourced:
+def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:
+    """The config ``file`` as a sweep has it on record, with ``values``; where it lies, and what it hides, is as now.
+
+    A config that cannot be read any more is taken to lie where it was named.
+    """
+    try:
+        now = read_base(folder, file, before)
+    except SetupError:
+        return BaseConfig(file=file, values=values)
+    apart = {n: v for n, v in now.values.items() if n in now.passing or values.get(n) == HIDDEN}
+    return replace(now, values={**values, **apart})
+
+
+def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), *, another_day: bool = False) -> Sourced:
     """``path`` after the files that it misses. A common file reads the system's name from the file that sources it."""
+    if not beside:
+        return source_files([*first, path], another_day=another_day)
     with tempfile.TemporaryDirectory() as scratch:
         wrapper = Path(scratch) / path.name
         wrapper.write_text("".join(f"source {shlex.quote(str(p))}\n" for p in (*beside, path)), encoding="utf-8")
-        return source_files([*first, wrapper])
+        return source_files([*first, wrapper], another_day=another_day)
 
 
 def _find(folder: Path, file: str) -> Path:
@@ -136,6 +164,31 @@ def stated_defaults(folder: Path) -> dict[str, str]:
                 for name, text in pattern.findall(path.read_text(encoding="utf-8", errors="replace")):
                     found.setdefault(name, text)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One variable that two configs set differently; None: not set there."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"+ {self.name} = {self.after}"
+        if self.after is None:
+            return f"- {self.name} = {self.before}"
+        return f"  {self.name}: {self.before} -> {self.after}"
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
+    """What changes, by name. Numbers that are written differently but are equal do not differ."""
+    return [
+        Difference(name, before.get(name), after.get(name))
+        for name in sorted(before.keys() | after.keys())
+        if not equal(before.get(name), after.get(name))
+    ]
 
 
 def as_value(text: str) -> Value:

@@ -19,10 +19,10 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.workloads import mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, some_proposal
-from lora_tune.workloads.base_config import BaseConfig, read_base
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import config_files, implementation_folder
-from lora_tune.workloads.mlperf import MlperfSettings, MlperfWorkload
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.script_needs import script_doubts
 
 ENGINE = "docker"
@@ -51,12 +51,9 @@ class DockerWorkload(MlperfWorkload):
         super().__init__(study, settings)
         self._docker = settings
 
-    @functools.cached_property
-    def base(self) -> BaseConfig:
-        """The config that the study names, or the folder's one for the system."""
-        settings = self._docker
-        folder = implementation_folder(settings.implementation)
-        return read_base(folder, settings.base or base_for(folder, self.study.site.system), settings.before)
+    def _usual_base(self) -> str:
+        """The folder's one config for the system."""
+        return base_for(implementation_folder(self._docker.implementation), self.study.site.system)
 
     @functools.cached_property
     def _script(self) -> str:

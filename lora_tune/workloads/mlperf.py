@@ -12,10 +12,9 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from typing import Self
 
 from lora_tune.base.errors import StudyError
 from lora_tune.base.paths import AttemptPaths
@@ -25,45 +24,18 @@ from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
-from lora_tune.mlperf.registry import LORA, check_name, find_benchmark
+from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Start, Value
-from lora_tune.workloads.base_config import BaseConfig, as_value, equal, read_base, stated_defaults
+from lora_tune.workloads.base_config import BaseConfig, as_value, equal, read_base, recorded_base, stated_defaults
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import Implementation, implementation_folder, read_implementation
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.mlperf_names import ALIASES, probe_values, refuse_illegal, spelled
+from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.places import given_by_site, places
 from lora_tune.workloads.recipe import layout_of
 from lora_tune.workloads.starting_point import Effective, starting_point
-
-
-class MlperfSettings(BaseModel):
-    """Keys of ``[workload]`` for ``kind = "mlperf"``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    implementation: Path | None = Field(
-        None, description="the implementation's folder; LORA_TUNE_IMPLEMENTATION when absent"
-    )
-    base: str | None = Field(
-        None, description="the machine's own config in it, e.g. config_DGXH100_1x8x4xtp4pp1cp1.sh: trial 0 as it stands"
-    )
-    benchmark: Annotated[str, AfterValidator(check_name)] = Field(
-        LORA, description="MLPerf benchmark whose rules the evals and the closed division follow"
-    )
-    script: str = Field("run.sub", description="the batch script in it")
-    before: tuple[str, ...] = Field((), description="files in it to source before the config, e.g. env.sh")
-    common: tuple[str, ...] = Field((), description="config files to source after config_common.sh, beside it")
-    reads: Literal["folder", "container"] | tuple[str, ...] | None = Field(
-        None,
-        description='where the training code lies: "folder", or "container" (any variable may then have an effect), or '
-        "names that it reads beside those found in the folder [found out]",
-    )
-    suffix: str = Field("", description="ends the config's name, before .sh")
-    first_eval: int | None = Field(None, ge=1, description="samples before the first eval; open division only")
-    eval_every: int | None = Field(None, ge=1, description="samples between evals; open division only")
-    compliance: bool = Field(False, description="let run.sub call the compliance checker after each run")
 
 
 class MlperfWorkload:
@@ -87,13 +59,37 @@ class MlperfWorkload:
             )
         self.study = study
         self.settings = settings
+        self._recorded: tuple[str, Mapping[str, str]] = ("", {})
 
     @functools.cached_property
     def base(self) -> BaseConfig | None:
-        """The machine's own config as read now; None where the study names none. Raises SetupError."""
-        settings = self.settings
-        folder = implementation_folder(settings.implementation)
-        return read_base(folder, settings.base, settings.before) if settings.base else None
+        """The machine's own config, or what a sweep recorded of it; None where none is named. Raises SetupError."""
+        name, values = self._recorded
+        file = self.settings.base or name or self._usual_base()
+        if not file:
+            return None
+        folder, before = implementation_folder(self.settings.implementation), self.settings.before
+        return recorded_base(folder, file, before, values) if values else read_base(folder, file, before)
+
+    def _usual_base(self) -> str:
+        """The config that trials start from where the study names none, relative to the folder; "" for none."""
+        return ""
+
+    def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
+        """The same with the base config as a sweep has it on record, whatever its files say now, or if they are gone.
+
+        name, values: those of ``Start`` when the sweep began.
+        """
+        made = type(self)(self.study, self.settings)
+        made._recorded = (name, dict(values))
+        return made
+
+    def is_recorded(self, file: Path) -> bool:
+        """Whether ``file`` is the base config, of which a sweep's record is known."""
+        folder = implementation_folder(self.settings.implementation)
+        return (
+            bool(self._recorded[1]) and self.base is not None and (folder / self.base.file).resolve() == file.resolve()
+        )
 
     @functools.cached_property
     def implementation(self) -> Implementation:
@@ -108,7 +104,8 @@ class MlperfWorkload:
         if self.base is None:
             return None
         effective = Effective(self.base.values, self._defaults)
-        return starting_point(self.base.name, effective, self.study.search_space)
+        found = starting_point(self.base.name, effective, self.study.search_space)
+        return replace(found, values=self.base.lasting)
 
     @functools.cached_property
     def _defaults(self) -> Mapping[str, str]:
@@ -117,6 +114,14 @@ class MlperfWorkload:
     def start(self) -> Start | None:
         """The base config as trial 0 measures it. Raises SetupError when it cannot be read."""
         return self._start
+
+    def start_values(self) -> Mapping[str, str]:
+        """What the base config's files set now, without what is another each time; nothing without a base."""
+        if (known := self.base) is None:
+            return {}
+        folder, before = implementation_folder(self.settings.implementation), self.settings.before
+        now = read_base(folder, known.file, before)
+        return replace(now, passing=now.passing | known.passing).lasting
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config file and run.sub with exactly its environment.

@@ -21,6 +21,7 @@ SECONDS = 20.0
 """How long sourcing may take."""
 
 _LIMITS = "ulimit -t 10 -v 2097152 -s 4096 -f 8192 -c 0"  # CPU seconds; KiB of memory, stack and files; no core dumps
+_ANOTHER_DAY = 'date() { command date --date=@86400 "$@"; }; '
 _CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
 _SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL"})
 
@@ -33,14 +34,16 @@ class Sourced:
     said: tuple[str, ...]
 
 
-def source_files(files: Sequence[Path], *, strict: bool = False) -> Sourced:
+def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bool = False) -> Sourced:
     """Source ``files`` one after another, each where it lies, in the last one's folder.
 
     strict: the first command that fails ends it (``set -e``); a user's own shell goes on, and so does this without it.
+    another_day: ``date`` answers as on another day, which shows what depends on it.
     Raises SetupError with bash's own words when nothing comes back within the bounds.
     """
     last = files[-1]
-    program = f'{_LIMITS}; {"set -e; " if strict else ""}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
+    first = ("set -e; " if strict else "") + (_ANOTHER_DAY if another_day else "")
+    program = f'{_LIMITS}; {first}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
     command = ["/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *map(str, files)]
     # Into files: their size has a limit, so that what prints without end takes neither memory nor disk.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

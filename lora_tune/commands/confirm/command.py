@@ -23,6 +23,7 @@ from lora_tune.commands.confirm.submission import Checks, check, run_text, write
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Pruning, Study
+from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
@@ -169,6 +170,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     launcher = make_launcher(study, options.paths.packs)
     clock = make_clock(study, launcher)
     around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=True)
+    refuse_departed(review.sweep, plan.workload, "put it back before its trials are run again")
     store = open_store(review.paths, options.storage)
     try:
         store.begin(study.name, review.sweep.digest, review.sweep.study_toml, clock.now())

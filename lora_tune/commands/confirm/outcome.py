@@ -168,6 +168,7 @@ def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Rep
             seconds=place.mean,
             low=place.low,
             high=place.high,
+            seeds=tuple(r.seed for r in runs.get(place.trial, ())),
             each=tuple(r.seconds for r in runs.get(place.trial, ()) if r.seconds is not None),
             node_hours=place.node_hours,
             sentence=found.sentence,
