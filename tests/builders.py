@@ -16,6 +16,7 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import results
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.recorded import recorded_trials
+from lora_tune.search.session import directions
 from lora_tune.store import Changes, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
@@ -112,8 +113,7 @@ def _into_optuna(study: Study, sweep: Sweep, url: str) -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    direction = "maximize" if study.maximise else "minimize"
-    made = optuna.create_study(study_name=study.name, storage=url, direction=direction)
+    made = optuna.create_study(study_name=study.name, storage=url, directions=directions(study))
     made.add_trials(recorded_trials(study, sweep))
 
 

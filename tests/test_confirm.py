@@ -509,7 +509,12 @@ def test_a_job_of_several_runs_is_left_alone_until_its_last_one_has_reached_the_
     study, attempt = study_of(), Attempt(trial=0, number=0, job_name="x-0000-0", folder="", started_at=100.0)
     run = log_of("reached").run()
     look = policy.JobSnapshot(
-        attempt=attempt, status=JobStatus(state=JobState.RUNNING), run=run, grew_at=100.0, replicates=3, begun=begun
+        attempt=attempt,
+        status=JobStatus(state=JobState.RUNNING),
+        run=run,
+        grew_at=100.0,
+        begun=begun,
+        trial=Trial(number=0, seed=1, tuned={}, parameters={}, replicates=3),
     )
     action = policy.watch(study, look, 200.0)
     assert (action.kind.value if isinstance(action, policy.Stop) else None) == stopped

@@ -15,6 +15,7 @@ from lora_tune.curves.overlay import Course, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
+from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import TrialMetrics, as_mapping
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from tests.fakes import command_study
@@ -37,9 +38,16 @@ def run(*losses: float, stop: str | None = None) -> RunLog:
     return RunLog(run_start_ms=1, evals=evals, status=stop)
 
 
+def trial(number: int = 0, **change: Any) -> Trial:
+    parameters = {"LR": 1e-3, "STEPS": 100, "GBS": 8, "MAX_STEPS": 100}
+    return replace(Trial(number=number, seed=1, tuned={"LR": 1e-3}, parameters=parameters), **change)
+
+
 def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, **change: Any) -> policy.JobSnapshot:
     status = JobStatus(state=state, reason="Priority")
-    return policy.JobSnapshot(attempt=attempt(**change), status=status, run=run(*losses), grew_at=NOW - grew)
+    return policy.JobSnapshot(
+        attempt=attempt(**change), status=status, run=run(*losses), grew_at=NOW - grew, trial=trial()
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,16 +147,18 @@ def measured(*speeds: float) -> RunLog:
 
 
 def test_a_probe_ends_with_its_first_warm_block_and_is_judged_by_nothing_else() -> None:
-    cold, warm = (replace(look(), probe=True, run=measured(*speeds)) for speeds in ((2.1,), (2.1, 2.2)))
+    cold, warm = (replace(look(), trial=trial(probe=True), run=measured(*speeds)) for speeds in ((2.1,), (2.1, 2.2)))
     assert policy.watch(study(), cold, NOW) is None
     found = policy.watch(study(), warm, NOW)
     assert isinstance(found, policy.Stop)
     assert found.kind is StopKind.PROBED
-    assert policy.watch(study(), replace(warm, probe=False), NOW) is None
+    assert policy.watch(study(), replace(warm, trial=trial()), NOW) is None
     bad = replace(run(0.95), train=(TrainPoint(80.0, math.nan, 8.0),))
     assert pruning.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
     ended = JobStatus(state=JobState.CANCELLED)
-    ending = policy.conclude(study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, probe=True)
+    ending = policy.conclude(
+        study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, trial=trial(probe=True)
+    )
     assert ending == policy.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
 
 
@@ -158,7 +168,7 @@ def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: 
     suspect = given.pop("node_at_fault", False)
     state = JobStatus(**{"state": JobState.ENDED, "exit_code": 0, "nodes": ("n1",), **given})
     return policy.conclude(
-        study(launcher=launcher), [*before, last], state, run(*losses), diagnosis, node_at_fault=suspect
+        study(launcher=launcher), [*before, last], state, run(*losses), diagnosis, trial=trial(), node_at_fault=suspect
     )
 
 
@@ -213,7 +223,7 @@ def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:
     """A truncated log, a disk that was full: run_start is lost, and with it the seconds."""
     damaged = RunLog(evals=(Eval(1000.0, -0.5, math.nan),))
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
-    found = policy.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL)
+    found = policy.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL, trial=trial())
     assert isinstance(found, policy.Retry)
     assert "lines of it are lost" in found.sentence
 
@@ -241,11 +251,6 @@ def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class
 
 def test_a_clean_exit_without_evals_is_no_result() -> None:
     assert isinstance(conclude(WELL), policy.Retry)
-
-
-def trial(number: int = 0, **change: Any) -> Trial:
-    parameters = {"LR": 1e-3, "STEPS": 100, "GBS": 8, "MAX_STEPS": 100}
-    return replace(Trial(number=number, seed=1, tuned={"LR": 1e-3}, parameters=parameters), **change)
 
 
 def sweep(*trials: Trial) -> Sweep:
@@ -362,7 +367,7 @@ def test_a_trial_that_shares_its_node_has_used_its_share_of_time_and_of_node_hou
 def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_first() -> None:
     packed = replace(run(1.0, -0.1), hyperparameters={"packed_seconds": 77.0})
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
-    verdict = policy.conclude(study(), [attempt()], ended, packed, Diagnosis())
+    verdict = policy.conclude(study(), [attempt()], ended, packed, Diagnosis(), trial=trial())
     assert verdict.sentence == "eval loss -0.1000 at 200 samples, 20.0 s alone (77.0 s in its pack)"
     found = results.measured(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
     assert (found.objective, found.packed_seconds) == (20.0, 77.0)
@@ -407,7 +412,7 @@ class TestThroughputAlone:
     def study() -> Study:
         text = command_study(trials=5, parallel=2, trial_minutes=10)
         found = parse_study(text.replace("[objective]", '[objective]\nscore = "throughput"'), Path("x.toml"))
-        assert found.maximise
+        assert not objective_of(found).has_target
         return found
 
     @staticmethod
@@ -469,7 +474,7 @@ class TestThroughputAlone:
     def test_what_the_program_says_of_the_whole_run_is_its_throughput(self) -> None:
         run = self.paced(90.0, 60, stated_throughput=(95.3,), overall_throughput=95.339, run_stop_ms=60_001)
         found = policy.conclude(
-            self.study(), [attempt()], JobStatus(state=JobState.ENDED, exit_code=0), run, Diagnosis()
+            self.study(), [attempt()], JobStatus(state=JobState.ENDED, exit_code=0), run, Diagnosis(), trial=trial()
         )
         assert isinstance(found, policy.Finish)
         assert (found.verdict, found.sentence) == (Verdict.REACHED, "measured 95.34 samples/s")
@@ -477,7 +482,12 @@ class TestThroughputAlone:
     def test_a_stopped_one_is_capped(self) -> None:
         stopped = attempt(stop=StopKind.CAPPED, stop_sentence="too slow", stop_at=NOW)
         found = policy.conclude(
-            self.study(), [stopped], JobStatus(state=JobState.CANCELLED), self.paced(90.0, 60), Diagnosis()
+            self.study(),
+            [stopped],
+            JobStatus(state=JobState.CANCELLED),
+            self.paced(90.0, 60),
+            Diagnosis(),
+            trial=trial(),
         )
         assert isinstance(found, policy.Finish)
         assert found.verdict is Verdict.CAPPED

@@ -51,7 +51,7 @@ def read(path: Path) -> tuple[Benchmark, int, PublicRun] | None:
     reader = MllogReader()
     rising = benchmark.direction == "maximize"
     if rising:
-        reader.read_shortfall()
+        reader.read_shortfall(1.0)
     reader.feed(gzip.decompress(path.read_bytes()))
     run = reader.run()
     target = 1.0 - benchmark.target if rising else benchmark.target

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads.base_config import Difference, differences
 from lora_tune.workloads.config_file import value_text
@@ -49,7 +49,7 @@ def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]
     another. Empty where the sampler has no such model, or the base is no point of the space.
     """
     names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
-    if not names or study.maximise or study.search.sampler != "grey_box":
+    if not names or not objective_of(study).timed or study.search.sampler != "grey_box":
         return []
     from lora_tune.search import priors
     from lora_tune.search.grey_box.model import as_known
@@ -108,6 +108,5 @@ def _measured(study: Study, base: Trial, trial: Trial) -> str:
     if not before or not after:
         ended = base if not before else trial
         return f"no comparison, trial {ended.number} {ended.verdict or ended.state}: {ended.sentence}"
-    if study.maximise:
-        return f"{after:.4g} samples/s against {before:.4g}, {100 * (after / before - 1):+.1f}%"
-    return f"{duration(after)} against {duration(before)}, {100 * (after / before - 1):+.1f}%"
+    objective = objective_of(study)
+    return f"{objective.text(after)} against {objective.text(before)}, {100 * (after / before - 1):+.1f}%"

@@ -13,6 +13,7 @@ from typing import Any
 
 from lora_tune.base.errors import InputError
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Workload
@@ -42,7 +43,7 @@ def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[st
     result = {
         "objective": metrics.get("objective"),
         "score": study.objective.score,
-        "target_eval_loss": None if study.maximise else study.target,
+        "target_eval_loss": study.objective.target if objective_of(study).has_target else None,
         "seconds": trial.seconds,
         "samples": trial.samples,
         **{name: metrics.get(name) for name in _TOLD},

@@ -26,6 +26,7 @@ from lora_tune.logs.printed_config import printed_values
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.mlperf.rules import reaching
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.metric import reader_of
@@ -56,16 +57,16 @@ class ReplayedVerdict:
 class ReplayedLog:
     """One log as the sweep would have taken it.
 
-    rising: the log's evals are a share that rises, and ``run`` has what they lack of 1. parameters: the run's facts, by
-    the study's names. reached: the log shows the target (or, for a throughput study, was measured); stop: the eval that
-    shows it. verdicts: the first of each kind, in time; the first of all ends the trial in a sweep, the others are what
-    would have followed without it. lost: it was stopped early, and would have reached the target (pruned), or beaten
-    the best so far (capped). ending: in words, without any stop. objective, low, high: seconds (samples/s for a
-    throughput study) and their 90% interval, None where the target was not reached.
+    ceiling: the log's evals rise, and ``run`` has what they lack of this; None: they fall. parameters: the run's
+    facts, by the study's names. reached: the log shows the target (or has a value, where there is none); stop: the
+    eval that shows it. verdicts: the first of each kind, in time; the first of all ends the trial in a sweep, the
+    others are what would have followed without it. lost: it was stopped early, and would have reached the target
+    (pruned), or beaten the best so far (capped). ending: in words, without any stop. objective, low, high: seconds
+    (samples/s for a throughput study) and their 90% interval, None where the target was not reached.
     """
 
     run: RunLog
-    rising: bool
+    ceiling: float | None
     parameters: Mapping[str, Value]
     reached: bool
     stop: Eval | None
@@ -176,7 +177,7 @@ class _Player:
         fresh = self._work.see_evals(self._attempt, run.evals) if self._stopped is None else run.evals
         new_train = len(run.train) != self._train_points
         self._train_points = len(run.train)
-        if not (fresh or new_train) or (not self._study.maximise and run.reached(self._study.target)):
+        if not (fresh or new_train) or objective_of(self._study).stop(run):
             return
         trusted = impossible_times(run, _ENDED, stamped=self._stamped) is None
         stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run) if trusted else None
@@ -189,7 +190,7 @@ class _Player:
         """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
         run = self._run_that_counts()
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run)
-        action = policy.conclude(self._study, [self._attempt], _ENDED, run, diagnosis)
+        action = policy.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
         if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
             # Whether it ran with the study's own values is another question: old logs mostly did not.
             untrue = impossible_times(run, _ENDED, stamped=self._stamped)
@@ -199,12 +200,12 @@ class _Player:
             self._verdicts[kind] = ReplayedVerdict(kind, _seconds(run), action.sentence)
         concluded = isinstance(action, policy.Finish) and action.verdict is Verdict.REACHED
         objective, low, high = self._objective(run) if concluded else (None, None, None)
-        stop = None if self._study.maximise else run.reached(self._study.target)
+        stop = objective_of(self._study).stop(run)
         lost = concluded and self._stopped is not None and self._would_win(self._stopped[0], objective)
         self._remember(action, run)
         return ReplayedLog(
             run=run,
-            rising=self._study.rising,
+            ceiling=self._study.ceiling if self._study.rising else None,
             parameters=self._trial.parameters,
             reached=concluded or stop is not None,
             stop=stop,
@@ -218,11 +219,11 @@ class _Player:
 
     def _would_win(self, stop: policy.Stop, objective: float | None) -> bool:
         """Whether a run that was stopped, and reached the target after all, is a loss to the sweep."""
-        best = self._work.sweep.best(maximise=self._study.maximise)
+        best = objective_of(self._study).best(self._work.sweep)
         if stop.kind is StopKind.PRUNED or best is None or objective is None:
             return True
         rival = best.objective
-        return objective > rival if self._study.maximise else objective < rival
+        return objective_of(self._study).better(objective, rival)
 
     def _run_that_counts(self) -> RunLog:
         """As for a job of several runs: the first that reached the target, else the last."""
@@ -240,7 +241,7 @@ class _Player:
 
     def _finished(self, run: RunLog, study: Study) -> Trial:
         """The trial with what is remembered of a run that reached the target."""
-        stop = None if study.maximise else run.reached(study.target)
+        stop = objective_of(study).stop(run)
         return replace(
             self._trial,
             seconds=stop.seconds if stop else None,
@@ -252,7 +253,7 @@ class _Player:
         """The objective with its 90% interval; an MLPerf score's is that of its seconds, scaled as the score is."""
         trial = self._finished(run, self._study)
         objective = trial.metrics.objective
-        if self._study.maximise or objective is None:
+        if not objective_of(self._study).timed or objective is None:
             return objective, None, None
         by_time = self._study.objective.model_copy(update={"score": "time_to_target"})
         plain = self._finished(run, self._study.model_copy(update={"objective": by_time}))

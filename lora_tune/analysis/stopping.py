@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import courses, public_envelope
+from lora_tune.controller.evidence import courses, level, public_envelope
 from lora_tune.curves.conformal import needed, supported
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 CONFIDENCE = 0.9
@@ -45,10 +47,10 @@ class StoppingAccount:
 
 def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount | None:
     """The account at ``now`` (epoch seconds); None where the study compares no curves."""
-    if study.pruning.rule == "none" or study.maximise:
+    if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return None
     trials = sweep.trials.values()
-    free = sum(c.free for c in courses(study, sweep))
+    free = sum(c.free and math.isfinite(c.stop(level(study, sweep))) for c in courses(study, sweep))
     envelope = next((e for t in trials if (e := public_envelope(study, t)) is not None), None)
     stopped = [t for t in trials if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
     ended = [t for t in trials if t.metrics.audited and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]
@@ -101,12 +103,14 @@ def _after_condemned(sweep: Sweep, trial: Trial, now: float) -> float:
 
 def promise_words(study: Study) -> str:
     """What a study promises before its first run, and at what price; "" where it compares no curves."""
-    if study.pruning.rule == "none" or study.maximise:
+    if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return ""
     rate, first = study.pruning.false_prune_rate, study.pruning.references
     audits = f"; {study.audit_share:.0%} of condemned runs go on as audits" if study.audit_share else ""
     if study.objective.curves != "own":
         return f"stopping: {_percent(rate)} of good runs by error, by published curves{audits}"
+    if not objective_of(study).has_target:
+        return f"stopping: the first {2 * first} runs go free, and what the better half of them did is asked of others"
     words = f"stopping: the first {first} good runs go free and support {_percent(supported(rate, first))} of good runs"
     short = f"; the stated {_percent(rate)} needs {needed(rate)}" if needed(rate) > first else ""
     return f"{words} stopped by error{short}{audits}"

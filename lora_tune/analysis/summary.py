@@ -9,12 +9,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.nearest import Nearest, nearest
 from lora_tune.analysis.replicates import runs_words
 from lora_tune.analysis.stopping import StoppingAccount, stopping_account
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
+from lora_tune.objectives import objective_of, objectives_of
 from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
@@ -47,6 +49,7 @@ class Overview:
     (None for throughput studies).
     node_hours: spent, start-up included. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
+    nearest: the trial that came nearest to the target while none has reached it.
     """
 
     trials: int
@@ -60,12 +63,14 @@ class Overview:
     seconds: float
     failures: tuple[FailureClass, ...]
     stopping: StoppingAccount | None = None
+    nearest: Nearest | None = None
 
 
 def overview(study: Study, sweep: Sweep, now: float) -> Overview:
     """Everything at a glance; ``now`` in epoch seconds counts what runs."""
-    best = sweep.best(maximise=study.maximise)
-    timed = best is not None and not study.maximise and best.seconds is not None
+    objective = objective_of(study)
+    best = objective.best(sweep)
+    timed = best is not None and objective.timed and best.seconds is not None
     verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
     return Overview(
         trials=len(sweep.trials),
@@ -79,6 +84,7 @@ def overview(study: Study, sweep: Sweep, now: float) -> Overview:
         seconds=elapsed(sweep, now),
         failures=failure_classes(sweep, now),
         stopping=stopping_account(study, sweep, now),
+        nearest=nearest(study, sweep),
     )
 
 
@@ -138,17 +144,13 @@ def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> Failur
 
 
 def ranked(study: Study, sweep: Sweep) -> list[Trial]:
-    """Trials that reached the target, best first."""
-    done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.metrics.objective is not None]
-    return sorted(done, key=lambda t: t.objective, reverse=study.maximise)
+    """Trials that have a value, best first."""
+    return objective_of(study).ranked(sweep)
 
 
 def objective_words(study: Study) -> str:
-    """What the objective is, for people; its unit is seconds, or samples/s for throughput studies."""
-    if study.maximise:
-        return "throughput"
-    words = f"time to {study.measure} {study.target:g}"
-    return words + ", RCP-normalised" if study.objective.score == "mlperf_score" else words
+    """What trials are compared by, for people."""
+    return " against ".join(o.name for o in objectives_of(study))
 
 
 def confirmed_words(best: Trial | None) -> str:
@@ -162,7 +164,7 @@ def confirmed_words(best: Trial | None) -> str:
 
 def prior_words(study: Study, sweep: Sweep) -> str:
     """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
-    if not sampler_kind(study).takes_old_runs or study.maximise:
+    if not sampler_kind(study).takes_old_runs or not objective_of(study).timed:
         return ""
     from lora_tune.search import priors, published
 
@@ -179,7 +181,7 @@ def score_words(study: Study, trial: Trial) -> str:
 
 
 def _normalised(study: Study, trial: Trial) -> str:
-    if study.maximise or trial.metrics.mlperf_score is None:
+    if not objective_of(study).timed or trial.metrics.mlperf_score is None:
         return ""
     if study.objective.score == "mlperf_score":
         return f"{duration(trial.seconds)} before RCP normalisation"

@@ -32,3 +32,8 @@ def visible(text: object, keep: str = "") -> str:
     keep: characters to leave as they are, such as line ends.
     """
     return "".join(c if c.isprintable() or c in keep else " " for c in str(text))
+
+
+def number(value: float) -> str:
+    """A metric's value for people: four decimals where they say something, else five digits."""
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.5g}"

@@ -53,3 +53,17 @@ LOG_READERS = Registry(
     },
 )
 """``workload.log.kind``: a :class:`lora_tune.logs.line_reader.ReaderKind`."""
+
+OBJECTIVES = Registry(
+    "lora_tune.objectives",
+    "objective",
+    {
+        "time_to_target": "lora_tune.objectives.time_to_target:TimeToTarget",
+        "mlperf_score": "lora_tune.objectives.time_to_target:MlperfScore",
+        "throughput": "lora_tune.objectives.throughput:Throughput",
+        "best_value": "lora_tune.objectives.metric_value:BestValue",
+        "final_value": "lora_tune.objectives.metric_value:FinalValue",
+        "node_hours": "lora_tune.objectives.time_to_target:NodeHours",
+    },
+)
+"""``objective.score`` and ``second``: a class made of a study, see ``lora_tune.objectives.base.Objective``."""

@@ -13,10 +13,11 @@ from pydantic_core import PydanticUndefined
 
 from lora_tune.base.kinds import WORKLOADS
 from lora_tune.config import space, study
+from lora_tune.config.objective import Objective
 from lora_tune.config.site import Site
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
-    ("[objective]", "what is minimised", study.Objective),
+    ("[objective]", "what is minimised", Objective),
     ("[search]", "how trials are proposed", study.Search),
     ("[pruning]", "when a trial is stopped", study.Pruning),
     ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", study.Budget),

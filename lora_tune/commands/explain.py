@@ -25,6 +25,7 @@ from lora_tune.commands.options import Review, guarded, load_review, output_opti
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, pruning
 from lora_tune.logs.run import Eval, TrainPoint
+from lora_tune.objectives import objective_of
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
@@ -103,7 +104,7 @@ def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str
     ending = f"{trial.verdict}: {trial.sentence}" if trial.verdict else f"{trial.state}, not ended"
     story.append(("ended", ending))
     evals = sweep.last_evals(trial.number)
-    if evals and not study.maximise:
+    if evals and objective_of(study).judges_evals:
         story.append(("distance", _distance(study, sweep, trial, evals)))
     if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
         story.append(("place", place))
@@ -118,14 +119,18 @@ def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str
 
 def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -> str:
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
-    last, target = evals[-1], study.target
-    words = f"eval loss {last.loss:.4f} at {last.samples:g} samples, {last.loss - target:+.4f} against the target"
+    last, target = evals[-1], study.objective.target
+    words = study.eval_words(last)
+    if target is not None:
+        words += f", {study.shown(last.loss) - target:+.4f} against the target"
     band = pruning.band(study, sweep, trial)
     reached = [row for row in band if row[0] <= last.samples * (1 + 1e-6)]
     if not reached:
         return "; ".join(part for part in (words, pruning.alone(study, sweep, trial)) if part)
     _, usual, limit = reached[-1]
-    return f"{words}; good runs are at {usual:.4f} by then, and above {limit:.4f} a run is stopped"
+    beyond = "below" if study.rising else "above"
+    usual, limit = study.shown(usual), study.shown(limit)
+    return f"{words}; good runs are at {usual:.4f} by then, and {beyond} {limit:.4f} a run is stopped"
 
 
 def _place(study: Study, sweep: Sweep, trial: Trial) -> str:
@@ -217,7 +222,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(f"  {done} trials reached the target; from {FEWEST} on the shares mean something")
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
-    best = sweep.best(maximise=study.maximise)
+    best = objective_of(study).best(sweep)
     for line in base_changes.told(study, sweep, best) if best is not None else ():
         click.echo(visible(f"\n{line}" if line.startswith("trial") else line, keep="\n"))
     click.echo("\nAdvice")

@@ -17,6 +17,7 @@ import click
 from lora_tune import __version__
 from lora_tune.analysis import base_changes, config_check
 from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.replicates import runs_words
 from lora_tune.analysis.summary import objective_words
 from lora_tune.base.errors import InputError, NothingReachedError
@@ -27,6 +28,7 @@ from lora_tune.commands.options import guarded, load_review, output_option, stor
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
@@ -65,15 +67,19 @@ def _results(study: Study, trial: Trial) -> Iterator[str]:
     """What the trial measured, and its score where that is another number."""
     metrics, score = trial.metrics, trial.metrics.objective
     seed = f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
-    if study.maximise:
-        yield f"measured {score:.6g} samples/s; {seed}"
+    objective = objective_of(study)
+    if score is None:
+        yield f"{study.goal} was NOT reached: {trial.verdict or trial.state}: {trial.sentence}; {seed}"
+        return
+    if not objective.timed:
+        yield f"{objective.name}: {objective.text(score)}; {seed}"
         return
     assert trial.seconds is not None
     low, high = time_interval(trial)
-    result = f"time to {study.measure} {study.target:g}: {trial.seconds:.3f} s, "
+    result = f"time to {study.goal}: {trial.seconds:.3f} s, "
     result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; {seed}"
     yield "; ".join(filter(None, (result, estimate_words(metrics))))
-    if score not in (None, trial.seconds):
+    if score != trial.seconds:
         scale = score / trial.seconds
         yield f"score, {objective_words(study)}: {score:.1f} s, 90% interval {scale * low:.1f} to {scale * high:.1f} s"
 
@@ -119,7 +125,7 @@ def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -
 
 def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) -> Written | None:
     """Replace what ``folder`` holds by the export of the best trial; None, and nothing written, without one."""
-    best = sweep.best(maximise=study.maximise)
+    best = objective_of(study).best(sweep)
     if best is None:
         return None
     for old in folder.glob("config_*") if folder.is_dir() else ():
@@ -153,17 +159,24 @@ def python() -> str:
     return "python" if same else shlex.quote(near(Path(sys.executable)))
 
 
-def chosen_trial(study: Study, sweep: Sweep, number: int | None) -> Trial:
-    """Trial ``number``, or the best. Raises InputError or NothingReachedError."""
+def chosen_trial(study: Study, sweep: Sweep, number: int | None, *, near_miss: bool = False) -> Trial:
+    """Trial ``number``, or the best; with ``near_miss`` the nearest to a target that nothing reached.
+
+    Raises InputError or NothingReachedError.
+    """
+    closest = nearest(study, sweep)
+    if near_miss and number is None and closest is not None:
+        return closest.trial
     if number is None:
-        if (best := sweep.best(maximise=study.maximise)) is None:
-            raise NothingReachedError(f"no trial of {study.name} reached {study.measure} {study.target:g} yet")
+        if (best := objective_of(study).best(sweep)) is None:
+            hint = f"; {nearest_words(closest)}; --nearest exports it" if closest else ""
+            raise NothingReachedError(f"{study.name}: {objective_of(study).nothing} yet{hint}")
         return best
     if number not in sweep.trials:
         raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")
     trial = sweep.trials[number]
-    if trial.seconds is None and not study.maximise:
-        raise InputError(f"--trial {number}: it did not reach the target ({trial.verdict or trial.state})")
+    if trial.metrics.objective is None:
+        raise InputError(f"--trial {number}: it did not reach {study.goal} ({trial.verdict or trial.state})")
     return trial
 
 
@@ -176,6 +189,9 @@ def _ranges(numbers: Sequence[int]) -> str:
 @storage_option
 @output_option
 @click.option("--trial", "number", type=int, help="export this trial instead of the best")
+@click.option(
+    "--nearest", "near_miss", is_flag=True, help="export the trial that came nearest, where none reached the target"
+)
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
 @click.option("--diff", "base", type=click.Path(path_type=Path), help="show what changes against this config_*.sh")
 @click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
@@ -185,13 +201,14 @@ def main(
     storage: str | None,
     output: Path | None,
     number: int | None,
+    near_miss: bool,
     folder: Path | None,
     base: Path | None,
     check: bool,
 ) -> None:
     """Write the best trial (or --trial N) as a config that runs by hand, with its provenance."""
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
-    trial = chosen_trial(review.study, review.sweep, number)
+    trial = chosen_trial(review.study, review.sweep, number, near_miss=near_miss)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)
     written = export_trial(review.study, trial, workload, folder or review.paths.best)
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")

@@ -173,7 +173,7 @@ def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[
         by_source.setdefault(run.source, []).append(run)
     for source, runs in by_source.items():
         reached = sum(any(e.loss <= study.target for e in run.evals) for run in runs)
-        click.echo(f"{len(runs):4} from {source}: {reached} reached {study.measure} {study.target:g}")
+        click.echo(f"{len(runs):4} from {source}: {reached} reached {study.goal}")
     if again:
         click.echo(f"{again:4} logs are known already")
     for why, count in left_out.items():

@@ -16,6 +16,7 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import visible
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep, Trial, Verdict
 
@@ -67,7 +68,7 @@ def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
 
 def _interval(study: Study, trial: Trial) -> tuple[float | None, float | None]:
     known = trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None
-    return time_interval(trial) if known and not study.maximise else (None, None)
+    return time_interval(trial) if known and objective_of(study).timed else (None, None)
 
 
 def eval_rows(sweep: Sweep) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.driver import Clock, View
 from lora_tune.controller.runtime import Environment
 from lora_tune.launchers.base import JobState
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, TrialState
 
 LOOK_SECONDS = 2.0
@@ -55,7 +56,7 @@ def standing(study: Study, sweep: Sweep, now: float) -> Standing:
             queued.append(since)
         if newest.started_at is not None:
             started.append((newest.started_at, max(0.0, newest.started_at - since)))
-    best = sweep.best(maximise=study.maximise)
+    best = objective_of(study).best(sweep)
     return Standing(
         states=states,
         queue_since=min(queued, default=None),

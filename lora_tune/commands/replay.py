@@ -17,6 +17,7 @@ from lora_tune.commands.options import guarded, study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import LogReader
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Value
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal
@@ -101,7 +102,7 @@ def lines(name: str, played: ReplayedLog, study: Study) -> list[str]:
                       for key, value in played.parameters.items())  # fmt: skip
     shown = [f"{name}: {played.ending}", f"  {len(run.evals)} evals; {facts or 'no parameters'}"]
     if played.objective is not None:
-        unit = "samples/s" if study.maximise else "s"
+        unit = "s" if objective_of(study).timed else objective_of(study).unit
         between = f", 90% interval {played.low:.1f} to {played.high:.1f}" if played.low and played.high else ""
         shown.append(f"  objective ({study.objective.score}): {played.objective:.1f} {unit}{between}")
     shown += [f"  {v.kind} at {v.at_seconds:.0f} s: {v.sentence}" for v in played.verdicts]
@@ -128,8 +129,8 @@ def _end(played: ReplayedLog) -> str:
 
 
 def _as_printed(loss: float, played: ReplayedLog) -> float:
-    """An eval as the log has it: a share that rises is kept as what it lacks of 1."""
-    return round(1.0 - loss, 12) if played.rising else loss
+    """An eval as the log has it: one that rises is kept as what it lacks of a ceiling."""
+    return loss if played.ceiling is None else round(played.ceiling - loss, 12)
 
 
 def _number(value: float | None) -> float | None:

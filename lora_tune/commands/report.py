@@ -20,6 +20,7 @@ from lora_tune import __version__
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
 from lora_tune.analysis.describe import short_layout
+from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview, objective_words, overview, passing, prior_words, score_words
@@ -29,6 +30,7 @@ from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.review.plots import charts, svg
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Sweep, Trial
@@ -58,6 +60,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
     ]
     page: str = _template().render(
         study=study,
+        objective=objective_of(study),
         study_toml=redact(sweep.study_toml),
         seen=seen,
         advice=advise(study, sweep),
@@ -69,7 +72,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         figures=figures,
         columns=[(name, _numeric(study, name)) for name in _columns(sweep)],
         rows=[_row(study, sweep, trial, now) for trial in sweep.trials.values()],
-        verdicts=sorted({_state(sweep, t) for t in sweep.trials.values()}),
+        verdicts=sorted({_state(study, sweep, t) for t in sweep.trials.values()}),
         provenance=_provenance(study, sweep, now),
         style=_page_file("report.css") + svg.page_style(),
         light=svg.LIGHT,
@@ -84,7 +87,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
 
 def _against(study: Study, sweep: Sweep) -> list[str]:
     """The best trial against the machine's own config, in lines; none where there is no such trial."""
-    best = sweep.best(maximise=study.maximise)
+    best = objective_of(study).best(sweep)
     return [] if best is None else [line.strip() for line in base_changes.told(study, sweep, best)]
 
 
@@ -121,7 +124,7 @@ def _cards(study: Study, seen: Overview) -> list[Card]:
     cards = [_result_card(study, seen)]
     if expected := passing(study, seen.best):
         cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
-    ended = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     cards.append(("Trials", str(seen.trials), ended + (f", {seen.open} open" if seen.open else "")))
     price = study.budget.price_per_node_hour
     money = f"= {seen.node_hours * price:,.0f} in money, " if price else ""
@@ -141,13 +144,13 @@ def hours(value: float) -> str:
 
 
 def _result_card(study: Study, seen: Overview) -> Card:
-    label = objective_words(study)
+    label, objective = objective_words(study), objective_of(study)
     label = label[0].upper() + label[1:]
     if seen.best is None:
-        return (label, "none yet", "no trial reached the target" if not study.maximise else "nothing was measured")
+        return (label, "none yet", nearest_words(seen.nearest) if seen.nearest else objective.nothing)
     value, number = seen.best.objective, seen.best.number
-    if study.maximise:
-        return (label, f"{value:.4g} samples/s", f"trial {number}")
+    if not objective.timed:
+        return (label, objective.text(value), f"trial {number}")
     low, high = (duration(v) for v in seen.best_interval or (value, value))
     other = f"{words}; " if (words := score_words(study, seen.best)) else ""
     return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
@@ -192,10 +195,10 @@ def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]
     metrics = trial.metrics
     return {
         "number": trial.number,
-        "state": _state(sweep, trial),
+        "state": _state(study, sweep, trial),
         "objective": metrics.objective,
         "samples": trial.samples,
-        "loss": evals[-1].loss if evals else None,
+        "loss": study.shown(evals[-1].loss) if evals else None,
         "speed": metrics.samples_per_second,
         "node_hours": sum(a.node_hours(now) for a in attempts),
         "attempts": len(attempts),
@@ -212,9 +215,11 @@ def _cell(study: Study, name: str, value: object) -> tuple[str, object]:
     return (short_layout(str(value)) if layout and value is not None else _text(value)), value
 
 
-def _state(sweep: Sweep, trial: Trial) -> str:
+def _state(study: Study, sweep: Sweep, trial: Trial) -> str:
     attempts = sweep.attempts_of(trial.number)
-    return str(trial.verdict or (attempts[-1].state if attempts else trial.state))
+    if trial.verdict is not None:
+        return objective_of(study).word(trial.verdict)
+    return str(attempts[-1].state if attempts else trial.state)
 
 
 def _text(value: object) -> str:

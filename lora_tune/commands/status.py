@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_tune.analysis.describe import money, parameters_text, price
+from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview, confirmed_words, overview, ranked, score_words
@@ -32,6 +33,7 @@ from lora_tune.commands.options import (
     watch_store,
 )
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.store.records import Sweep, Trial, TrialState
@@ -83,7 +85,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         "state": standing(sweep, driver, now, over=over),
         "driver": driver[0] or None,
         "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
-        "target": None if study.maximise else study.target,
+        "target": study.objective.target if objective_of(study).has_target else None,
         "trials": seen.trials,
         "trials_planned": seen.planned,
         "open": seen.open,
@@ -94,8 +96,11 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         "stopping": None if seen.stopping is None else asdict(seen.stopping),
         "money": money(study, seen.node_hours),
         "seconds": seen.seconds,
-        "best": None if best is None else {**_trial(sweep, best, now), "interval_seconds": seen.best_interval},
-        "running": [_trial(sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
+        "best": None if best is None else {**_trial(study, sweep, best, now), "interval_seconds": seen.best_interval},
+        "nearest": None
+        if seen.nearest is None
+        else {**_trial(study, sweep, seen.nearest.trial, now), "missing": seen.nearest.missing},
+        "running": [_trial(study, sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
         "failures": [
             {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
             for f in seen.failures
@@ -103,7 +108,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
     }
 
 
-def _trial(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+def _trial(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
     evals = sweep.last_evals(trial.number)
     attempts = sweep.attempts_of(trial.number)
     return {
@@ -112,7 +117,7 @@ def _trial(sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
         "objective": trial.metrics.objective,
         "seconds": trial.seconds,
         "samples": trial.samples,
-        "eval_loss": _finite(evals[-1].loss) if evals else None,
+        "eval_loss": _finite(study.shown(evals[-1].loss)) if evals else None,
         "eval_samples": evals[-1].samples if evals else None,
         "node_hours": sum(a.node_hours(now) for a in attempts),
         "remark": trial.sentence or None,
@@ -155,7 +160,7 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
     grid.add_row("sweep", Text(f"{study.name}  {sweep.digest}"))
     grid.add_row("state", condition)
     of = f" of {seen.planned}" if seen.planned else ""
-    counts = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    counts = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     open_ = f"{seen.open} open" if seen.open else ""
     grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
     grid.add_row("best", _best(study, seen))
@@ -185,17 +190,12 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
 
 def _best(study: Study, seen: Overview) -> Text:
     if seen.best is None:
-        return Text(
-            "no trial has reached the target yet" if not study.maximise else "nothing measured yet", style="dim"
-        )
-    value = seen.best.objective
-    if study.maximise:
-        text = Text(f"{value:.4g} samples/s", style="bold green")
-    else:
-        text = Text(duration(value), style="bold green")
-        if seen.best_interval:
-            low, high = seen.best_interval
-            text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
+        missing = Text(f"{objective_of(study).nothing} yet", style="dim")
+        return missing if seen.nearest is None else missing.append(f"; {nearest_words(seen.nearest)}", style="default")
+    text = Text(objective_of(study).text(seen.best.objective), style="bold green")
+    if seen.best_interval:
+        low, high = seen.best_interval
+        text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
     if words := score_words(study, seen.best):
         text.append(f", {words}", style="green")
     text.append(f"  trial {seen.best.number}  {parameters_text(seen.best)}", style="default")

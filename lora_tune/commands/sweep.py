@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import promise_words
 from lora_tune.analysis.summary import score_words
@@ -47,6 +48,7 @@ from lora_tune.controller.runtime import (
 )
 from lora_tune.controller.signatures import read_key
 from lora_tune.launchers import make_launcher, preview
+from lora_tune.objectives import objective_of
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import Sweep, Trial, Verdict
@@ -239,19 +241,19 @@ def _hand_over(
 def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
     """A few lines: why it ended, how the trials ended, the best."""
     counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
-    ended = ", ".join(f"{n} {v.value}" for v, n in counts.items() if n)
-    best = sweep.best(maximise=study.maximise)
+    objective = objective_of(study)
+    ended = ", ".join(f"{n} {objective.word(v)}" for v, n in counts.items() if n)
+    best = objective.best(sweep)
     lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
     if best is None:
-        lines.append(
-            "no trial measured its throughput"
-            if study.maximise
-            else f"no trial reached {study.measure} {study.target:g}"
-        )
+        lines.append(objective.nothing)
+        if closest := nearest(study, sweep):
+            lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
     else:
-        unit = "samples/s" if study.maximise else "s to the target"
         other = f" ({words})" if (words := score_words(study, best)) else ""
-        lines.append(f"best     {best.objective:.4g} {unit}{other}, trial {best.number}: {parameters_text(best)}")
+        lines.append(
+            f"best     {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
+        )
     if rows := scaling(study, sweep):
         lines.append(table(rows))
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
-from lora_tune.base.kinds import SAMPLERS
+from lora_tune.base.format import number
+from lora_tune.base.kinds import LOG_READERS, SAMPLERS, WORKLOADS
+from lora_tune.config.objective import Objective, check_goal, check_objective, filled_in
 from lora_tune.config.secrets import with_secrets_apart
 from lora_tune.config.site import Site
 from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_parameter
@@ -21,6 +24,7 @@ from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_param
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
+    from lora_tune.logs.run import Eval
     from lora_tune.mlperf.benchmark import Benchmark
     from lora_tune.mlperf.gate import Violation
 
@@ -40,41 +44,11 @@ class WorkloadTable(BaseModel):
         return with_secrets_apart(table) if isinstance(table, dict) else table
 
     kind: str = Field(description="peft, nemo, mlperf, mlperf_docker, command or surface")
-
-
-class Objective(_Frozen):
-    """What is to be minimised."""
-
-    benchmark: str | None = Field(
+    stop_at_target: bool | None = Field(
         None,
-        description="MLPerf benchmark whose target, rules, runs and score apply; else the workload's own",
+        description="a trial whose log shows training beyond the target is asked to end (SIGTERM, which the script may "
+        "catch); false: it trains to its own end [true; false for MLPerf's submissions]",
     )
-    ruleset: str | None = Field(
-        None, description='round of MLPerf\'s rules, such as "6.1"; the newest installed that has the benchmark'
-    )
-    target: float = Field(0.925, description="eval loss or share to reach; the benchmark's where one is named")
-    direction: Literal["minimize", "maximize"] = Field(
-        "minimize",
-        description="maximize: evals are a share that rises to the target, such as an accuracy; shown as what it lacks "
-        "of 1; the benchmark's where one is named",
-    )
-    score: Literal["time_to_target", "mlperf_score", "throughput"] = Field(
-        "time_to_target",
-        description="seconds to the target; the same after RCP normalisation; or samples/s (maximised, no target)",
-    )
-    estimator: Literal["stop", "curve"] = Field(
-        "stop", description="time of the first eval at the target, or where the fitted curve crosses it"
-    )
-    curves: Literal["own", "llama2_70b_lora"] = Field(
-        "own", description="what a good curve looks like: this study's own runs, or the public MLPerf runs"
-    )
-
-    @field_validator("benchmark")
-    @classmethod
-    def _known_benchmark(cls, name: str | None) -> str | None:
-        from lora_tune.mlperf.registry import check_name
-
-        return None if name is None else check_name(name)
 
 
 class Search(_Frozen):
@@ -163,22 +137,11 @@ class Study(_Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _target_of_the_benchmark(cls, table: Any) -> Any:
-        """The benchmark's own target where the study names one and no target."""
+    def _goal_filled_in(cls, table: Any) -> Any:
+        """The benchmark's own target where the study names one and no target; the score that a lone metric means."""
         if not isinstance(table, dict) or not isinstance(table.get("objective", {}), dict):
             return table
-        objective, workload = table.get("objective", {}), table.get("workload")
-        name = objective.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
-        if name is None or {"target", "direction"} <= objective.keys():
-            return table
-        from lora_tune.mlperf.registry import find_benchmark
-        from lora_tune.mlperf.rules import reaching
-
-        try:
-            metric = find_benchmark(str(name), objective.get("ruleset")).metrics[0]
-        except InputError as error:
-            raise ValueError(str(error)) from error
-        return {**table, "objective": {"target": reaching(metric), "direction": metric.direction, **objective}}
+        return {**table, "objective": filled_in(table.get("objective", {}), table.get("workload"))}
 
     @property
     def benchmark(self) -> Benchmark | None:
@@ -195,18 +158,66 @@ class Study(_Frozen):
 
     @property
     def rising(self) -> bool:
-        """Whether evals are a share that rises; they are then kept as what they lack of 1."""
+        """Whether more is better; evals are then kept as what they lack of :attr:`ceiling`."""
         return self.objective.direction == "maximize"
 
     @property
+    def ceiling(self) -> float:
+        """What rising evals are counted down from: 1 for a share that has a target, as an accuracy; else 0."""
+        target = self.objective.target
+        return 1.0 if target is not None and 0 < target < 1 else 0.0
+
+    @property
     def target(self) -> float:
-        """The eval loss to reach, or what the share to reach lacks of 1: evals at or below it end a run."""
-        return 1.0 - self.objective.target if self.rising else self.objective.target
+        """What evals, as they are kept, end a run at or below; -inf where no target does."""
+        if self.objective.target is None:
+            return -math.inf
+        return self.ceiling - self.objective.target if self.rising else self.objective.target
+
+    @property
+    def stops_at_target(self) -> bool:
+        """Whether a trial that trains on beyond the target is asked to end."""
+        given = self.workload.stop_at_target
+        return getattr(WORKLOADS.load(self.workload.kind), "stops_at_target", True) if given is None else given
 
     @property
     def measure(self) -> str:
         """What evals are, for people."""
-        return "1 - eval accuracy" if self.rising else "eval loss"
+        return self.objective.metric or ("eval accuracy" if self.rising else "eval loss")
+
+    @property
+    def goal(self) -> str:
+        """What a run is to reach, for people, as the study says it."""
+        return self.measure if self.objective.target is None else f"{self.measure} {self.objective.target:g}"
+
+    def shown(self, loss: float) -> float:
+        """An eval, as it is kept, as the log printed it."""
+        return round(self.ceiling - loss, 12) if self.rising else loss
+
+    def eval_words(self, point: Eval) -> str:
+        """An eval for people: "eval loss 0.4832 at 640 samples"."""
+        return f"{self.measure} {number(self.shown(point.loss))} at {point.samples:g} {self.progress_unit}"
+
+    @property
+    def progress_unit(self) -> str:
+        """What the log counts in, as far as its settings tell: samples, steps or epochs."""
+        kind, settings = self._log()
+        counts = getattr(LOG_READERS.load(kind), "counts", None)
+        return str(counts(settings)) if counts else "samples"
+
+    def samples_a_step(self, parameters: Mapping[str, Value]) -> float | None:
+        """Samples of one optimizer step as the log counts them; None where neither log nor trial says it."""
+        kind, settings = self._log()
+        known = getattr(LOG_READERS.load(kind), "settings", None) or {}
+        batch = settings.get("global_batch_size", 1.0) if "global_batch_size" in known else "GBS"
+        found = parameters.get(batch) if isinstance(batch, str) else batch
+        return float(found) if isinstance(found, int | float) else None
+
+    def _log(self) -> tuple[str, dict[str, Any]]:
+        """The log's format and its settings."""
+        table = (self.workload.model_extra or {}).get("log")
+        settings = dict(table) if isinstance(table, dict) else {}
+        return str(settings.pop("kind", "mllog")), settings
 
     @property
     def search_space(self) -> Space:
@@ -229,11 +240,6 @@ class Study(_Frozen):
         if budget.wall_hours is not None:
             limits.append(budget.wall_hours * 60 / minutes * budget.parallel)
         return min(limits, default=0.0)
-
-    @property
-    def maximise(self) -> bool:
-        """True for throughput, where there is no target; every other score is seconds."""
-        return self.objective.score == "throughput"
 
     @property
     def digest(self) -> str:
@@ -300,6 +306,7 @@ def load_study(path: Path) -> Study:
         raise StudyError(path, "", f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise StudyError(path, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    check_goal(text, path)
     return parse_study(text, path)
 
 
@@ -352,9 +359,7 @@ def _check_whole(study: Study, path: Path) -> None:
     for violation in closed_violations(study):
         if violation.fatal:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
-    if study.rising and not 0 < study.objective.target < 1:
-        problem = f"{study.objective.target:g}: a share that rises lies between 0 and 1; give it as such"
-        raise StudyError(path, "objective.target", problem)
+    check_objective(study, path)
     if study.objective.score == "mlperf_score" and study.benchmark is None:
         raise StudyError(path, "objective.score", "mlperf_score needs objective.benchmark beside it")
     _check_search(study, path)
@@ -369,6 +374,10 @@ def _check_search(study: Study, path: Path) -> None:
         raise StudyError(path, "budget.stop_below", problem)
     if study.search.probes and not getattr(sampler, "proposes_probes", False):
         raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": this sampler does not propose them')
+    models = getattr(sampler, "objectives", None)
+    if models is not None and (study.objective.score not in models or study.objective.second is not None):
+        problem = f"{study.search.sampler} models {', '.join(models)} alone; use tpe"
+        raise StudyError(path, "search.sampler", problem)
     if space.varies_nodes and not getattr(sampler, "several_node_counts", True):
         problem = f"{study.search.sampler} models trials of one size, and NODES varies here; use tpe"
         raise StudyError(path, "search.sampler", problem)

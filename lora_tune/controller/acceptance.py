@@ -16,6 +16,7 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
 
 ORDER_SECONDS = 1.0
@@ -190,7 +191,7 @@ def _same(given: Value, announced: object) -> bool:
 def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:
     """The eval that meets the target states what no loss can be."""
     target = study.target
-    stop = None if study.maximise else run.reached(target)
+    stop = objective_of(study).stop(run)
     if stop is None:
         return None
     if stop.loss >= -LARGEST_LOSS * max(1.0, abs(target)) and not stop.loss < 0 < target:
@@ -209,7 +210,8 @@ def _no_training(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
 
 def _lost_evals(study: Study, run: RunLog) -> Diagnosis | None:
     """There were more evals than a reader keeps, and the target may have been met by one of the others."""
-    if not run.lost_evals or study.maximise or run.reached(study.target) is not None:
+    objective = objective_of(study)
+    if not run.lost_evals or not objective.judges_evals or objective.stop(run) is not None:
         return None
     kept = len(run.evals)
     what = f"the log has {kept + run.lost_evals} evals, of which the first {kept} were kept: none of them at the target"
@@ -217,4 +219,4 @@ def _lost_evals(study: Study, run: RunLog) -> Diagnosis | None:
 
 
 def _stop(study: Study, trial: Trial, run: RunLog) -> Eval | None:
-    return None if study.maximise or trial.probe else run.reached(study.target)
+    return None if trial.probe else objective_of(study).stop(run)

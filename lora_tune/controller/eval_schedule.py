@@ -15,6 +15,7 @@ from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
 from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
 from lora_tune.mlperf.registry import LORA
+from lora_tune.objectives import objective_of
 from lora_tune.search.grey_box.objective import closed_schedule
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
@@ -64,7 +65,12 @@ def _free(study: Study) -> bool:
     settings = study.workload.model_extra or {}
     named = {name.upper() for name in study.space} & {*INTERVAL_NAMES, *SKIP_NAMES}
     given = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", LORA) != LORA
-    return study.division == "open" and study.workload.kind in FREE and not (named or given or study.maximise)
+    return (
+        study.division == "open"
+        and study.workload.kind in FREE
+        and objective_of(study).has_target
+        and not (named or given)
+    )
 
 
 def _expected(crossings: Sequence[float]) -> curves.Crossing:

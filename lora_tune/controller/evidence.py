@@ -13,10 +13,12 @@ from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope
 from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
 
@@ -30,8 +32,10 @@ def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
     """What the trial is judged by: this sweep's good runs, and the public ones where they apply."""
     published = public_envelope(study, trial)
     begin = _published_from(trial, run, sweep, published) if published else math.inf
+    known = math.isfinite(level(study, sweep))
     return Evidence(
-        references=courses(study, sweep), fewest=study.pruning.references, rate=study.pruning.false_prune_rate,
+        references=courses(study, sweep) if known else (),
+        fewest=study.pruning.references, rate=study.pruning.false_prune_rate,
         published=published if math.isfinite(begin) else None, published_from=begin,
         no_verdict_before=study.pruning.no_verdict_before,
     )  # fmt: skip
@@ -74,6 +78,29 @@ def courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
 
 
+def level(study: Study, sweep: Sweep) -> float:
+    """What a good run comes down to, as evals are kept: the target; without one, what half of the free trials did.
+
+    Free trials are those that no rule could stop. Until there are enough of them nothing is known: -inf.
+    """
+    if objective_of(study).has_target:
+        return study.target
+    return sweep.once(("level", study.digest), lambda: _half_came_to(study, sweep))
+
+
+def _half_came_to(study: Study, sweep: Sweep) -> float:
+    free = free_trials(study, sweep)
+    if len(free) < _fewest_free(study):
+        return -math.inf
+    lowest = [usable(sweep.last_evals(number)).loss.min(initial=math.inf) for number in free]
+    return float(np.median(lowest))
+
+
+def _fewest_free(study: Study) -> int:
+    """Good trials that go free before any is compared: where no target tells good ones, half of those that ended."""
+    return study.pruning.references * (1 if objective_of(study).has_target else 2)
+
+
 MOST_REFERENCES = 200
 """References that a run is compared with at most; free ones are kept before others, newer ones before older."""
 
@@ -106,8 +133,8 @@ def free_trials(study: Study, sweep: Sweep) -> set[int]:
     audits, each again up to the first that has not ended.
     """
     begun = sorted((t for t in sweep.trials.values() if not t.probe), key=lambda t: t.number)
-    first = _first_good(begun, study.pruning.references)
-    if len(first) < study.pruning.references:
+    first = _first_good(begun, _fewest_free(study))
+    if len(first) < _fewest_free(study):
         return first
     of_tasks = (_first_good([t for t in begun if task(t) == some], 1) for some in {task(t) for t in begun})
     audits = _first_good([t for t in begun if is_audit(study, t)], len(begun))

@@ -19,6 +19,7 @@ from lora_tune.logs.arrival_times import LOOK_SECONDS
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import Eval, RunLog
+from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -93,11 +94,10 @@ class JobMonitor:
             status=status,
             run=run,
             grew_at=log.grew_at,
-            replicates=trial.replicates,
             begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
             unreadable=log.unreadable,
             unmatched=log.unmatched(ended=False),
-            probe=trial.probe,
+            trial=trial,
         )
         action = policy.watch(self._study, look, now)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
@@ -160,7 +160,7 @@ class JobMonitor:
         found = self._found(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
-        action = policy.conclude(self._study, attempts, status, run, found, probe=trial.probe, node_at_fault=suspect)
+        action = policy.conclude(self._study, attempts, status, run, found, trial=trial, node_at_fault=suspect)
         if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
             untrue = self._untrue(trial, attempt, status, log, (*runs, run))
             if untrue is not None:
@@ -218,8 +218,8 @@ class JobMonitor:
         runs: Sequence[RunLog],
         log: LogFollower,
     ) -> None:
-        now, target = self._dependencies.clock.monotonic_now(), self._study.target
-        stop = run.reached(target) if not self._study.maximise and not trial.probe else None
+        now = self._dependencies.clock.monotonic_now()
+        stop = None if trial.probe else objective_of(self._study).stop(run)
         change = healing.healing_samples(trial, run, self._work.sweep)
         if change > 0 and math.isfinite(change):
             trial = replace(trial, metrics=replace(trial.metrics, healing_samples=change))
@@ -233,7 +233,8 @@ class JobMonitor:
             trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
         ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
-        self._events.note(f"trial {trial.number}: {action.verdict.value}: {sentence}", "finished", trial=trial.number)
+        word = objective_of(self._study).word(action.verdict)
+        self._events.note(f"trial {trial.number}: {word}: {sentence}", "finished", trial=trial.number)
 
     def _log(self, attempt: Attempt) -> LogFollower:
         key = (attempt.trial, attempt.number)

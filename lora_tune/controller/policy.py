@@ -11,7 +11,8 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, Waits, launcher_kind
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog
-from lora_tune.store.records import Attempt, StopKind, Verdict
+from lora_tune.objectives import objective_of
+from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
 GRACE_SECONDS = 30.0
 """How long a job whose log shows the target may take to end by itself."""
@@ -61,20 +62,19 @@ class Retry:
 class JobSnapshot:
     """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
 
-    replicates: runs that the job is to make, one after another. begun: runs that its log shows so far.
+    begun: runs that its log shows so far, of those that the trial is to make one after another.
     unreadable: why the log cannot be read, "" while it can. unmatched: why nothing in the log is an eval, "" while
-    some is or it is too early to say. probe: only the layout's speed is wanted.
+    some is or it is too early to say.
     """
 
     attempt: Attempt
     status: JobStatus
     run: RunLog
     grew_at: float
-    replicates: int = 1
+    trial: Trial
     begun: int = 1
     unreadable: str = ""
     unmatched: str = ""
-    probe: bool = False
 
 
 def unread(words: str) -> Diagnosis:
@@ -92,7 +92,7 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
     if look.status.state is JobState.QUEUED:
         return _queued(study, look, now)
     started = attempt.started_at or now
-    limit = study.budget.trial_minutes * look.replicates
+    limit = study.budget.trial_minutes * look.trial.replicates
     # Of a trial that shares its node with others, its own share of the time counts.
     if (now - started) * look.status.node_share > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
@@ -100,13 +100,12 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
         return Stop(StopKind.TIME_LIMIT, sentence, found)
     if look.unmatched:
         return Stop(StopKind.UNREAD, look.unmatched, unread(look.unmatched))
-    if look.probe and probed(look.run):
+    if look.trial.probe and probed(look.run):
         return Stop(StopKind.PROBED, "a warm block and an eval are measured")
     silence = now - max(look.grew_at, started)
-    last = look.begun >= look.replicates
-    stop = look.run.reached(study.target) if last and not study.maximise else None
-    if stop is not None and max(silence, _went_on(look.run, stop)) > GRACE_SECONDS:
-        return Stop(StopKind.REACHED, "reached the target and did not end by itself")
+    last = look.begun >= look.trial.replicates
+    if last and not look.trial.probe and (why := _nothing_more(study, look, silence)):
+        return Stop(StopKind.REACHED, why)
     if silence > site.stall_minutes * 60:
         sentence = look.unreadable or f"its log has been silent for {silence / 60:.0f} min"
         remedy = "it hung, or its output goes elsewhere: it is run again on another node"
@@ -114,8 +113,27 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
     return None
 
 
+def _nothing_more(study: Study, look: JobSnapshot, silence: float) -> str:
+    """Why a run whose job goes on has nothing more to show; "" while it has, and while it may end by itself."""
+    objective, run = objective_of(study), look.run
+    stop = objective.stop(run)
+    if stop is None:
+        return objective.over(look.trial, run)
+    if silence > GRACE_SECONDS:
+        return f"reached the target and did not end by itself: {study.eval_words(stop)}"
+    if study.stops_at_target and (_trained_on(run, stop) or _went_on(run, stop) > GRACE_SECONDS):
+        return f"reached the target and trains on: {study.eval_words(stop)}"
+    return ""
+
+
+def _trained_on(run: RunLog, stop: Eval) -> bool:
+    """Whether the log shows training beyond ``stop``: a program that knows no target only ends at its last step."""
+    latest = [*(e.samples for e in run.evals[-1:]), *(p.samples for p in run.train[-1:])]
+    return run.run_stop_ms is None and max(latest) > stop.samples
+
+
 def _went_on(run: RunLog, stop: Eval) -> float:
-    """Seconds for which a run trained on after ``stop``: a program that knows no target only ends at its last step."""
+    """Seconds for which the log of a run goes on after ``stop``."""
     if run.run_stop_ms is not None or run.run_start_ms is None or run.last_ms is None or math.isnan(stop.seconds):
         return 0.0
     return (run.last_ms - run.run_start_ms) / 1000 - stop.seconds
@@ -175,32 +193,30 @@ def conclude(
     run: RunLog,
     diagnosis: Diagnosis,
     *,
-    probe: bool = False,
+    trial: Trial,
     node_at_fault: bool = False,
 ) -> Finish | Retry:
-    """For a job that is over: what its log and the driver's own stops make of the trial. probe: it was a short run.
+    """For a job that is over: what its log and the driver's own stops make of the trial.
 
     node_at_fault: its failure may be its node's, whatever its class (``node_faults.may_be_the_nodes``).
 
     The log decides, not the exit code: a target in the log is success whatever the code, and a clean exit without
     evals is a failure.
     """
-    attempt = attempts[-1]
-    target = study.target
-    if probe and probed(run):
+    attempt, objective = attempts[-1], objective_of(study)
+    if trial.probe and probed(run):
         timing = curves.timing(run)
         speed = f"{timing.samples_per_second:.4g} samples/s, {timing.seconds_per_eval:.3g} s an eval"
         return Finish(Verdict.CENSORED, f"a probe of the layout: {speed}")
-    if study.maximise and attempt.stop is not StopKind.CAPPED:
-        if curves.measured_throughput(run):
-            return Finish(Verdict.REACHED, f"measured {curves.measured_throughput(run):.4g} samples/s")
-    elif not study.maximise and (stop := run.reached(target)) is not None:
-        if not math.isfinite(stop.seconds):  # the line with run_start is lost: a full disk, a truncated file
+    whole = not diagnosis.kind and status.state is JobState.ENDED and not status.exit_code
+    own_end = whole and attempt.stop in (StopKind.NONE, StopKind.REACHED)
+    measured = objective.measured(trial, run, ended=own_end)
+    if measured and (objective.has_target or attempt.stop not in (StopKind.PRUNED, StopKind.CAPPED)):
+        stop = objective.stop(run)
+        if stop is not None and not math.isfinite(stop.seconds):  # a full disk, a truncated file
             lost = "the log shows the target and not when the run began: lines of it are lost"
             return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, lost), node_at_fault)
-        return Finish(
-            Verdict.REACHED, f"eval loss {stop.loss:.4f} at {stop.samples:g} samples, {_time_told(run, stop)}"
-        )
+        return Finish(Verdict.REACHED, measured)
     if attempt.stop is StopKind.PRUNED:
         return Finish(Verdict.PRUNED, attempt.stop_sentence)
     if attempt.stop is StopKind.CAPPED:
@@ -208,9 +224,9 @@ def conclude(
     if attempt.stop is StopKind.USER:
         return Finish(Verdict.CANCELLED, "cancelled by the user")
     if run.evals and diagnosis.kind in _LIMITED and (limit := _time_limit(attempt, status, diagnosis)):
-        return Finish(Verdict.CENSORED, f"{limit}; {_last_eval(run, target)}")
-    if not diagnosis.kind and run.evals and status.state is JobState.ENDED and not status.exit_code:
-        return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(run, target)}")
+        return Finish(Verdict.CENSORED, f"{limit}; {_last_eval(study, run)}")
+    if whole and run.evals:
+        return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(study, run)}")
     return _after_failure(study, attempts, status, diagnosis, node_at_fault)
 
 
@@ -229,12 +245,6 @@ def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Fini
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
 """What a diagnosis says of a run that only its time limit ended: any other class was there before the limit."""
-
-
-def _time_told(run: RunLog, stop: Eval) -> str:
-    """The time to the target; of a trial that shared its GPU, as it would be alone, and as it was."""
-    packed = run.packed_seconds
-    return f"{stop.seconds:.1f} s" + ("" if packed is None else f" alone ({packed:.1f} s in its pack)")
 
 
 def _time_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> str:
@@ -278,9 +288,9 @@ def _by_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> bool
     return attempt.stop is StopKind.QUEUE or bool(_time_limit(attempt, status, diagnosis))
 
 
-def _last_eval(run: RunLog, target: float) -> str:
-    last = run.evals[-1]
-    return f"eval loss {last.loss:.4f} at {last.samples:g} samples, target {target:g}"
+def _last_eval(study: Study, run: RunLog) -> str:
+    target = study.objective.target
+    return study.eval_words(run.evals[-1]) + ("" if target is None else f", target {target:g}")
 
 
 def found(attempt: Attempt, status: JobStatus, seen: Diagnosis, *, log_cut: bool = False) -> Diagnosis:

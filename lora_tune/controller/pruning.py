@@ -10,12 +10,22 @@ import numpy as np
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
-from lora_tune.controller.evidence import courses, evidence, is_audit, kind, max_samples, public_envelope, task
+from lora_tune.controller.evidence import (
+    courses,
+    evidence,
+    is_audit,
+    kind,
+    level,
+    max_samples,
+    public_envelope,
+    task,
+)
 from lora_tune.controller.policy import Stop
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.mllog import RunLog
+from lora_tune.objectives import objective_of
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.store.records import StopKind, Sweep, Trial, Verdict
 
@@ -34,14 +44,15 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
     """
     if study.pruning.rule == "none" or trial.probe or run.run_stop_ms is not None:
         return None
-    if study.maximise:
+    objective = objective_of(study)
+    if not objective.judges_evals:
         return _too_slow(study, sweep, trial, run)
-    if run.train and not math.isfinite(run.train[-1].loss) and not run.reached(study.target):
+    if run.train and not math.isfinite(run.train[-1].loss) and not objective.stop(run):
         return Stop(
             StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
         )
     found = verdict(
-        run.evals, study.target, evidence(study, sweep, trial, run),
+        run.evals, level(study, sweep), evidence(study, sweep, trial, run),
         length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
     )  # fmt: skip
     audit = is_audit(study, trial)
@@ -83,7 +94,8 @@ def _too_slow(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | N
 def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | None:
     """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock."""
     best = sweep.best()
-    if not study.pruning.cap or best is None or best.seconds is None or run.run_start_ms is None:
+    comparable = objective_of(study).timed and study.objective.second is None
+    if not study.pruning.cap or not comparable or best is None or best.seconds is None or run.run_start_ms is None:
         return None
     change = healing.healing_samples(trial, run, sweep)
     known = envelope(study, trial)
@@ -121,7 +133,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     change = trial.metrics.healing_samples or 0.0
     course = Course(curve=comparable(evals), length=max_samples(trial), task=task(trial), kind=kind(trial, change))
     rate = study.pruning.false_prune_rate
-    found = compare(course, references, target=study.target, rate=rate)
+    found = compare(course, references, target=level(study, sweep), rate=rate)
     rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 

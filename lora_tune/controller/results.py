@@ -12,6 +12,8 @@ from lora_tune.controller import healing, pruning
 from lora_tune.logs.mllog import RunLog
 from lora_tune.logs.run import as_number
 from lora_tune.mlperf import published_curves
+from lora_tune.objectives import objective_of, objectives_of
+from lora_tune.objectives.base import Finished
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, Trial
 
@@ -19,7 +21,7 @@ from lora_tune.store.records import Attempt, Trial
 def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> TrialMetrics:
     """What a finished trial's log and attempts say of it.
 
-    ``objective`` (seconds, or samples/s) is there only when the target was reached or throughput measured.
+    ``objective`` (see ``lora_tune.objectives``) is there only when the target was reached, or where there is none.
     Unknown numbers are None, never zero or infinite.
     """
     change = healing.healing_samples(trial, run)
@@ -29,43 +31,46 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
     if not unlike and pruning.envelope(study, trial) is not None:
         family = published_curves.crossing_family(float(trial.parameters["GBS"]))
     crossing = curves.estimate(run, study.target, family=family, healing=unlike)
-    stop = None if study.maximise else run.reached(study.target)
+    objective = objective_of(study)
+    stop, aimed = objective.stop(run), objective.has_target
     speed: float | None = timing.samples_per_second
-    if study.maximise:
+    if not objective.judges_evals:
         speed = curves.measured_throughput(run) or curves.fastest_pace(run, 0.0)
     found = TrialMetrics(
         samples_per_second=_known(speed),
         seconds_per_eval=_known(timing.seconds_per_eval),
-        crossing_samples=_known(crossing.samples),
-        crossing_low=_known(crossing.low),
-        crossing_high=_known(crossing.high),
-        crossing_method=crossing.method if run.evals else None,
+        crossing_samples=_known(crossing.samples) if aimed else None,
+        crossing_low=_known(crossing.low) if aimed else None,
+        crossing_high=_known(crossing.high) if aimed else None,
+        crossing_method=crossing.method if run.evals and aimed else None,
         eval_samples=_known(curves.samples_between_evals(run)),
         pace_spread=_known(curves.pace_spread(run)),
         init_seconds=_known(run.init_seconds),
         packed_seconds=_known(run.packed_seconds),
         evals=float(len(run.evals)),
-        last_loss=_known(run.evals[-1].loss) if run.evals else None,
+        last_loss=_known(study.shown(run.evals[-1].loss)) if run.evals else None,
         last_samples=_known(run.evals[-1].samples) if run.evals else None,
         node_hours=_known(sum(a.node_hours(now) for a in attempts)),
-        objective=_known(speed) if study.maximise else None,
         seed=seed if (seed := _announced_seed(run)) != trial.seed else None,
     )
     if timing.healed is not None and math.isfinite(change):
         found |= _second_phase(timing.healed)
     if stop is None:
-        return found
+        return found if aimed else _valued(study, Finished(trial=trial, run=run, metrics=found))
     seconds, samples = stop.seconds, stop.samples
     if study.objective.estimator == "curve" and len(run.evals) > 1 and not crossing.by_stop:
         seconds, samples = _by_curve(crossing, timing, run)
     score = _mlperf_seconds(study, trial, run, seconds, samples)
-    return replace(
-        found,
-        stop_samples=_known(stop.samples),
-        stop_seconds=_known(stop.seconds),
-        mlperf_score=_known(score),
-        objective=_known(seconds if score is None or study.objective.score != "mlperf_score" else score),
+    found = replace(
+        found, stop_samples=_known(stop.samples), stop_seconds=_known(stop.seconds), mlperf_score=_known(score)
     )
+    return _valued(study, Finished(trial=trial, run=run, metrics=found, seconds=seconds))
+
+
+def _valued(study: Study, done: Finished) -> TrialMetrics:
+    """The metrics of a run that is over, with the value of each of the study's objectives."""
+    first, second = (*(_known(o.value(done)) for o in objectives_of(study)), None)[:2]
+    return replace(done.metrics, objective=first, second_objective=second)
 
 
 def _known(number: float | None) -> float | None:

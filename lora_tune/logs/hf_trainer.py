@@ -18,18 +18,20 @@ class HfTrainerReader(LineReader):
     'epoch': 0.9}``, which becomes ``run_stop`` and the run's throughput.
 
     samples_per_epoch: samples in the training set; the dicts count in epochs. Without it, samples are epochs.
+    metric: the key whose values are the evals, such as ``eval_accuracy``.
     The run starts at ``***** Running training *****`` if that is printed.
     """
 
-    def __init__(self, clock: Clock = steady_epoch, samples_per_epoch: float = 1.0) -> None:
+    def __init__(self, clock: Clock = steady_epoch, samples_per_epoch: float = 1.0, metric: str = "eval_loss") -> None:
         super().__init__(clock)
-        self._samples_per_epoch = samples_per_epoch
+        self._samples_per_epoch, self._metric = samples_per_epoch, metric
+        self._logged = re.compile(rf"'(?:loss|train_runtime|{re.escape(metric)})':")
 
     def line(self, text: str, now: int) -> bool:
         builder = self.run_builder
         if "***** Running training *****" in text and not builder.train and not builder.evals:
             builder.run_start = now
-        found = next((one[0] for one in _DICT.finditer(text) if _LOGGED.search(one[0])), None)
+        found = next((one[0] for one in _DICT.finditer(text) if self._logged.search(one[0])), None)
         if found is None:
             return True
         logged = _literal(found)
@@ -45,12 +47,11 @@ class HfTrainerReader(LineReader):
                 builder.add_stated(now, speed, False)
                 builder.overall = speed
             return True
-        names = {"eval_loss": "loss", "loss": "train_loss", "eval_runtime": "eval_seconds"}
+        names = {"loss": "train_loss", "eval_runtime": "eval_seconds", self._metric: "loss"}
         return self.take_fields({names[key]: logged[key] for key in names if key in logged}, now, samples)
 
 
 _DICT = re.compile(r"\{'[^{}\\]*\}")
-_LOGGED = re.compile(r"'(?:loss|eval_loss|train_runtime)':")
 _FLAT = re.compile(
     r"\{(?:'[^'\\]*': (?:'[^'\\]*'|-?\d[\d.]*(?:[eE][-+]?\d+)?|-?nan|-?inf|None|True|False)(?:, (?=')|(?=\})))+\}"
 )
@@ -68,5 +69,10 @@ def _literal(text: str) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-KIND = ReaderKind(make=HfTrainerReader, settings={"samples_per_epoch": NUMBER})
+KIND = ReaderKind(
+    make=HfTrainerReader,
+    settings={"samples_per_epoch": NUMBER, "metric": str},
+    metric="metric",
+    counts=lambda settings: "samples" if "samples_per_epoch" in settings else "epochs",
+)
 """``workload.log.kind = "hf_trainer"``."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from lora_tune.base.process import steady_epoch
 from lora_tune.logs.line_reader import FACTS, FORM, SCALES, Clock, LineReader, ReaderKind, scaled_samples
@@ -45,5 +47,18 @@ class JsonLinesReader(LineReader):
         return self.take_fields(fields, now, scaled_samples(fields, self._scale, first=self._first))
 
 
-KIND = ReaderKind(make=JsonLinesReader, settings={**SCALES, **FORM, "loss": str, **dict.fromkeys(FACTS, str)})
+def _counts(settings: Mapping[str, Any]) -> str:
+    """What the objects count in, where the settings name it; nothing scales steps without the batch size."""
+    for name, scale in (("step", "global_batch_size"), ("epoch", "samples_per_epoch")):
+        if name in settings and "samples" not in settings and scale not in settings:
+            return f"{name}s"
+    return "samples"
+
+
+KIND = ReaderKind(
+    make=JsonLinesReader,
+    settings={**SCALES, **FORM, "loss": str, **dict.fromkeys(FACTS, str)},
+    metric="loss",
+    counts=_counts,
+)
 """``workload.log.kind = "jsonl"``."""

@@ -39,10 +39,16 @@ class ReaderKind:
         ``make(clock=..., **settings)`` gives a reader; ``clock()`` is the epoch time in seconds.
     settings : mapping of str to type, or None
         The settings that it takes, with their types; None leaves that to ``make``.
+    metric : str
+        The setting that names the metric whose evals count, which ``objective.metric`` fills; "" where none does.
+    counts : callable
+        What a log of these settings counts its progress in: samples, steps or epochs; None: always samples.
     """
 
     make: Callable[..., LogReader]
     settings: Mapping[str, Any] | None = None
+    metric: str = ""
+    counts: Callable[[Mapping[str, Any]], str] | None = None
 
 
 class LineReader:
@@ -63,9 +69,9 @@ class LineReader:
         self._last_loss: float | None = None
         self.unmatched = Unmatched()
 
-    def read_shortfall(self) -> None:
-        """Read evals of a share that rises, such as an accuracy, as what they lack of 1. To be said before any byte."""
-        self.run_builder.rising = True
+    def read_shortfall(self, ceiling: float) -> None:
+        """Read evals that rise, such as an accuracy, as what they lack of ``ceiling``. To be said before any byte."""
+        self.run_builder.ceiling = ceiling
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log. Never raises for what they contain."""

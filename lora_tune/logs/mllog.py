@@ -69,19 +69,19 @@ class MllogReader:
     The Run depends on the bytes alone, not on how they were cut into chunks.
     """
 
-    __slots__ = ("_current", "_dropped", "_earlier", "_printed", "_rising", "_tail")
+    __slots__ = ("_ceiling", "_current", "_dropped", "_earlier", "_printed", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
         self._printed: dict[bytes, bytes] = {}  # of the whole file: a config is printed before its run begins
         self._dropped = 0
-        self._rising = False
+        self._ceiling: float | None = None
         self._current = RunBuilder()
         self._earlier: list[RunBuilder] = []
 
-    def read_shortfall(self) -> None:
-        """Read evals of a share that rises, such as an accuracy, as what they lack of 1. To be said before any byte."""
-        self._rising = self._current.rising = True
+    def read_shortfall(self, ceiling: float) -> None:
+        """Read evals that rise, such as an accuracy, as what they lack of ``ceiling``. To be said before any byte."""
+        self._ceiling = self._current.ceiling = ceiling
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log; a line may be cut anywhere. Never raises for what they contain.
@@ -180,7 +180,7 @@ class MllogReader:
 
     def _next_run(self) -> RunBuilder:
         self._earlier = [*self._earlier, self._current][-MAX_EARLIER_RUNS:]
-        self._current = RunBuilder(rising=self._rising)
+        self._current = RunBuilder(ceiling=self._ceiling)
         return self._current
 
     # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from lora_tune.base.process import steady_epoch
@@ -19,10 +20,10 @@ SLOW_SECONDS = 1.0
 class RegexReader(LineReader):
     """Lines of any form, by one pattern for evals and one for train losses.
 
-    eval, train: regular expressions searched for in each line, with the named group ``loss``, one of ``samples``,
-    ``step`` and ``epoch``, and if printed ``seconds`` (since the start of the run), ``eval_seconds`` and
-    ``throughput``. start, stop: patterns of the lines where the run starts and ends. global_batch_size and
-    samples_per_epoch: as for JSON lines.
+    eval, train: regular expressions searched for in each line, with the named group ``loss`` (of an eval, also the
+    name that ``metric`` gives), one of ``samples``, ``step`` and ``epoch``, and if printed ``seconds`` (since the
+    start of the run), ``eval_seconds`` and ``throughput``. start, stop: patterns of the lines where the run starts and
+    ends. global_batch_size and samples_per_epoch: as for JSON lines.
 
     progress: a pattern with one of ``samples``, ``step`` and ``epoch``, where that stands on lines of its own: an eval
     or a train loss without such a group is then of the last such line (0 before the first). from_zero: the first epoch
@@ -41,9 +42,11 @@ class RegexReader(LineReader):
         samples_per_epoch: float = 1.0,
         from_zero: bool = False,
         repeated: bool = False,
+        metric: str = "loss",
         **patterns: str,
     ) -> None:
         super().__init__(clock)
+        self._metric = metric
         if "eval" not in patterns:
             raise ValueError("log kind 'regex' needs the setting 'eval': a pattern with the groups loss and samples")
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
@@ -83,6 +86,8 @@ class RegexReader(LineReader):
             self._progress = {fact: value for fact, value in groups.items() if value is not None}
         elif name in ("eval", "train"):
             fields = {fact: value for fact, value in groups.items() if value is not None}
+            if name == "eval" and self._metric in fields:
+                fields["loss"] = fields.pop(self._metric)
             samples = scaled_samples(fields, self._scale, first=self._first)
             if samples is None:
                 samples = scaled_samples(self._progress, self._scale, first=self._first)
@@ -94,5 +99,20 @@ class RegexReader(LineReader):
 
 _PATTERNS = ("eval", "train", "progress", "start", "stop")
 
-KIND = ReaderKind(make=RegexReader, settings={**SCALES, **FORM, **dict.fromkeys(_PATTERNS, str)})
+
+def _counts(settings: Mapping[str, Any]) -> str:
+    """What the pattern's groups count in; nothing scales steps without the batch size."""
+    pattern = "".join(str(settings.get(name, "")) for name in ("eval", "progress"))
+    for name, scale in (("step", "global_batch_size"), ("epoch", "samples_per_epoch")):
+        if f"(?P<{name}>" in pattern and "(?P<samples>" not in pattern and scale not in settings:
+            return f"{name}s"
+    return "samples"
+
+
+KIND = ReaderKind(
+    make=RegexReader,
+    settings={**SCALES, **FORM, **dict.fromkeys((*_PATTERNS, "metric"), str)},
+    metric="metric",
+    counts=_counts,
+)
 """``workload.log.kind = "regex"``."""

@@ -139,6 +139,7 @@ class RunBuilder:
 
     __slots__ = (
         "announced",
+        "ceiling",
         "eval_start",
         "eval_stop",
         "evals",
@@ -152,7 +153,6 @@ class RunBuilder:
         "overall",
         "paused",
         "resumed",
-        "rising",
         "run_start",
         "run_stop",
         "stated",
@@ -160,8 +160,8 @@ class RunBuilder:
         "train",
     )
 
-    def __init__(self, *, rising: bool = False) -> None:
-        self.rising = rising  # evals rise towards 1, and are kept as what they lack of it
+    def __init__(self, *, ceiling: float | None = None) -> None:
+        self.ceiling = ceiling  # of evals that rise, which are kept as what they lack of it
         self.metric: str | None = None
         self.others: dict[str, dict[float, tuple[float, int]]] = {}
         self.init_start: int | None = None
@@ -184,7 +184,7 @@ class RunBuilder:
 
     def add_eval(self, samples: float, loss: float, ms: int, metric: str = "") -> None:
         """An eval; metric: its name where the log has several, of which the first to come is the one that counts."""
-        loss = 1.0 - loss if self.rising else loss
+        loss = loss if self.ceiling is None else self.ceiling - loss
         if self.metric is None:
             self.metric = metric
         if metric != self.metric:

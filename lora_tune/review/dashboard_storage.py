@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.analysis.summary import overview
 from lora_tune.base.redact import redact
 from lora_tune.config.study import Study
+from lora_tune.objectives import objectives_of
 from lora_tune.review import notes
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
@@ -91,8 +92,8 @@ class DashboardStorage(optuna.storages.BaseStorage):
         study, sweep = self._snapshot.study, self._snapshot.sweep()
         now = time.time()
         attributes = dict(self._inner.get_study_system_attrs(study_id))
-        unit = "throughput (samples/s)" if study.maximise else "time to target (s)"
-        attributes |= {"dashboard:objective_names": [unit], "dashboard:note_ver": 1}
+        names = [f"{o.name} ({o.unit})" for o in objectives_of(study)]
+        attributes |= {"dashboard:objective_names": names, "dashboard:note_ver": 1}
         attributes |= {"dashboard:note_str:0": notes.study_note(study, sweep, overview(study, sweep, now))}
         return attributes | self._figures(study, sweep, now)
 

@@ -15,6 +15,7 @@ from lora_tune.analysis.summary import Overview
 from lora_tune.base.format import duration, visible
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
 
@@ -61,7 +62,7 @@ _METRICS = {
     "seconds_per_eval": "eval (s)",
     "init_seconds": "start-up (s)",
     "evals": "evals",
-    "last_loss": "last eval loss",
+    "last_loss": "last eval",
     "last_samples": "last eval at (samples)",
 }
 """Metric -> its name for people."""
@@ -142,8 +143,9 @@ def trial_note(study: Study, sweep: Sweep, trial: Trial, files: Mapping[str, str
 def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
     metrics = trial.metrics
     result = ""
-    if trial.verdict is Verdict.REACHED and study.maximise:
-        result = f"{trial.objective:.5g} samples/s"
+    objective = objective_of(study)
+    if trial.verdict is Verdict.REACHED and not objective.timed and trial.metrics.objective is not None:
+        result = objective.text(trial.objective)
     elif trial.seconds is not None:
         low, high = time_interval(trial)
         result = f"{duration(trial.seconds)} (90% interval {duration(low)} to {duration(high)})"
@@ -190,7 +192,7 @@ def _value(value: object) -> str:
 def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
     """The sweep in Markdown: the summary, the best configuration, the failures."""
     parts = [f"## {plain(study.name)}", plain(study.description)] if study.description else [f"## {plain(study.name)}"]
-    ended = ", ".join(f"{n} {v.value}" for v, n in seen.verdicts.items())
+    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     rows = [("Trials", f"{seen.trials}: {ended or 'none ended'}"), ("Open", str(seen.open))]
     rows += [
         ("Node-hours", f"{seen.node_hours:.3g}"),
@@ -200,11 +202,12 @@ def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
         rows += [("Stopping", account_words(seen.stopping))]
     rows += [("Study hash", sweep.digest)]
     if seen.best is not None:
-        value = seen.best.objective
-        said = f"{value:.4g} samples/s" if study.maximise else duration(value)
+        said = objective_of(study).text(seen.best.objective)
         if seen.best_interval:
             said += f" (90% interval {duration(seen.best_interval[0])} to {duration(seen.best_interval[1])})"
         rows = [("Best", f"{said}, trial {seen.best.number}"), ("", parameters_text(seen.best)), *rows]
+    if seen.nearest is not None:
+        rows = [("Nearest", f"trial {seen.nearest.trial.number}: {seen.nearest.missing}"), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
     if seen.failures:
         found = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]

@@ -18,11 +18,12 @@ from rich.text import Text
 from lora_tune import curves
 from lora_tune.analysis import replicates
 from lora_tune.analysis.describe import parameters_text, price, race_words
-from lora_tune.base.format import duration, sparkline, visible
+from lora_tune.base.format import duration, number, sparkline, visible
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
+from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 
 _COLOURS = {
     Verdict.REACHED: "green",
@@ -122,13 +123,12 @@ def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> Renderab
 def _headline(study: Study, sweep: Sweep) -> Text:
     if any(t.replicate_of is not None for t in sweep.trials.values()):
         return _race(study, sweep)
-    best = sweep.best(maximise=study.maximise)
+    objective = objective_of(study)
+    best = objective.best(sweep)
     if best is None:
-        missing = f"target: {study.measure} {study.target:g}    no trial has reached it yet"
-        return Text("nothing measured yet" if study.maximise else missing, style="dim")
-    unit = "samples/s" if study.maximise else "s to the target"
+        return Text(f"{objective.nothing} yet", style="dim")
     text = Text("best: ", style="bold")
-    text.append(f"{best.objective:.4g} {unit}", style="bold green")
+    text.append(objective.scalar(best.objective), style="bold green")
     text.append(f"    trial {best.number}    {parameters_text(best)}")
     return text
 
@@ -174,33 +174,48 @@ def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float
 
 
 def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
-    attempts = sweep.attempts_of(trial.number)
+    objective, attempts = objective_of(study), sweep.attempts_of(trial.number)
     evals = sweep.last_evals(trial.number)
     started = attempts[-1].started_at if attempts else None
     state: Text
     if trial.verdict is not None:
-        state = Text(str(trial.verdict), style=_COLOURS[trial.verdict])
-        elapsed = trial.metrics.objective if not study.maximise else None
+        state = Text(objective.word(trial.verdict), style=_COLOURS[trial.verdict])
+        elapsed = trial.metrics.objective if objective.timed else _took(attempts)
     else:
         stopping = bool(attempts and attempts[-1].stop)
         state = Text("stopping" if stopping else (attempts[-1].state if attempts else "waiting"), style="cyan")
         elapsed = now - started if started else None
-    target, speed = study.target, trial.metrics.objective
-    progress: Cells = {
-        "eval loss": f"{evals[-1].loss:.4f}" if evals else "-",
-        "curve": sparkline([e.loss for e in evals], CURVE_WIDTH),
-        "to target": f"{evals[-1].loss - target:+.4f}" if evals else "-",
-        "ETA": duration(None if trial.verdict else seconds_left(evals, target)),
-    }
-    if study.maximise:
-        progress = {"samples/s": f"{speed:.4g}" if speed is not None else "-"}
     return {
         "trial": str(trial.number),
         "state": state,
         "time": duration(elapsed),
-        **progress,
+        **_progress(study, objective, trial, evals),
         "parameters": parameters_text(trial),
     }
+
+
+def _took(attempts: Sequence[Attempt]) -> float | None:
+    """Seconds from the start of a trial's last job to its end."""
+    last = attempts[-1] if attempts else None
+    if last is None or last.started_at is None or last.ended_at is None:
+        return None
+    return last.ended_at - last.started_at
+
+
+def _progress(study: Study, objective: Objective, trial: Trial, evals: Sequence[Eval]) -> Cells:
+    """What a row says of how far a trial is, by what the study compares."""
+    value, target = trial.metrics.objective, study.objective.target
+    if not objective.judges_evals:
+        return {objective.heading.lower(): objective.scalar(value).split()[0] if value is not None else "-"}
+    cells: Cells = {
+        study.measure: number(study.shown(evals[-1].loss)) if evals else "-",
+        "curve": sparkline([study.shown(e.loss) for e in evals], CURVE_WIDTH),
+    }
+    if not objective.has_target or target is None:
+        return {**cells, "best": objective.text(value) if value is not None else "-"}
+    away = f"{study.shown(evals[-1].loss) - target:+.4f}" if evals else "-"
+    eta = None if trial.verdict else seconds_left(tuple(evals), study.target)
+    return {**cells, "to target": away, "ETA": duration(eta)}
 
 
 def _log(lines: list[str]) -> Text:

@@ -10,7 +10,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lora_tune.config.study import Study
-from lora_tune.search.session import INFEASIBLE, attributes, state_of
+from lora_tune.objectives import objectives_of
+from lora_tune.search.session import INFEASIBLE, attributes, directions, state_of, values_of
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 
@@ -23,13 +24,11 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
         state = TrialState.FAIL if outside else state_of(trial.verdict)
         made = create_trial(
             state=state,
-            value=_value(sweep, trial, state),
+            values=_values(study, sweep, trial, state),
             params=dict(trial.tuned),
             distributions={} if outside else distributions,
             user_attrs=attributes(trial),
-            intermediate_values={
-                int(e.samples): e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.samples)
-            },
+            intermediate_values=_reported(study, sweep, trial),
             constraints={INFEASIBLE: 1.0} if trial.verdict is Verdict.INFEASIBLE else None,
         )
         made.number = trial.number
@@ -39,18 +38,26 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
     return found
 
 
-def _value(sweep: Sweep, trial: Trial, state: TrialState) -> float | None:
-    """The objective; of a pruned trial, as Optuna's ``tell`` has it, the last value it reported: an eval loss."""
+def _reported(study: Study, sweep: Sweep, trial: Trial) -> dict[int, float]:
+    """The trial's evals as the session reports them."""
+    objectives = objectives_of(study)
+    if len(objectives) > 1:
+        return {}
+    told = ((e.samples, objectives[0].reported(e.loss)) for e in sweep.last_evals(trial.number))
+    return {int(at): value for at, value in told if value is not None and math.isfinite(at)}
+
+
+def _values(study: Study, sweep: Sweep, trial: Trial, state: TrialState) -> list[float] | None:
+    """The objectives; of a pruned trial, as Optuna's ``tell`` has it, the last value that it reported."""
     if state is TrialState.COMPLETE:
-        return trial.objective
-    losses = [e.loss for e in sweep.last_evals(trial.number) if math.isfinite(e.loss)]
-    return losses[-1] if losses and state is TrialState.PRUNED else None
+        return values_of(study, trial, state)
+    reported = [v for v in _reported(study, sweep, trial).values() if math.isfinite(v)]
+    return reported[-1:] or None if state is TrialState.PRUNED else None
 
 
 def in_memory(study: Study, sweep: Sweep, sampler: BaseSampler | None = None) -> optuna.Study:
     """The sweep as an Optuna study that lives in this process only."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    direction = optuna.study.StudyDirection.MAXIMIZE if study.maximise else optuna.study.StudyDirection.MINIMIZE
-    made = optuna.create_study(study_name=study.name, direction=direction, sampler=sampler)
+    made = optuna.create_study(study_name=study.name, directions=directions(study), sampler=sampler)
     made.add_trials(recorded_trials(study, sweep))
     return made

@@ -12,6 +12,7 @@ from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
 from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 
 if TYPE_CHECKING:
     import optuna
@@ -47,6 +48,8 @@ class SamplerKind:
         It starts from ingested logs and published results.
     several_node_counts : bool
         It can compare trials that run on different numbers of nodes.
+    objectives : tuple of str, or None
+        The scores that it models; None: any, and two at a time.
     """
 
     make: Callable[[Study, OldRuns], BaseSampler]
@@ -54,6 +57,7 @@ class SamplerKind:
     proposes_probes: bool = False
     takes_old_runs: bool = False
     several_node_counts: bool = True
+    objectives: tuple[str, ...] | None = None
 
 
 def sampler_kind(study: Study) -> SamplerKind:
@@ -71,6 +75,10 @@ def make_sampler(study: Study, old_runs: OldRuns = tuple) -> BaseSampler:
 
 
 def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
+    if study.objective.second is not None:
+        from optuna.samplers import TPESampler
+
+        return TPESampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True)
     from lora_tune.search.tpe import WindowedTPESampler
 
     # constant_liar keeps parallel proposals apart while their results are open.
@@ -100,7 +108,7 @@ def _cmaes(study: Study, old_runs: OldRuns) -> BaseSampler:
 
 
 def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
-    return _throughput(study) if study.maximise else _time_to_target(study, old_runs)
+    return _time_to_target(study, old_runs) if objective_of(study).timed else _throughput(study)
 
 
 def _time_to_target(study: Study, old_runs: OldRuns) -> BaseSampler:
@@ -153,5 +161,10 @@ RANDOM = SamplerKind(make=_random)
 GP = SamplerKind(make=_gp)
 CMAES = SamplerKind(make=_cmaes)
 GREY_BOX = SamplerKind(
-    make=_grey_box, knows_gain=True, proposes_probes=True, takes_old_runs=True, several_node_counts=False
+    make=_grey_box,
+    knows_gain=True,
+    proposes_probes=True,
+    takes_old_runs=True,
+    several_node_counts=False,
+    objectives=("time_to_target", "mlperf_score", "throughput"),
 )

@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.base.errors import StoreError
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
+from lora_tune.objectives import objectives_of
 from lora_tune.search.samplers import KnowsGain, make_sampler
 from lora_tune.search.trial_storage import UNANSWERED, TrialStorage
 from lora_tune.search.worth import not_worth
@@ -119,6 +120,19 @@ def attributes(record: Trial) -> dict[str, Any]:
     return found | ({**as_mapping(record.metrics), "verdict": str(record.verdict)} if record.verdict else {})
 
 
+def directions(study: Study) -> list[StudyDirection]:
+    """Optuna's word for each objective of the study."""
+    return [StudyDirection.MAXIMIZE if o.maximise else StudyDirection.MINIMIZE for o in objectives_of(study)]
+
+
+def values_of(study: Study, record: Trial, state: TrialState) -> list[float] | None:
+    """The value of each objective of a trial that has them all."""
+    if state is not TrialState.COMPLETE:
+        return None
+    values = (record.metrics.objective, record.metrics.second_objective)[: len(objectives_of(study))]
+    return [value for value in values if value is not None]
+
+
 class Session:
     """One Optuna study in the sweep's database.
 
@@ -140,13 +154,14 @@ class Session:
         start: what the first trial of a new sweep measures, before every other point.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._settings, self._start = study, start
         try:
             self._storage = InMemoryStorage() if url is None else TrialStorage(url, study.name, tune)
             self._study = optuna.create_study(
                 study_name=study.name,
                 storage=self._storage,
                 sampler=sampler or make_sampler(study),
-                direction="maximize" if study.maximise else "minimize",
+                directions=directions(study),
                 load_if_exists=True,
             )
             self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()
@@ -161,7 +176,6 @@ class Session:
             self.flush()
         except Exception as error:  # Optuna, alembic and the database driver each have a tree of their own
             raise StoreError(f"Optuna cannot use the database: {str(error).splitlines()[0]}") from error
-        self._settings, self._start = study, start
         self._asked: Asked | None = None  # made, and not in the database yet
 
     def _restore(self, records: Sweep) -> None:
@@ -249,14 +263,17 @@ class Session:
     def report(self, number: int, evals: Sequence[Eval]) -> None:
         """Evals as intermediate values, at the step of their samples; a step that is known already stays.
 
-        None where throughput is maximised: losses are not what such trials are compared by.
+        None of an objective of which they say nothing, nor of two: Optuna keeps such values for one objective alone.
         """
-        if self._study.direction is StudyDirection.MAXIMIZE:
+        objectives = objectives_of(self._settings)
+        if len(objectives) > 1:
             return
         trial, known = self._open(number), self._frozen(number).intermediate_values
         for point in evals:
             if 0 <= point.samples < MOST_STEPS and int(point.samples) not in known:
-                trial.report(point.loss, int(point.samples))
+                value = objectives[0].reported(point.loss)
+                if value is not None:
+                    trial.report(value, int(point.samples))
 
     @_translated
     def tell(self, record: Trial) -> None:
@@ -270,8 +287,7 @@ class Session:
         if record.verdict is Verdict.INFEASIBLE:
             trial.set_constraint(INFEASIBLE, 1.0)
         state = TrialState.FAIL if _outside(frozen) else state_of(record.verdict)
-        value = record.objective if state is TrialState.COMPLETE else None
-        self._study.tell(record.number, value, state=state, skip_if_finished=True)
+        self._study.tell(record.number, values_of(self._settings, record, state), state=state, skip_if_finished=True)
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self._storage.get_trial(self._trial_id(number))

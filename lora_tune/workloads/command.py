@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from lora_tune.base.errors import StudyError
-from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.base.kinds import LAUNCHERS, LOG_READERS
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
 from lora_tune.config.secrets import Variables
@@ -71,12 +71,14 @@ class CommandWorkload:
     """Runs ``argv`` with every parameter in its environment."""
 
     Settings = CommandSettings
+    needs_goal = True
 
     def __init__(self, study: Study, settings: CommandSettings) -> None:
         self._study = study
         self._settings = settings
         space = study.search_space
-        self._check_places("workload", settings, {*space.resolve(space.corner()), *_OWN_NAMES})
+        own = _OWN_NAMES if study.objective.target is None else (*_OWN_NAMES, "TARGET")
+        self._check_places("workload", settings, {*space.resolve(space.corner()), *own})
         if settings.prepare is not None:
             self._check_places("workload.prepare", settings.prepare, {*self._fixed(), "folder"})
         self.reader()
@@ -147,8 +149,13 @@ class CommandWorkload:
         space = self._study.search_space
         values = proposal.parameters if proposal else space.resolve(space.corner())
         settings = {key: values.get(v, v) if key in SCALES else v for key, v in self._settings.log.items()}
+        kind = settings.pop("kind", "mllog")
         try:
-            return reader_of(self._study, make_reader(settings.pop("kind", "mllog"), **settings))
+            LOG_READERS.known(kind)
+            named = getattr(LOG_READERS.load(kind), "metric", "")
+            if named and self._study.objective.metric:
+                settings.setdefault(named, self._study.objective.metric)
+            return reader_of(self._study, make_reader(kind, **settings))
         except (TypeError, ValueError, KeyError) as error:
             raise StudyError(f"study {self._study.name}", "workload.log", str(error)) from error
 
@@ -172,12 +179,12 @@ class CommandWorkload:
         space = self._study.search_space
         own: dict[str, Value] = {
             "SEED": proposal.seed,
-            "TARGET": self._study.objective.target,
             "folder": str(folder),
             "NODES": space.node_count(proposal.parameters),
             "GPUS": space.gpu_count(proposal.parameters),
         }
-        return {**own, **proposal.parameters}
+        target = self._study.objective.target
+        return {**own, **({} if target is None else {"TARGET": target}), **proposal.parameters}
 
     def _environment(self, values: Mapping[str, Value], further: Mapping[str, str]) -> dict[str, str]:
         site = self._study.site
@@ -185,7 +192,7 @@ class CommandWorkload:
         return {**places(site), **site.environment, **named, **{k: fill(v, values) for k, v in further.items()}}
 
 
-_OWN_NAMES = ("SEED", "TARGET", "folder", "NODES", "GPUS")
+_OWN_NAMES = ("SEED", "folder", "NODES", "GPUS")
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:

@@ -9,14 +9,14 @@ from lora_tune.logs.mllog import LogReader, MllogReader
 
 
 def reader_of(study: Study, reader: LogReader) -> LogReader:
-    """The reader as the study's metric wants it: a share that rises is read as what it lacks of 1.
+    """The reader as the study's metric wants it: evals that rise are read as what they lack of the study's ceiling.
 
     Raises StudyError for a reader of another package where the metric rises: none is known to turn its evals.
     """
     if study.rising:
         if not isinstance(reader, MllogReader | LineReader):
             kind = type(reader).__name__
-            problem = f"maximize, but {kind} reads losses; read the log as mllog, or print 1 - the share"
+            problem = f"maximize, but {kind} reads losses; read the log as mllog, or print a value that falls"
             raise StudyError(f"study {study.name}", "objective.direction", problem)
-        reader.read_shortfall()
+        reader.read_shortfall(study.ceiling)
     return reader

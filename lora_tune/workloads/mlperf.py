@@ -42,6 +42,7 @@ class MlperfWorkload:
     """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
 
     Settings = MlperfSettings
+    stops_at_target = False
     engine = "pyxis"
     """What starts the container: Slurm's plugin, or a command that the launch script calls."""
 

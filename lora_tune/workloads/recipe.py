@@ -19,6 +19,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.objectives import objective_of
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Slot, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
@@ -171,7 +172,7 @@ class PeftWorkload(RecipeWorkload):
         shipped = (
             study.site.model is None and study.site.data is None and not {"SEQ", "EVAL_SAMPLES"} & set(study.space)
         )
-        if shipped and not study.maximise and target >= TINY_UNTRAINED:
+        if shipped and objective_of(study).has_target and target >= TINY_UNTRAINED:
             problem = f"{target:g} is met before training: the untrained base has {TINY_UNTRAINED:g}; give a lower one"
             raise StudyError(f"study {study.name}", "objective.target", problem)
 

@@ -60,8 +60,8 @@ def test_every_benchmark_brings_its_target_and_direction(name: str) -> None:
 def test_a_target_of_ones_own_stands() -> None:
     text = study_text().replace("[objective]\n", "[objective]\ntarget = 0.6\n")
     assert parse_study(text, Path("graph.toml")).target == pytest.approx(0.4)
-    with pytest.raises(StudyError, match="a share that rises lies between 0 and 1"):
-        parse_study(text.replace("0.6", "72"), Path("graph.toml"))
+    percent = parse_study(text.replace("0.6", "72"), Path("graph.toml"))
+    assert (percent.target, percent.shown(-72.5)) == (-72.0, 72.5), "no share: counted down from 0"
     with pytest.raises(StudyError, match="no installed ruleset has a benchmark 'rgatt'"):
         parse_study(study_text("rgatt"), Path("graph.toml"))
 
@@ -70,7 +70,7 @@ def test_a_target_of_ones_own_stands() -> None:
 def test_a_share_meets_its_target_where_what_it_lacks_does(share: float, target: float) -> None:
     """Exactly so: for targets of a half and more no digit is lost."""
     reader = MllogReader()
-    reader.read_shortfall()
+    reader.read_shortfall(1.0)
     log = [line(0, "global_batch_size", 100), line(1, "run_start"), line(2, "eval_accuracy", share, samples_count=100)]
     reader.feed(("\n".join(log) + "\n").encode())
     assert (reader.run().reached(1 - target) is not None) == (share >= target or 1 - share == 1 - target)
@@ -92,4 +92,4 @@ def test_a_sweep_of_a_rising_metric_finds_the_fastest_and_says_what_it_measures(
     assert best is not None
     assert best.parameters["LR"] == 0.5
     assert best.metrics.mlperf_score >= best.objective
-    assert objective_words(parse_study(study_text(), file)) == "time to 1 - eval accuracy 0.28"
+    assert objective_words(parse_study(study_text(), file)) == "time to eval accuracy 0.72"

@@ -12,6 +12,7 @@ from statistics import median
 
 from lora_tune.analysis.advice.base import Advice, listed, reached
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 DEAR = 0.2
@@ -169,7 +170,7 @@ def start_up(study: Study, sweep: Sweep) -> Advice | None:
 def nothing_gained(study: Study, sweep: Sweep) -> Advice | None:
     """The last trials brought nothing."""
     ended = sorted((t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0)
-    if len(reached(sweep)) < 8 or study.maximise:
+    if len(reached(sweep)) < 8 or not objective_of(study).timed:
         return None
     hours = [t.metrics.node_hours or 0.0 for t in ended]
     best, last_gain = float("inf"), 0

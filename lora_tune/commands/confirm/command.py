@@ -27,6 +27,7 @@ from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
+from lora_tune.objectives import objective_of
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Changes, Store
 from lora_tune.store.leases import take_lease
@@ -97,9 +98,11 @@ def main(
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
     review = load_review(study_name, given["output"], given["storage"])
-    if review.study.maximise:
+    objective = objective_of(review.study)
+    if not objective.timed:
         raise errors.InputError(
-            f"{review.study.name} measures throughput, which one run knows to 0.2%: there is nothing to confirm"
+            f"{review.study.name} compares trials by {objective.name}; races are over times to a target. To measure "
+            "one again, enqueue its values in a study with another search.seed"
         )
     benchmark = review.study.benchmark
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)

@@ -17,6 +17,7 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
+from lora_tune.objectives import objective_of
 from lora_tune.search.racing import Plan, RaceSettings, plan
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
@@ -37,7 +38,7 @@ def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
         if all(trial.parameters != other.parameters for other in found):
             found.append(trial)
     if not found:
-        raise InputError(f"no trial of {study.name} reached {study.measure} {study.target:g}; nothing to confirm")
+        raise InputError(f"{study.name}: {objective_of(study).nothing}; nothing to confirm")
     return found[:top]
 
 

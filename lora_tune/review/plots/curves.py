@@ -12,6 +12,7 @@ from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.summary import STOPPED_EARLY, ranked
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
+from lora_tune.objectives import objective_of
 from lora_tune.review.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Points, Rule
 from lora_tune.store.records import Sweep, Trial, Verdict
 
@@ -36,28 +37,30 @@ class CurveData:
 def curve_data(study: Study, sweep: Sweep) -> CurveData:
     """Every trial's evals, by how it ended; the pruning envelope is the one that runs of the best trial's batch met."""
     top = ranked(study, sweep)[:HIGHLIGHTED]
-    best = [(trial, _line(sweep, trial)) for trial in top]
+    best = [(trial, _line(study, sweep, trial)) for trial in top]
     shown = {trial.number for trial in top}
     rest = [t for t in sweep.trials.values() if t.number not in shown and sweep.last_evals(t.number)]
     return CurveData(
         best=best,
-        reached=[_line(sweep, t) for t in rest if t.verdict is Verdict.REACHED],
-        stopped=[_line(sweep, t) for t in rest if t.verdict in STOPPED_EARLY],
-        others=[_line(sweep, t) for t in rest if t.verdict is not Verdict.REACHED and t.verdict not in STOPPED_EARLY],
-        envelope=pruning.band(study, sweep, top[0]) if top else (),
+        reached=[_line(study, sweep, t) for t in rest if t.verdict is Verdict.REACHED],
+        stopped=[_line(study, sweep, t) for t in rest if t.verdict in STOPPED_EARLY],
+        others=[
+            _line(study, sweep, t) for t in rest if t.verdict is not Verdict.REACHED and t.verdict not in STOPPED_EARLY
+        ],
+        envelope=[(x, study.shown(a), study.shown(b)) for x, a, b in pruning.band(study, sweep, top[0])] if top else (),
         gbs=top[0].parameters.get("GBS") if top else None,
     )
 
 
-def _line(sweep: Sweep, trial: Trial) -> Line:
-    return [(e.samples, e.loss) for e in sweep.last_evals(trial.number)]
+def _line(study: Study, sweep: Sweep, trial: Trial) -> Line:
+    return [(e.samples, study.shown(e.loss)) for e in sweep.last_evals(trial.number)]
 
 
 def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
     """Eval loss over samples, with the target; None before the first eval."""
     data = curve_data(study, sweep)
     lines = [line for _, line in data.best] + [*data.reached, *data.stopped, *data.others]
-    if not lines or study.maximise:
+    if not lines or not objective_of(study).judges_evals:
         return None
     marks: list[Mark] = []
     if data.envelope:
@@ -74,23 +77,26 @@ def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
         texts = [f"trial {t.number}: {parameters_text(t)}" for t, _ in data.best]
         name = f"best {len(data.best)}"
         marks.append(Lines(name=name, lines=[x for _, x in data.best], colour="best", width=2.2, texts=texts))
-    marks.append(Rule(name=f"target {study.target:g}", value=study.target))
-    low, high = _loss_range(lines, study.target)
+    target = study.objective.target if objective_of(study).has_target else None
+    if target is not None:
+        marks.append(Rule(name=f"target {target:g}", value=target))
+    low, high = _value_range(study, lines, target)
     return Chart(
         title="Eval curves",
-        x=Axis(label="training samples", log=True),
+        x=Axis(label=f"training {study.progress_unit}", log=True),
         y=Axis(label=study.measure, low=low, high=high),
         marks=tuple(marks),
-        note="Each line is one trial. Losses far above the others are cut off at the top.",
+        note="Each line is one trial. Values far off the others are cut off.",
     )
 
 
-def _loss_range(lines: Sequence[Line], target: float) -> tuple[float, float]:
-    """The target and the middle 96% of all losses, so that one spike does not flatten the picture."""
-    losses = [y for line in lines for _, y in line if math.isfinite(y)] or [target]
-    low, high = (float(v) for v in np.quantile(losses, [0.0, 0.97]))
-    low, high = min(low, target), max(high, target)
-    margin = 0.06 * max(high - low, 1e-3 * abs(target))
+def _value_range(study: Study, lines: Sequence[Line], target: float | None) -> tuple[float, float]:
+    """The target and all values but the worst 3%, so that one spike does not flatten the picture."""
+    values = [y for line in lines for _, y in line if math.isfinite(y)] or [target or 0.0]
+    low, high = (float(v) for v in np.quantile(values, [0.03, 1.0] if study.rising else [0.0, 0.97]))
+    if target is not None:
+        low, high = min(low, target), max(high, target)
+    margin = 0.06 * max(high - low, 1e-3 * max(abs(low), abs(high)))
     return low - margin, high + margin
 
 
@@ -170,7 +176,7 @@ def _parabola(points: Sequence[tuple[float, float]], log: bool) -> list[tuple[fl
 
 def samples_to_target(study: Study, sweep: Sweep) -> Chart | None:
     """The convergence data as points with whiskers, one colour a batch size, and the fitted curves with bands."""
-    data = None if study.maximise else convergence_data(study, sweep)
+    data = convergence_data(study, sweep) if objective_of(study).has_target else None
     if data is None:
         return None
     marks: list[Mark] = []

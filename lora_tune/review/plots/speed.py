@@ -50,7 +50,7 @@ def time_parts(study: Study, sweep: Sweep) -> list[TimeParts]:
 
 def time_decomposition(study: Study, sweep: Sweep) -> Chart | None:
     """Stacked bars of :func:`time_parts`; None without a trial that has them."""
-    parts = [] if study.maximise else time_parts(study, sweep)
+    parts = time_parts(study, sweep)
     if not parts:
         return None
     unit = time_unit(p.start_up + p.training + p.evals + p.rest for p in parts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Lines, Mark, Points
 from lora_tune.review.plots.units import time_unit
 from lora_tune.store.records import Sweep, Trial, Verdict
@@ -115,7 +116,7 @@ class Purchase:
 
 def purchases(study: Study, sweep: Sweep) -> list[Purchase]:
     """Finished trials in order of their ends, with what was spent and the best so far."""
-    pick = max if study.maximise else min
+    objective = objective_of(study)
     spent, best = 0.0, None
     found = []
     for trial in sorted(
@@ -124,7 +125,7 @@ def purchases(study: Study, sweep: Sweep) -> list[Purchase]:
         spent += sum(a.node_hours(trial.finished_at or 0.0) for a in sweep.attempts_of(trial.number))
         value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
         if value is not None:
-            best = value if best is None else pick(best, value)
+            best = value if best is None or objective.better(value, best) else best
         found.append(Purchase(trial, spent, best))
     return found
 
@@ -135,7 +136,8 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
     bests = [p.best for p in found if p.best is not None]
     if not bests:
         return None
-    unit = time_unit(bests) if not study.maximise else None
+    objective = objective_of(study)
+    unit = time_unit(bests) if objective.timed else None
     scale = unit.seconds if unit else 1.0
     reached = [p for p in found if p.trial.verdict is Verdict.REACHED and p.trial.metrics.objective is not None]
     line = [(p.node_hours, p.best / scale) for p in found if p.best is not None]
@@ -146,10 +148,10 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
     return Chart(
         title="What the node-hours bought",
         x=Axis(label="node-hours spent", low=0.0),
-        y=Axis(label=f"time to the target ({unit.name})" if unit else "samples/s"),
+        y=Axis(label=f"time to the target ({unit.name})" if unit else objective.unit),
         marks=(
             Points(
-                name="a trial that reached the target",
+                name="a trial that reached the target" if objective.has_target else "a trial",
                 points=[(p.node_hours, p.trial.objective / scale) for p in reached],
                 colour="good",
                 size=3.5,
@@ -162,7 +164,8 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
 
 
 def _said(study: Study, value: float, final: float) -> str:
-    if study.maximise:
-        return f"{value:.4g} samples/s"
+    objective = objective_of(study)
+    if not objective.timed:
+        return objective.text(value)
     away = value / final - 1 if final else 0.0  # a log that came all at once has no times
     return f"{duration(value)}, {away:+.1%} against the best"

@@ -1,0 +1,57 @@
+"""The trial that came nearest to a target that nothing reached, and what it lacks. Pure functions of the records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lora_tune.base.format import number
+from lora_tune.config.study import Study
+from lora_tune.logs.run import Eval
+from lora_tune.objectives import objective_of
+from lora_tune.store.records import Sweep, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """A trial, its best eval as it is kept, and what that lacks to the target in words."""
+
+    trial: Trial
+    point: Eval
+    missing: str
+
+
+def nearest(study: Study, sweep: Sweep) -> Nearest | None:
+    """The finished trial whose best eval is nearest to the target; of equal ones the one that needed fewer samples.
+
+    None where trials have no target, where one reached it, and where none has an eval that is a number.
+    """
+    target = study.objective.target
+    if target is None or not objective_of(study).has_target or sweep.reached():
+        return None
+    found = [
+        (point.loss, point.samples, trial.number, point)
+        for trial in sweep.trials.values()
+        if trial.verdict is not None
+        for point in sweep.last_evals(trial.number)
+        if math.isfinite(point.loss)
+    ]
+    if not found:
+        return None
+    *_, best, point = min(found, key=lambda row: row[:3])
+    side = "below" if study.rising else "above"
+    gap = number(abs(study.shown(point.loss) - target))
+    trial = sweep.trials[best]
+    last = sweep.last_evals(best)[-1]
+    trend = "; it was still getting better there" if last.samples == point.samples else f"; {_end(study, last)}"
+    return Nearest(trial, point, f"{study.eval_words(point)}, {gap} {side} the target {target:g}{trend}")
+
+
+def _end(study: Study, last: Eval) -> str:
+    """How a run went on after its best eval."""
+    return f"its last one is {number(study.shown(last.loss))} at {last.samples:g} {study.progress_unit}"
+
+
+def nearest_words(found: Nearest) -> str:
+    """The nearest trial in a line."""
+    return f"nearest  trial {found.trial.number}: {found.missing}"

@@ -1,0 +1,162 @@
+"""What a study's trials are compared by, as its file says it, and whether that fits together."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from lora_tune.base.errors import InputError, StudyError
+from lora_tune.base.kinds import OBJECTIVES, WORKLOADS
+
+if TYPE_CHECKING:
+    from lora_tune.config.study import Study
+
+
+def _known_objective(name: str | None) -> str | None:
+    return None if name is None else OBJECTIVES.known(name)
+
+
+class Objective(BaseModel):
+    """What trials are compared by."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    benchmark: str | None = Field(
+        None,
+        description="MLPerf benchmark whose target, rules, runs and score apply; else the workload's own",
+    )
+    ruleset: str | None = Field(
+        None, description='round of MLPerf\'s rules, such as "6.1"; the newest installed that has the benchmark'
+    )
+    metric: str | None = Field(
+        None,
+        min_length=1,
+        description="name of the metric in the log; without a target its best value counts "
+        '(`score = "best_value"`); left out: the eval loss',
+    )
+    target: float | None = Field(
+        None,
+        description="value of the metric to reach; the benchmark's where one is named, 0.925 for the workloads that "
+        "are MLPerf's LoRA; best_value and final_value have none",
+    )
+    direction: Literal["minimize", "maximize"] = Field(
+        "minimize",
+        description="maximize: more is better, as of an accuracy; the benchmark's where one is named",
+    )
+    score: Annotated[str, AfterValidator(OBJECTIVES.known)] = Field(
+        "time_to_target",
+        description="time_to_target: seconds; mlperf_score: the same after RCP normalisation; throughput: samples/s; "
+        "best_value, final_value: of the metric, within the budget below; node_hours: the cost of reaching the target",
+    )
+    within_steps: float | None = Field(None, gt=0, description="steps after which no eval counts, and a trial ends")
+    within_samples: float | None = Field(None, gt=0, description="the same in samples")
+    within_seconds: float | None = Field(None, gt=0, description="the same in seconds since the run began")
+    second: Annotated[str | None, AfterValidator(_known_objective)] = Field(
+        None,
+        description="a score that is weighed against the first, such as node_hours: the search looks for the Pareto "
+        "front of both",
+    )
+    estimator: Literal["stop", "curve"] = Field(
+        "stop", description="time of the first eval at the target, or where the fitted curve crosses it"
+    )
+    curves: Literal["own", "llama2_70b_lora"] = Field(
+        "own", description="what a good curve looks like: this study's own runs, or the public MLPerf runs"
+    )
+
+    @field_validator("benchmark")
+    @classmethod
+    def _known_benchmark(cls, name: str | None) -> str | None:
+        from lora_tune.mlperf.registry import check_name
+
+        return None if name is None else check_name(name)
+
+    @property
+    def within(self) -> tuple[tuple[float, str], ...]:
+        """The limits that are given, each with its unit."""
+        limits = ((self.within_steps, "steps"), (self.within_samples, "samples"), (self.within_seconds, "s"))
+        return tuple((limit, unit) for limit, unit in limits if limit is not None)
+
+
+LORA_TARGET = 0.925
+"""The target of MLPerf's LoRA benchmark, that of the workloads that run it; a script of one's own has to name one."""
+
+
+def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
+    """The section with the benchmark's own target where one is named and no target, and the score of a lone metric.
+
+    Raises ValueError for a benchmark that is not known, as pydantic wants it.
+    """
+    found = dict(objective)
+    name = found.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
+    if name is not None and not {"target", "direction"} <= found.keys():
+        found = {**_benchmark_goal(str(name), found.get("ruleset")), **found}
+    elif found.get("target") is None and "score" not in found and "metric" in found:
+        found["score"] = "best_value"
+    if found.get("target") is None and _wants_target(str(found.get("score", "time_to_target"))):
+        found["target"] = LORA_TARGET
+    return found
+
+
+def check_goal(text: str, path: Path) -> None:
+    """Raise StudyError for a script of one's own without a goal: no other study's target is borrowed for it."""
+    try:
+        table = tomllib.loads(text)
+        workload, objective = table.get("workload", {}), table.get("objective", {})
+        needs_goal = getattr(WORKLOADS.load(str(workload.get("kind"))), "needs_goal", False)
+    except (tomllib.TOMLDecodeError, InputError, AttributeError):
+        return  # told by parse_study
+    if not needs_goal or objective.keys() & {"target", "metric", "benchmark"} or "benchmark" in workload:
+        return
+    if "score" in objective and not _wants_target(str(objective["score"])):
+        return
+    if objective.get("score") == "throughput":
+        return
+    raise StudyError(
+        path,
+        "objective",
+        "a script of your own has no target that could be known; add under [objective] one of the two lines: "
+        'target = 0.5 (the eval loss to reach; trials are compared by the time to it), or metric = "eval_loss" '
+        '(its lowest value counts; with direction = "maximize" its highest)',
+    )
+
+
+def check_objective(study: Study, path: Path) -> None:
+    """Whether the parts of the objective fit one another."""
+    given = study.objective
+    kinds = [OBJECTIVES.load(name) for name in (given.score, given.second) if name is not None]
+    if given.target is not None and getattr(kinds[0], "has_budget", False):
+        problem = f'{given.score} has no target; remove it, or write score = "time_to_target"'
+        raise StudyError(path, "objective.target", problem)
+    if given.within and not getattr(kinds[0], "has_budget", False):
+        problem = f"{given.score} has no budget within a trial; it goes with best_value and final_value"
+        raise StudyError(path, "objective.within_*", problem)
+    if given.second == given.score:
+        raise StudyError(path, "objective.second", f"is {given.score} again; name another score, such as node_hours")
+    space = study.search_space
+    if given.within_steps is not None and study.samples_a_step(space.resolve(space.corner())) is None:
+        problem = "the log counts samples or epochs, and no GBS says how many a step has; use within_samples"
+        raise StudyError(path, "objective.within_steps", problem)
+
+
+def _wants_target(score: str) -> bool:
+    """Whether a score has a meaning for a target; a name that is not known is told elsewhere."""
+    try:
+        return not getattr(OBJECTIVES.load(score), "has_budget", False)
+    except InputError:
+        return False
+
+
+def _benchmark_goal(name: str, ruleset: str | None) -> dict[str, Any]:
+    """Target and direction of an MLPerf benchmark. Raises ValueError for an unknown one."""
+    from lora_tune.mlperf.registry import find_benchmark
+    from lora_tune.mlperf.rules import reaching
+
+    try:
+        metric = find_benchmark(name, ruleset).metrics[0]
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    return {"target": reaching(metric), "direction": metric.direction}
