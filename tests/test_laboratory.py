@@ -69,7 +69,7 @@ def test_the_best_point_is_no_worse_than_random_ones_and_much_better_than_the_st
 
 def test_where_the_layout_drives_convergence_the_same_rate_needs_other_samples_elsewhere() -> None:
     surface = CATALOGUE["h100_coupled"](0).surface
-    here, there = ({"LR": 4e-4, "MAX_STEPS": 800, "TP": 4, "PP": 1, "CP": cp, "MINIBS": 4 * cp} for cp in (1, 2))
+    here, there = ({"LR": 4e-4, "MAX_STEPS": 800, "TP": tp, "PP": 1, "CP": 4 // tp, "MINIBS": 4} for tp in (2, 4))
     recipe = surface.base.recipe
     assert recipe(here) == recipe(there)
     assert surface.at(here).site != surface.at(there).site

@@ -101,11 +101,11 @@ def wrong_speed(variant: int) -> Problem:
 
 
 def coupled(variant: int) -> Problem:
-    """The layout drives convergence too: splitting sequences costs samples, micro-batches of two save some."""
+    """The layout drives convergence too: splitting layers costs samples, micro-batches of two save some."""
 
     def bend(v: Values) -> Site:
-        cp, pp, mbs = (math.log2(int(v.get(n, 1))) for n in ("CP", "PP", "MBS"))
-        return Site(level=0.12 * cp + 0.1 * pp - 0.08 * mbs, learning_rate=0.25 * cp)
+        tp, pp, mbs = (math.log2(int(v.get(n, 1))) for n in ("TP", "PP", "MBS"))
+        return Site(level=0.2 * (tp - 2) + 0.1 * pp - 0.1 * mbs, learning_rate=0.25 * (2 - tp))
 
     return _wide("h100_coupled", Bent(base=h100.variant(variant), bend=bend))
 

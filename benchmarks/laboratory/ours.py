@@ -21,7 +21,8 @@ from lora_tune.search.grey_box.model import as_known
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
-from lora_tune.search.published import llama2_70b_lora
+from lora_tune.search.portfolio import Arms, PortfolioSampler
+from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.tpe import WindowedTPESampler
 
 
@@ -47,6 +48,7 @@ class GreyBox:
         self._sampler = sampler(
             problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes, capped=capped,
             fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
+            defaults={**(problem.start or {}), **(CLOSED_DIVISION if prior else {})},
         )  # fmt: skip
         self._study = optuna.create_study(sampler=self._sampler)
         if problem.start is not None:
@@ -114,6 +116,32 @@ class ProductTpe(Luckiest):
         return Ask(trial, dict(trial.params))
 
 
+class Portfolio(GreyBox):
+    """The product's default sampler with the product's own stopping."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        prior = published(problem)
+        super().__init__(problem, seed, prior=prior)
+        believes = problem.coordinates.layout is not None or bool(prior)
+        tpe = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
+        self._portfolio = PortfolioSampler(
+            problem.coordinates, Arms(grey_box=self._sampler if believes else None, tpe=tpe), target=problem.target,
+            nodes=problem.nodes, limit_seconds=60 * problem.trial_minutes, centre=problem.start, seed=seed,
+        )  # fmt: skip
+        self._study.sampler = self._portfolio
+
+    def ask(self) -> Ask:
+        trial = self._study.ask(self._problem.distributions)
+        self.log.append(f"{trial.number}: {trial.params} {trial.user_attrs.get('why', '')}")
+        return Ask(trial, dict(trial.params), trial.user_attrs.get("kind", "full"))
+
+    def recommend(self) -> Mapping[str, Any] | None:
+        try:
+            return self._portfolio.recommend(self._study)[0]
+        except ValueError:
+            return None
+
+
 def published(problem: Problem) -> tuple[Observation, ...]:
     """The published results where they are about this problem, as a study's ``curves`` says in the product."""
     return llama2_70b_lora() if problem.published else ()
@@ -125,14 +153,15 @@ def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
 
 
 METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
-    "ours": lambda p, seed: GreyBox(p, seed, prior=published(p)),
-    "ours, no prior": lambda p, seed: GreyBox(p, seed),
-    "ours, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),
-    "default": ProductTpe,
-    "ours, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
-    "ours, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
-    "ours, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),
-    "ours, no decomposition": lambda p, seed: GreyBox(p, seed, probes=False, sampler=WithoutDecomposition),
-    "ours, misleading prior": lambda p, seed: GreyBox(p, seed, prior=misleading()),
+    "ours": Portfolio,
+    "grey box": lambda p, seed: GreyBox(p, seed, prior=published(p)),
+    "grey box, no prior": lambda p, seed: GreyBox(p, seed),
+    "grey box, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),
+    "tpe, own stopping": ProductTpe,
+    "grey box, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
+    "grey box, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
+    "grey box, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),
+    "grey box, no decomposition": lambda p, seed: GreyBox(p, seed, probes=False, sampler=WithoutDecomposition),
+    "grey box, misleading prior": lambda p, seed: GreyBox(p, seed, prior=misleading()),
 }
 """Name -> a method for (problem, seed)."""

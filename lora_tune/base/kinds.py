@@ -38,6 +38,7 @@ SAMPLERS = Registry(
         "gp": "lora_tune.search.samplers:GP",
         "cmaes": "lora_tune.search.samplers:CMAES",
         "grey_box": "lora_tune.search.samplers:GREY_BOX",
+        "portfolio": "lora_tune.search.samplers:PORTFOLIO",
     },
 )
 """``search.sampler``: a :class:`lora_tune.search.samplers.SamplerKind`."""

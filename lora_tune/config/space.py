@@ -27,7 +27,20 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class FloatParameter(_Frozen):
+Role = Literal["speed", "convergence", "both"]
+
+
+class _Tuned(_Frozen):
+    """What every number or category that is tuned may say."""
+
+    role: Role | None = Field(
+        None,
+        description="what it decides: speed (and memory), convergence (samples to the target), or both; left out: "
+        "guessed from its name and tested by the trials",
+    )
+
+
+class FloatParameter(_Tuned):
     """A real number in ``[low, high]``, drawn on a log scale with ``log = true``."""
 
     type: Literal["float"]
@@ -53,7 +66,7 @@ class FloatParameter(_Frozen):
         return min(max(round(value, -digit), self.low), self.high)
 
 
-class IntParameter(_Frozen):
+class IntParameter(_Tuned):
     """A whole number ``low, low + step, ...`` up to ``high``."""
 
     type: Literal["int"]
@@ -70,7 +83,7 @@ class IntParameter(_Frozen):
         return self
 
 
-class CategoricalParameter(_Frozen):
+class CategoricalParameter(_Tuned):
     """One of a list of values."""
 
     type: Literal["categorical"]
@@ -244,6 +257,10 @@ class Space:
             elif isinstance(parameter, LayoutParameter):
                 found[name] = CategoricalDistribution([str(layout) for layout in self.layouts(name).layouts])
         return found
+
+    def roles(self) -> dict[str, Role]:
+        """What parameters decide, by name, where the study says it."""
+        return {n: p.role for n, p in self.parameters.items() if isinstance(p, _Tuned) and p.role is not None}
 
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
         """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.

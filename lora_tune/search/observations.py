@@ -24,11 +24,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from optuna import Study
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune import curves as curve
@@ -41,6 +42,13 @@ BLOWN_UP = 1.0
 """ln(samples) by which a diverged run counts as worse than the best one known, at least."""
 NEAREST = 0.02
 """The nearest that a target which was not reached is taken to lie beyond the last eval, in ln(samples)."""
+ASSUMED_SD = 0.1
+"""ln(samples) by which a parameter that a source does not name may have moved its result."""
+DESCRIBED = (
+    "LR", "LEARNING_RATE", "MAX_STEPS", "STEPS", "TRAIN_STEPS", "WARMUP_STEPS",
+    "GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE",
+)  # fmt: skip
+"""Parameters without which a source says nothing: their part is too large to be assumed."""
 FARTHEST = 1.5
 """A forecast further than this beyond the last eval, in ln(samples), counts as a lower bound instead."""
 
@@ -116,6 +124,30 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
         probe=facts.get("kind") == "probe",
         attributes=facts,
     )
+
+
+def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
+    """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range.
+
+    wanted: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an error
+    of its own (attribute ``assumed_sd``).
+    """
+    missing = {n: d for n, d in wanted.items() if n not in o.values and n.upper() not in DESCRIBED}
+    if not missing:
+        return o
+    known = {n: defaults[n] for n in missing if n in defaults}
+    assumed = {n: middle(d) for n, d in missing.items() if n not in known}
+    doubt = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
+    return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **doubt})
+
+
+def middle(found: BaseDistribution) -> Any:
+    """The middle of a range, on the scale on which it is searched; the first of categories."""
+    if isinstance(found, CategoricalDistribution):
+        return found.choices[0]
+    assert isinstance(found, FloatDistribution | IntDistribution)
+    value = math.sqrt(found.low * found.high) if found.log else 0.5 * (found.low + found.high)
+    return round(value) if isinstance(found, IntDistribution) else value
 
 
 def annotate(study: Study, trial: FrozenTrial, **attributes: str) -> None:
@@ -244,6 +276,11 @@ def _ahead(evals: Sequence[Eval], target: float) -> float:
 
 
 def _of_reached(o: Observation, target: float, family: Family | None) -> Reading:
+    found = _crossing(o, target, family)
+    return replace(found, extended=float(o.attributes.get("assumed_sd", 0.0)))
+
+
+def _crossing(o: Observation, target: float, family: Family | None) -> Reading:
     known = o.attributes.get("crossing_samples")
     step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
     if len(o.evals) >= 2 and family is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -10,6 +11,14 @@ from lora_tune.search.observations import Observation
 
 HALF_AN_INTERVAL = 192
 """The table's mean stops lie half an eval interval (384 samples) after the crossing."""
+
+CLOSED_DIVISION: Mapping[str, float] = {
+    "WEIGHT_DECAY": 1e-4, "GRADIENT_CLIP_VAL": 0.3, "GRADIENT_CLIP_NORM": 0.3, "MAX_GRAD_NORM": 0.3, "CLIP": 0.3,
+    "LORA_RANK": 16, "LORA_DIM": 16, "LORA_R": 16, "ADAPTER_DIM": 16, "LORA_ALPHA": 32, "LORA_DROPOUT": 0.1,
+    "DROPOUT": 0.1, "BETA1": 0.9, "BETA2": 0.999,
+}  # fmt: skip
+"""What every one of these submissions trained with, since the closed division allows nothing else (the reference
+implementation's values), by the names under which studies tune it."""
 
 
 @cache

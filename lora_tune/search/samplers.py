@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import optuna
     from optuna.samplers import BaseSampler
 
+    from lora_tune.search.grey_box.features import Coordinates
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.observations import Observation
+    from lora_tune.search.tpe import WindowedTPESampler
 
     OldRuns = Callable[[], Sequence[Observation]]
 
@@ -79,6 +82,10 @@ def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
         from optuna.samplers import TPESampler
 
         return TPESampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True)
+    return _windowed_tpe(study)
+
+
+def _windowed_tpe(study: Study) -> WindowedTPESampler:
     from lora_tune.search.tpe import WindowedTPESampler
 
     # constant_liar keeps parallel proposals apart while their results are open.
@@ -111,7 +118,7 @@ def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
     return _time_to_target(study, old_runs) if objective_of(study).timed else _throughput(study)
 
 
-def _time_to_target(study: Study, old_runs: OldRuns) -> BaseSampler:
+def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
     """Our own sampler, with the rules that the study keeps and the public results where they apply."""
     from lora_tune.search.grey_box.objective import (
         Goal,
@@ -122,7 +129,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> BaseSampler:
         rcp_mean,
     )
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
-    from lora_tune.search.published import llama2_70b_lora
+    from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 
     space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
     benchmark = study.benchmark
@@ -141,11 +148,51 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> BaseSampler:
         goal=goal,
         gpus=space.gpus,
         fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
+        roles=space.roles(),
+        defaults={**(_where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
         prior=lambda: (*(llama2_70b_lora() if public else ()), *old_runs()),
         probes=study.search.probes,
         capped=study.pruning.cap,
         seed=study.search.seed,
     )
+
+
+def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
+    """Our own search for seconds to the target; by throughput where that is wanted, TPE for every other objective."""
+    space = study.search_space
+    if not objective_of(study).timed or study.objective.second is not None:
+        alone = study.objective.score == "throughput" and study.objective.second is None
+        return _throughput(study) if alone and not space.varies_nodes else _tpe(study, old_runs)
+    from lora_tune.search.portfolio import Arms, PortfolioSampler
+
+    tpe, coordinates = _windowed_tpe(study), _coordinates(study)
+    believes = coordinates.layout is not None or study.objective.curves != "own" or bool(old_runs())
+    grey_box = _time_to_target(study, old_runs) if believes and not space.varies_nodes else None
+    return PortfolioSampler(
+        coordinates,
+        Arms(grey_box=grey_box, tpe=tpe),
+        target=study.target,
+        nodes=study.site.nodes,
+        limit_seconds=60 * study.budget.trial_minutes,
+        centre=_where_the_user_stands(study),
+        stated=frozenset(space.roles()),
+        seed=study.search.seed,
+    )
+
+
+def _where_the_user_stands(study: Study) -> dict[str, Any] | None:
+    """The first enqueued point that names every tuned parameter."""
+    tuned = study.search_space.distributions().keys()
+    return next((dict(point) for point in study.search.enqueue if point.keys() >= tuned), None)
+
+
+def _coordinates(study: Study) -> Coordinates:
+    """The study's parameters by what they decide: as it says, else by their names."""
+    from lora_tune.search.grey_box.features import Coordinates
+
+    space = study.search_space
+    fixed = {n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)}
+    return Coordinates(distributions=space.distributions(), gpus=space.gpus, fixed=fixed, roles=space.roles())
 
 
 def _throughput(study: Study) -> BaseSampler:
@@ -168,3 +215,4 @@ GREY_BOX = SamplerKind(
     several_node_counts=False,
     objectives=("time_to_target", "mlperf_score", "throughput"),
 )
+PORTFOLIO = SamplerKind(make=_portfolio, knows_gain=True, proposes_probes=True, takes_old_runs=True)

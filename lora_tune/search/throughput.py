@@ -73,7 +73,9 @@ class ThroughputSampler(BaseSampler):
         self, distributions: Mapping[str, BaseDistribution], *, gpus: int = 1, seed: int | None = None
     ) -> None:
         self._distributions = dict(distributions)
-        self._coordinates = Coordinates(distributions=self._distributions, gpus=gpus, speed=frozenset(distributions))
+        self._coordinates = Coordinates(
+            distributions=self._distributions, gpus=gpus, roles=dict.fromkeys(distributions, "speed")
+        )
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
         self._scales: Scales | None = None

@@ -170,7 +170,7 @@ POINTS = st.builds(
 
 @given(POINTS)
 def test_memory_needs_are_ordered_by_what_saves_memory(values: dict[str, Any]) -> None:
-    c = Coordinates(distributions=SPACE, gpus=2, speed=frozenset(SPACE))
+    c = Coordinates(distributions=SPACE, gpus=2, roles=dict.fromkeys(SPACE, "speed"))
 
     def needs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         rows = [np.array([c.memory_features(v)]) for v in (one, other)]

@@ -2,7 +2,7 @@
 
 Convergence (samples to the target) depends on the learning rate, batch, schedule and the like; speed (samples/s,
 seconds per eval, memory) on the layout and the system's switches. The two share the global batch size only, so a
-layout measured once serves every learning rate. Where that is wrong for a study, name the parameter in ``both``.
+layout measured once serves every learning rate. Where that is wrong for a study, it may say so (``role`` in its space).
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class Coordinates:
     """How this study's parameters map to features.
 
     distributions: the tuned parameters. gpus: GPUs of one trial, from which a layout's batch follows. fixed: values
-    that do not vary but count (GBS, MAX_STEPS, LR, ...). speed, both: names whose role the rules above get wrong.
+    that do not vary but count (GBS, MAX_STEPS, LR, ...). roles: "speed", "convergence" or "both" of parameters of which
+    the study says it; of the others it is guessed from the name.
     """
 
     distributions: Mapping[str, BaseDistribution]
     gpus: int = 1
     fixed: Values = field(default_factory=dict)
-    speed: frozenset[str] = frozenset()
-    both: frozenset[str] = frozenset()
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def layout(self) -> str | None:
@@ -105,16 +105,20 @@ class Coordinates:
     @cached_property
     def speed_names(self) -> tuple[str, ...]:
         """Parameters that decide speed, sorted."""
-        named = {n for n in self.distributions if n in self.speed or n == self.layout or SPEED.search(n.upper())}
-        return tuple(sorted(named | {n for n in self.distributions if self._is_both(n)}))
+        return tuple(sorted(n for n in self.distributions if self.role(n) != "convergence"))
 
     @cached_property
     def convergence_names(self) -> tuple[str, ...]:
         """Parameters that decide convergence, sorted."""
-        return tuple(sorted(n for n in self.distributions if n not in self.speed_names or self._is_both(n)))
+        return tuple(sorted(n for n in self.distributions if self.role(n) != "speed"))
 
-    def _is_both(self, name: str) -> bool:
-        return name in self.both or name.upper() in BATCH or bool(PRECISION.search(name.upper()))
+    def role(self, name: str) -> str:
+        """What a parameter decides: as the study says, else as its name suggests."""
+        if name in self.roles:
+            return self.roles[name]
+        if name.upper() in BATCH or PRECISION.search(name.upper()):
+            return "both"
+        return "speed" if name == self.layout or SPEED.search(name.upper()) else "convergence"
 
     @cached_property
     def batches_by_layout(self) -> dict[Any, float]:

@@ -17,7 +17,7 @@ from lora_tune.search.grey_box.acquisition import Action, Recommendation, recomm
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import Scales, SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.observations import Observation, annotate, of_trial
+from lora_tune.search.observations import SEED_SD, Observation, annotate, filled_in, of_trial
 
 PATIENCE = 4
 """Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
@@ -31,9 +31,10 @@ class GreyBoxSampler(BaseSampler):
 
     distributions: the search space; without it the first trial is random and the space is what trials share.
     goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
-    not vary but count. prior: observations of other sources, or a function that says which there are
-    now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are
-    stopped early. Each trial gets ``why``, a sentence.
+    not vary but count. roles: what parameters decide, where the study says it. defaults: the values with which other
+    sources ran of parameters that they do not name. prior: observations of other sources, or a function that says
+    which there are now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped:
+    bad runs are stopped early. Each trial gets ``why``, a sentence.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class GreyBoxSampler(BaseSampler):
         goal: Goal | None = None,
         gpus: int = 1,
         fixed: Mapping[str, Any] | None = None,
+        roles: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
         capped: bool = True,
@@ -51,6 +54,7 @@ class GreyBoxSampler(BaseSampler):
         self._distributions = dict(distributions) if distributions else None
         self._goal = goal or Goal()
         self._gpus, self._fixed = gpus, dict(fixed or {})
+        self._roles, self._defaults = dict(roles or {}), dict(defaults or {})
         self._prior, self._probes, self._capped = prior, probes, capped
         self._rng = np.random.default_rng(seed)
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
@@ -120,7 +124,7 @@ class GreyBoxSampler(BaseSampler):
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
         """What the study's trials and the prior teach; a trial is read again only when it has more to say."""
-        found: list[Observation] = list(self._prior() if callable(self._prior) else self._prior)
+        found = self._priors(names)
         for trial in study.get_trials(deepcopy=False):
             if trial.number == skip:
                 continue
@@ -132,9 +136,16 @@ class GreyBoxSampler(BaseSampler):
                 found.append(observation)
         return found
 
+    def _priors(self, names: frozenset[str]) -> list[Observation]:
+        """The observations of other sources, what they do not say of convergence filled in."""
+        known = self._prior() if callable(self._prior) else self._prior
+        spread = {n: d for n, d in (self._distributions or {}).items() if n in names}
+        wanted = self.coordinates(spread).convergence_names
+        return [filled_in(o, {n: spread[n] for n in wanted}, self._defaults) for o in known]
+
     def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
         """How the space's parameters become features."""
-        return Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed)
+        return Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed, roles=self._roles)
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
         """The model after ``observations``; its scales are kept for the next call."""
@@ -148,6 +159,12 @@ class GreyBoxSampler(BaseSampler):
         space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
         found = recommend(self.observations(study, frozenset(space)), space, self)
         return dict(found.values), found.score, sentence(found)
+
+    def forecast(self, study: optuna.Study, values: Mapping[str, Any], skip: int = -1) -> tuple[float, float]:
+        """Mean and sd of ln(score) of one run of ``values``, by what all trials but ``skip`` taught."""
+        space = self._distributions or {}
+        model = self.model(space, self.observations(study, frozenset(space), skip=skip))
+        return forecast(model, values)
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
         own = [o for o in observations if not o.source and not o.open]
@@ -168,6 +185,18 @@ def recommend(
     """The recommendation that ``observations`` support, with the sampler's goal. Pure apart from the fitted scales."""
     model = as_known(sampler.model(space, observations))
     return recommend_from(model, np.random.default_rng(0))
+
+
+def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
+    """Mean and sd of ln(score) of one run of ``values`` that lives and arrives."""
+    (ln_samples,), covariance = model.predict_ln_samples([values])
+    speed, first, evals, second = model.predict_speed([values])
+    batch = model.coordinates.batch(values)
+    schedule, goal = model.schedule(batch), model.goal
+    seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
+    normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
+    noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
+    return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
 
 
 def sentence(found: Recommendation) -> str:

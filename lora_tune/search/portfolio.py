@@ -1,0 +1,240 @@
+"""Several ways to propose, each given trials as far as its forecasts of this study's runs were right.
+
+Three arms. The *grey box* believes that layouts decide speed, the rest decides convergence, and that published results
+are about this study. The *whole* model believes nothing of the kind: every parameter may drive both, and data say
+which. Optuna's *TPE* forecasts nothing and keeps a share in case that both are wrong. Before a trial begins, both
+models forecast its ln(score), and the forecast is stored with the trial; once it has ended, the odds between them move
+by the ratio of the densities that they gave to what came (prequential evidence: Dawid 1984, "Statistical theory: the
+prequential approach"). So a belief that does not hold here loses its trials within three to five runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.observations import annotate
+from lora_tune.search.tpe import WindowedTPESampler
+from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, Forecast, Told, Trust, trust
+from lora_tune.search.whole.encoding import Encoding
+from lora_tune.search.whole.model import (
+    Believed,
+    Proposal,
+    Scales,
+    WholeModel,
+    learn_whole,
+    propose,
+    recommend_whole,
+)
+from lora_tune.search.whole.runs import Run, runs_of
+
+FORECASTS = "forecasts"
+"""User attribute of a trial: what each model forecast of it, as JSON."""
+INIT_SECONDS = 60.0
+"""Start-up of a trial before this study has shown its own."""
+FEWEST = 2
+"""Runs that reached the target before the whole model proposes, where nothing says where the user stands."""
+
+Space = Mapping[str, BaseDistribution]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """Who proposes. grey_box: None where there is neither a layout nor anything published to believe in."""
+
+    grey_box: GreyBoxSampler | None
+    tpe: WindowedTPESampler
+
+
+class PortfolioSampler(BaseSampler):
+    """Proposes by the arm that earned it. Trials record the attributes in :mod:`lora_tune.search.observations`.
+
+    Parameters
+    ----------
+    coordinates : Coordinates
+        The tuned parameters and their roles, stated or guessed.
+    arms : Arms
+        Who proposes beside the whole model.
+    target : float
+        Eval loss to reach.
+    nodes, limit_seconds : int, float
+        Of one trial.
+    centre : mapping, optional
+        Tuned values of what the user has today.
+    stated : frozenset of str
+        Parameters whose role the study says: it is not tested.
+    seed : int, optional
+        Of the choice between arms and of candidates.
+    """
+
+    def __init__(
+        self, coordinates: Coordinates, arms: Arms, *, target: float, nodes: int = 1, limit_seconds: float = math.inf,
+        centre: Mapping[str, Any] | None = None, stated: frozenset[str] = frozenset(), seed: int | None = None,
+    ) -> None:  # fmt: skip
+        self._space = dict(coordinates.distributions)
+        self._encoding = Encoding(self._space, coordinates)
+        self._arms, self._target = arms, target
+        self._nodes, self._limit = nodes, limit_seconds
+        whole = centre is not None and centre.keys() >= self._space.keys()
+        self._centre = {n: centre[n] for n in self._space} if whole and centre is not None else None
+        self._stated = stated
+        self._rng = np.random.default_rng(seed)
+        self._scales: Scales | None = None
+
+    def reseed_rng(self) -> None:
+        """Fresh randomness for a worker process."""
+        self._rng = np.random.default_rng()
+        self._arms.tpe.reseed_rng()
+        if self._arms.grey_box is not None:
+            self._arms.grey_box.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All parameters."""
+        self._arms.tpe.infer_relative_search_space(study, trial)
+        return dict(self._space)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The proposal of the arm whose turn it is; ``why``, ``kind`` and the forecasts become attributes."""
+        if not search_space:
+            return {}
+        runs = self._runs(study, skip=trial.number)
+        model = self._model(runs)
+        values = self._proposed(study, trial, search_space, model)
+        if values:
+            said = {name: [f.mean, f.sd] for name, f in self._forecasts(study, trial.number, model, values).items()}
+            annotate(study, trial, **{FORECASTS: json.dumps(said)})
+        return values
+
+    def _proposed(
+        self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution], model: WholeModel
+    ) -> dict[str, Any]:
+        odds, grey_box = self._trust(study), self._arms.grey_box
+        turn = self._rng.random()
+        if grey_box is not None and turn < odds.grey_box:
+            return grey_box.sample_relative(study, trial, space)
+        reached = sum(math.isfinite(r.ln_score) for r in model.runs)
+        begun = reached >= (1 if self._centre is not None else FEWEST)
+        if not begun or turn < odds.grey_box + odds.tpe:
+            why = "to find out what reaches the target" if not begun else "in case that the models are wrong"
+            annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")
+            return self._arms.tpe.sample_relative(study, trial, space)
+        found = self._proposal(model, study)
+        annotate(study, trial, why=_why(found, self._nodes), kind="full")
+        return found.values
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """What TPE has no model for yet, it draws at random."""
+        return self._arms.tpe.sample_independent(study, trial, param_name, param_distribution)
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve the recommendation; None before a run
+        has reached the target."""
+        grey_box = self._arms.grey_box
+        if grey_box is not None and self._trust(study).believes_grey_box:
+            return grey_box.expected_gain(study)
+        model = self._model(self._runs(study))
+        if not any(math.isfinite(r.ln_score) for r in model.runs):
+            return None
+        found = self._proposal(model, study)
+        return -math.expm1(-max(0.0, found.gain * 3600 / (found.seconds * self._nodes)))
+
+    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
+        """The configuration believed best by the model that is trusted: values, expected seconds, a sentence.
+
+        Raises ValueError while nothing is known that could be recommended.
+        """
+        grey_box, odds = self._arms.grey_box, self._trust(study)
+        if grey_box is not None and odds.believes_grey_box:
+            return grey_box.recommend(study)
+        found = recommend_whole(self._model(self._runs(study)), np.random.default_rng(0))
+        if found is None:
+            if grey_box is None:
+                raise ValueError("no run has reached the target yet, so there is nothing to recommend")
+            return grey_box.recommend(study)
+        return dict(found.values), found.score, _sentence(found)
+
+    def trust_in(self, study: optuna.Study) -> Mapping[str, float]:
+        """The share of trials that each arm is given now, by name."""
+        odds = self._trust(study)
+        return {GREY_BOX: odds.grey_box, WHOLE: 1 - odds.grey_box - odds.tpe, "tpe": odds.tpe}
+
+    def _runs(self, study: optuna.Study, skip: int = -1) -> list[Run]:
+        return runs_of(study.get_trials(deepcopy=False), frozenset(self._space), self._target, skip=skip)
+
+    def _model(self, runs: Sequence[Run]) -> WholeModel:
+        model = learn_whole(self._encoding, runs, self._scales, stated=self._stated, centre=self._centre)
+        self._scales = model.scales
+        return model
+
+    def _proposal(self, model: WholeModel, study: optuna.Study) -> Proposal:
+        starts = [t.user_attrs["init_seconds"] for t in study.get_trials(deepcopy=False)[-50:]
+                  if isinstance(t.user_attrs.get("init_seconds"), int | float)]  # fmt: skip
+        init = float(np.median(starts)) if starts else INIT_SECONDS
+        return propose(model, self._rng, init_seconds=init, limit_seconds=self._limit)
+
+    def _trust(self, study: optuna.Study) -> Trust:
+        newest: list[Told] = []
+        for t in reversed(study.get_trials(deepcopy=False)):
+            if (found := _told(t, self._target)) is not None:
+                newest.append(found)
+            if len(newest) == NEWEST:
+                break
+        return trust(newest[::-1], grey_box=self._arms.grey_box is not None)
+
+    def _forecasts(
+        self, study: optuna.Study, number: int, model: WholeModel, values: Mapping[str, Any]
+    ) -> dict[str, Forecast]:
+        mean, sd = model.predict([values])
+        found = {WHOLE: Forecast(float(mean[0]), math.hypot(float(sd[0]), model.run_sd))}
+        if self._arms.grey_box is not None:
+            mean_sd = self._arms.grey_box.forecast(study, values, skip=number)
+            found[GREY_BOX] = Forecast(*mean_sd)
+        return found
+
+
+def _told(trial: FrozenTrial, target: float) -> Told | None:
+    """What a trial says of the forecasts made of it; None for one that has none or says nothing of its score."""
+    text = trial.user_attrs.get(FORECASTS)
+    if not isinstance(text, str) or trial.state is TrialState.RUNNING or trial.user_attrs.get("kind") == "probe":
+        return None
+    runs = runs_of([trial], frozenset(trial.params), target)
+    if (
+        not runs
+        or (runs[0].failed and math.isnan(runs[0].above))
+        or not (math.isfinite(runs[0].ln_score) or math.isfinite(runs[0].above))
+    ):
+        return None
+    forecasts = {name: Forecast(mean, sd) for name, (mean, sd) in json.loads(text).items()}
+    reached = math.isfinite(runs[0].ln_score)
+    return Told(
+        ln_score=runs[0].ln_score if reached else runs[0].above, reached=reached, forecasts=forecasts
+    )  # fmt: skip
+
+
+def _why(found: Proposal, nodes: int) -> str:
+    return (
+        f"every parameter may drive speed and convergence; expected to improve the recommendation by "
+        f"{100 * found.gain:.2f}% for {found.seconds * nodes / 3600:.2f} node-hours"
+    )
+
+
+def _sentence(found: Believed) -> str:
+    return (
+        f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of this configuration; the next run is "
+        f"expected to improve on it by {100 * found.regret:.1f}%"
+    )

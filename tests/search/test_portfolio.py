@@ -1,0 +1,183 @@
+"""The portfolio: what it proposes in an ordinary Optuna study, and what it learns of the parameters' roles."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.portfolio import FORECASTS, Arms, PortfolioSampler
+from lora_tune.search.tpe import WindowedTPESampler
+from lora_tune.search.whole.encoding import Encoding
+from lora_tune.search.whole.model import learn_whole, propose, recommend_whole
+from lora_tune.search.whole.runs import Run
+
+SPACE: dict[str, BaseDistribution] = {
+    "LR": FloatDistribution(1e-5, 1e-1, log=True),
+    "HIDDEN": IntDistribution(64, 1024, log=True),
+    "OPTIMIZER": CategoricalDistribution(("adamw", "lion")),
+}
+START = {"LR": 1e-3, "HIDDEN": 512, "OPTIMIZER": "adamw"}
+COORDINATES = Coordinates(distributions=SPACE)
+
+
+def physics(values: dict[str, Any]) -> tuple[float, float]:
+    """(samples to the target, samples/s) of a script whose model size drives both: the best size is about 180."""
+    size, off = math.log(values["HIDDEN"] / 256), math.log(values["LR"] / 3e-3)
+    samples = 1e4 * math.exp(0.2 * off**2 + 0.5 * math.exp(-1.5 * size) - 0.5 * (values["OPTIMIZER"] == "lion"))
+    return samples, 50 * math.exp(-0.9 * size)
+
+
+def seconds(values: dict[str, Any]) -> float:
+    samples, speed = physics(values)
+    return samples / speed
+
+
+def run_of(values: dict[str, Any]) -> Run:
+    return Run(values=values, ln_score=math.log(seconds(values)), ln_pace=-math.log(physics(values)[1]))
+
+
+def sampler(seed: int = 1, centre: dict[str, Any] | None = START) -> PortfolioSampler:
+    tpe = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
+    return PortfolioSampler(COORDINATES, Arms(grey_box=None, tpe=tpe), target=1.0, centre=centre, seed=seed)
+
+
+def trial_of(study: optuna.Study) -> float:
+    """One trial with all the pieces that the driver records; its seconds."""
+    trial = study.ask(SPACE)
+    samples, speed = physics(trial.params)
+    for name, value in {"samples_per_second": speed, "stop_samples": samples, "verdict": "reached"}.items():
+        trial.set_user_attr(name, value)
+    study.tell(trial, samples / speed)
+    return samples / speed
+
+
+def test_a_parameter_that_drives_speed_is_found_whatever_its_name_suggests() -> None:
+    rng = np.random.default_rng(2)
+    runs = [
+        run_of({"LR": float(np.exp(rng.uniform(-9, -3))), "HIDDEN": int(rng.integers(64, 1024)), "OPTIMIZER": "lion"})
+        for _ in range(6)
+    ]
+    assert Encoding(SPACE, COORDINATES).guess("HIDDEN") == {"samples"}
+    relevance = learn_whole(Encoding(SPACE, COORDINATES), runs, centre=START).scales.pace.of
+    assert relevance["HIDDEN"] > 0
+    assert relevance["LR"] == 0
+
+
+def test_a_role_that_the_study_states_is_not_tested() -> None:
+    stated = Coordinates(distributions=SPACE, roles={"HIDDEN": "convergence"})
+    runs = [run_of({"LR": 1e-3, "HIDDEN": size, "OPTIMIZER": "lion"}) for size in (64, 128, 256, 512, 1024)]
+    model = learn_whole(Encoding(SPACE, stated), runs, stated=frozenset(["HIDDEN"]))
+    assert model.scales.pace.of["HIDDEN"] == 0
+
+
+def test_a_bound_teaches_that_a_configuration_is_worse() -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    good, bad = {**START, "LR": 3e-3}, {**START, "LR": 5e-2}
+    model = learn_whole(encoding, [run_of(good), run_of(START)])
+    late = Run(values=bad, ln_pace=-math.log(physics(bad)[1]), above=math.log(seconds(good)) + 1.0)
+    told = learn_whole(encoding, [run_of(good), run_of(START), late])
+    assert told.predict([bad])[0][0] > model.predict([good])[0][0] + 0.5
+
+
+def test_deaths_of_memory_keep_proposals_away_from_their_neighbourhood() -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    dead = [Run(values={**START, "HIDDEN": size}, failed=True) for size in (900, 1000)]
+    model = learn_whole(encoding, [run_of(START), run_of({**START, "HIDDEN": 128}), *dead])
+    near, far = model.succeeds([{**START, "HIDDEN": 950}, {**START, "HIDDEN": 128}])
+    assert near < 0.5 < far
+
+
+def test_an_open_run_is_not_proposed_again() -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    known = [run_of(START), run_of({**START, "LR": 3e-3}), run_of({**START, "HIDDEN": 256})]
+    first = propose(learn_whole(encoding, known), np.random.default_rng(1), init_seconds=20, limit_seconds=3600)
+    open_ = Run(values=first.values, open=True)
+    second = propose(
+        learn_whole(encoding, [*known, open_]), np.random.default_rng(1), init_seconds=20, limit_seconds=3600
+    )
+    assert second.values != first.values
+
+
+def test_only_what_reached_the_target_is_recommended() -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    unknown = Run(values={**START, "LR": 3e-3}, ln_pace=-3.0, above=2.0)
+    found = recommend_whole(learn_whole(encoding, [run_of(START), unknown]), np.random.default_rng(0))
+    assert found is not None
+    assert found.values == START
+    assert recommend_whole(learn_whole(encoding, [unknown], centre=START), np.random.default_rng(0)) is None
+
+
+def test_a_script_whose_model_size_drives_both_is_nearly_solved_after_thirty_trials() -> None:
+    study = optuna.create_study(sampler=sampler())
+    study.enqueue_trial(START)
+    scores = [trial_of(study) for _ in range(30)]
+    best = min(seconds({"LR": 3e-3, "HIDDEN": size, "OPTIMIZER": "lion"}) for size in range(64, 1025))
+    recommended = seconds(study.sampler.recommend(study)[0])  # type: ignore[attr-defined]
+    assert scores[0] > 1.5 * best
+    assert recommended < 1.05 * best
+
+
+def test_every_trial_says_why_and_keeps_the_forecast_that_it_is_judged_by() -> None:
+    study = optuna.create_study(sampler=sampler())
+    study.enqueue_trial(START)
+    for _ in range(4):
+        trial_of(study)
+    attributes = study.trials[-1].user_attrs
+    assert "speed and convergence" in attributes["why"]
+    mean, sd = json.loads(attributes[FORECASTS])["whole"]
+    assert math.isfinite(mean)
+    assert sd > 0
+    gain = study.sampler.expected_gain(study)  # type: ignore[attr-defined]
+    assert 0 <= gain < 1
+
+
+def test_nothing_is_recommended_before_a_run_reached_the_target() -> None:
+    study = optuna.create_study(sampler=sampler(centre=None))
+    study.tell(study.ask(SPACE), state=TrialState.PRUNED)
+    with pytest.raises(ValueError, match="nothing to recommend"):
+        study.sampler.recommend(study)  # type: ignore[attr-defined]
+    assert study.sampler.expected_gain(study) is None  # type: ignore[attr-defined]
+
+
+def test_a_plain_objective_without_any_of_the_pieces_works_too() -> None:
+    study = optuna.create_study(sampler=sampler())
+    study.enqueue_trial(START)
+    for _ in range(12):
+        trial = study.ask(SPACE)
+        study.tell(trial, seconds(trial.params))
+    assert min(t.value for t in study.trials) < 0.8 * seconds(START)
+
+
+def test_with_layouts_the_grey_box_begins_and_both_models_forecast() -> None:
+    layouts = {**SPACE, "layout": CategoricalDistribution(("tp1 pp1 cp1 minibs8 mbs1", "tp2 pp1 cp1 minibs8 mbs1"))}
+    coordinates = Coordinates(distributions=layouts, gpus=2)
+    grey_box = GreyBoxSampler(layouts, gpus=2, seed=1)
+    tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
+    both = PortfolioSampler(coordinates, Arms(grey_box=grey_box, tpe=tpe), target=1.0, seed=1)
+    study = optuna.create_study(sampler=both)
+    study.ask(layouts)
+    said = json.loads(study.trials[0].user_attrs[FORECASTS])
+    assert said.keys() == {"grey_box", "whole"}
+    assert both.trust_in(study)["grey_box"] > 0.5
+
+
+def test_a_lucky_run_beside_failures_is_not_recommended() -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    safe, lucky = run_of({**START, "LR": 2e-3}), {**START, "LR": 3e-3}
+    known = [run_of(START), safe, run_of(lucky)]
+    alone = recommend_whole(learn_whole(encoding, known), np.random.default_rng(0))
+    failed = [Run(values={**lucky, "LR": rate}, ln_pace=-3.0, above=5.0, failed=True) for rate in (2.9e-3, 3.1e-3)]
+    warned = recommend_whole(learn_whole(encoding, [*known, *failed]), np.random.default_rng(0))
+    assert alone is not None
+    assert warned is not None
+    assert alone.values == lucky
+    assert warned.values != lucky
