@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "drive all studies of a database, as a service",
     "move": "a sweep's records into another database",
     "status": "where a sweep stands",
+    "steer": "ask something of a sweep that runs: try, stop, pause, change its budget",
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",

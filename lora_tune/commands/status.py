@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,14 @@ from lora_tune.commands.options import (
     study_option,
     watch_store,
 )
+from lora_tune.commands.steer import listed as steering_lines
 from lora_tune.config.study import Study
+from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.store.records import Sweep, Trial, TrialState
+from lora_tune.store.requests import Request, Requests
 
 BEST_SHOWN = 5
 
@@ -131,9 +135,19 @@ def _finite(value: float) -> float | None:
 
 
 def picture(
-    study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, every: bool, over: bool = True
+    study: Study,
+    sweep: Sweep,
+    driver: tuple[str, float],
+    now: float,
+    *,
+    every: bool,
+    over: bool = True,
+    requests: Sequence[Request] = (),
 ) -> RenderableType:
-    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see standing."""
+    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see standing.
+
+    requests: what people asked of the sweep.
+    """
     seen = overview(study, sweep, now)
     condition = _condition(study, sweep, driver, now, over=over)
     parts: list[RenderableType] = [_head(study, sweep, seen, condition), ""]
@@ -146,6 +160,8 @@ def picture(
             parts += [Text(f"trial {t.number}: {visible(t.sentence)}", style="red") for t in running if t.sentence]
         if best := ranked(study, sweep)[:BEST_SHOWN]:
             parts += [screen.trials_table(study, sweep, best, now, f"best {len(best)}")]
+    if requests:
+        parts += ["", Text("requests", style="bold"), Text("\n".join(steering_lines(list(requests), now)))]
     if scales := scaling(study, sweep):
         parts += ["", Text(table(scales))]
     if seen.failures:
@@ -260,6 +276,7 @@ class _Look:
         name = self.study.name
         # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
         self.driver, self.now = _driver(self._store, name), time.time()
+        self.requests = Requests(self._store, name).all()
         self.over = all(row.ended for row in self._store.registered() if row.name == name)
         self.sweep = self._store.load(name, self.sweep) or self.sweep
 
@@ -278,7 +295,7 @@ def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None
     """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
-            drawn = picture(look.study, look.sweep, look.driver, look.now, every=every, over=look.over)
+            drawn = _picture(look, every=every)
             live.update(drawn, refresh=True)
             if look.standing != Standing.RUNNING:
                 return
@@ -291,6 +308,12 @@ def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None
 
 def _show(console: Console, look: _Look, *, json_: bool, every: bool) -> None:
     if json_:
-        click.echo(json.dumps(as_json(look.study, look.sweep, look.driver, look.now, over=look.over)))
+        found = as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
+        click.echo(json.dumps({**found, "requests": [asdict(request) for request in look.requests]}))
     else:
-        console.print(picture(look.study, look.sweep, look.driver, look.now, every=every, over=look.over))
+        console.print(_picture(look, every=every))
+
+
+def _picture(look: _Look, *, every: bool) -> RenderableType:
+    shown = course(look.study, look.requests).study
+    return picture(shown, look.sweep, look.driver, look.now, every=every, over=look.over, requests=look.requests)

@@ -386,11 +386,11 @@ def _check_search(study: Study, path: Path) -> None:
         for key, value in point.items():
             if key not in tuned:
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {sorted(tuned)}")
-            if not _within(tuned[key], value):
+            if not within(tuned[key], value):
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} lies outside {tuned[key]}")
 
 
-def _within(distribution: BaseDistribution, value: Value) -> bool:
+def within(distribution: BaseDistribution, value: Value) -> bool:
     """Whether a distribution can propose ``value``."""
     try:
         return distribution._contains(distribution.to_internal_repr(value))

@@ -16,6 +16,7 @@ from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads.base import Workload
 
 if TYPE_CHECKING:
+    from lora_tune.controller.steering import Desk
     from lora_tune.search.session import Asked
 
 
@@ -89,3 +90,4 @@ class Dependencies:
     session: Search
     clock: Clock
     view: View
+    requests: Desk | None = None

@@ -23,6 +23,7 @@ from lora_tune.controller.jobs import Jobs, proposal, write_files
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.refusals import Refusal
 from lora_tune.controller.rescue import Rescue
+from lora_tune.controller.steering import Steering
 from lora_tune.launchers.base import JobState, Surveys
 from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
@@ -80,6 +81,7 @@ class Driver:
         self._jobs = Jobs(ports.workload, paths, found.id)
         self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
+        self._steering = Steering(study, ports.requests, ports.session, self._work, self._watch, self._events)
         self._unsaved = Changes()
         self._rescue = Rescue(paths.rescued, ports.store)
         self._away = False  # the database took nothing when it was last asked, at _asked_at
@@ -116,6 +118,9 @@ class Driver:
         if self._now() - self._asked_at >= LEASE_SECONDS:
             self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
         self._cancel_orphans()
+        if not self._away:
+            self._steering.look(self._now())
+            self._study = self._steering.course.study
         self._look_at_jobs()
         for trial in self._work.open_trials():
             if trial.state is not TrialState.WAITING:
@@ -199,6 +204,8 @@ class Driver:
             reason = budgets.may_propose(self._study, self.sweep, self._dependencies.clock.monotonic_now())
             if reason:
                 return reason
+            if self._steering.course.paused:
+                return ""
             if self._away:  # another driver may have taken over, and proposes as well
                 return ""
             try:

@@ -142,9 +142,13 @@ class JobMonitor:
         self._work.put_attempt(replace(stopped, failure=why.kind.value, line=why.line, remedy=why.remedy))
         self._cancel(attempt, force=False)
 
-    def give_up(self, attempt: Attempt) -> None:
-        """Ask a job to end because the user wants it."""
-        self._stop(attempt, policy.Stop(StopKind.USER, ""), self._dependencies.clock.monotonic_now())
+    def give_up(self, attempt: Attempt, sentence: str = "") -> None:
+        """Ask a job to end because a person wants it; sentence: who, "" for who drives the sweep."""
+        self._stop(attempt, policy.Stop(StopKind.USER, sentence), self._dependencies.clock.monotonic_now())
+
+    def follow(self, study: Study) -> None:
+        """Go by this study from now on: a person has changed its budget."""
+        self._study = study
 
     def _cancel(self, attempt: Attempt, *, force: bool) -> None:
         try:

@@ -222,7 +222,9 @@ def conclude(
     if attempt.stop is StopKind.CAPPED:
         return Finish(Verdict.CAPPED, attempt.stop_sentence)
     if attempt.stop is StopKind.USER:
-        return Finish(Verdict.CANCELLED, "cancelled by the user")
+        return Finish(Verdict.CANCELLED, attempt.stop_sentence or "cancelled by the user")
+    if status.state is JobState.CANCELLED and attempt.stop is StopKind.NONE and not diagnosis.specific:
+        return Finish(Verdict.CANCELLED, "somebody cancelled its job, outside of the sweep (scancel)")
     if run.evals and diagnosis.kind in _LIMITED and (limit := _time_limit(attempt, status, diagnosis)):
         return Finish(Verdict.CENSORED, f"{limit}; {_last_eval(study, run)}")
     if whole and run.evals:

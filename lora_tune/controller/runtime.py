@@ -19,6 +19,7 @@ from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.signatures import SigningKey
+from lora_tune.controller.steering import Desk
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
 from lora_tune.store import (
@@ -34,6 +35,7 @@ from lora_tune.store import (
 )
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
+from lora_tune.store.requests import Requests
 from lora_tune.workloads.base import Checks, Prepares, Workload, start
 
 
@@ -152,7 +154,8 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
     """
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
-        with at_work(plan, store, lease, around, lambda: _open_session(plan, store), plan.paths, lock) as driving:
+        desk, session = Requests(store, plan.study.name, lease), lambda: _open_session(plan, store)
+        with at_work(plan, store, lease, around, session, plan.paths, lock, desk) as driving:
             yield driving
 
 
@@ -201,10 +204,11 @@ def at_work(
     search: Callable[[], Search],
     prepared: SweepPaths,
     lock: FolderLock,
+    desk: Desk | None = None,
 ) -> Iterator[Driver]:
     """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
 
-    prepared: the folder whose preparation counts, and where it is made if it is not there.
+    prepared: the folder whose preparation counts, and where it is made if it is not there. desk: people's requests.
     """
     clock = around.clock
     count = SaveCount(store, plan.study.name, plan.paths.saved)
@@ -221,6 +225,7 @@ def at_work(
             session=around.search(search()),
             clock=clock,
             view=around.view,
+            requests=desk,
         )
         for doubt in doubts(plan.workload):
             around.view.line(doubt)

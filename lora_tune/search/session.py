@@ -39,6 +39,9 @@ PROBE = "probe"
 BASE = "base"
 """User attribute of the trial that measures the configuration that is there before the sweep."""
 
+REQUEST = "request"
+"""User attribute of a trial that a person asked for: the number of the request."""
+
 INFEASIBLE = "feasible"
 """Name of the Optuna constraint that an infeasible trial violates."""
 
@@ -228,6 +231,13 @@ class Session:
         self.flush()
         asked, self._asked = self._asked, None
         return asked
+
+    @_translated
+    def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
+        """Propose these tuned values next, once for each request; the sampler fills in what they leave out."""
+        if not any(trial.user_attrs.get(REQUEST) == request for trial in self._study.get_trials(deepcopy=False)):
+            self._study.enqueue_trial(dict(values), user_attrs={"why": why, REQUEST: request})
+            self.flush()
 
     def _outside_waits(self) -> bool:
         """Whether the next proposal is the start of a study whose space does not hold it."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.base.identity import new_token
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 LEASE_SECONDS = 20.0
 """A lease that was not renewed for this long may be taken by another host."""
 
@@ -66,6 +66,16 @@ attempts = _records(
     "lora_tune_attempt", ("trial", "number"), ("state", "job_name", "job_id"), ("started_at", "ended_at")
 )
 evals = _records("lora_tune_eval", ("trial", "attempt", "position"), (), ("samples", "loss", "seconds"))
+
+
+# What people ask of a sweep that runs, as JSON: who and when, and what its driver answered.
+requests = sa.Table(
+    "lora_tune_request",
+    metadata,
+    sa.Column("sweep", sa.String(64), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("record", sa.Text, nullable=False),
+)
 
 
 def make(connection: sa.Connection, now: float) -> None:
@@ -145,9 +155,16 @@ def _counts_and_signatures(connection: sa.Connection, now: float) -> None:
     connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN signature TEXT NOT NULL DEFAULT ''")
 
 
+def _requests(connection: sa.Connection, now: float) -> None:
+    """4 to 5: people may steer a sweep that runs."""
+    _refuse_while_driven(connection, now)
+    requests.create(connection)
+
+
 _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
     1: _leases_of_their_own,
     2: _sweeps_have_ids,
     3: _counts_and_signatures,
+    4: _requests,
 }
 """Schema -> what makes the next one of it."""

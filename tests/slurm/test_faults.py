@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slurm
 SLOW = {"STANDIN_SECONDS": "10"}
 
 
-def test_faults_of_the_cluster_become_new_attempts_and_never_a_verdict(house: Callable[..., House]) -> None:
+def test_faults_of_the_cluster_become_new_attempts_and_what_a_person_cancels_stays_cancelled(
+    house: Callable[..., House],
+) -> None:
     """A dead node, a requeue by the administrator, a preemption, scancel by hand, and a controller that goes away."""
     home = house(trials=4, parallel=4, environment=SLOW)
     cluster = home.cluster
@@ -35,11 +37,11 @@ def test_faults_of_the_cluster_become_new_attempts_and_never_a_verdict(house: Ca
     urgent = cluster.run(
         "sbatch", "--parsable", "-p", "urgent", "-w", first[3].nodes[0], "-N1", "-o", "/dev/null", "--wrap", "sleep 1"
     ).strip()
-    again = [home.wait_for_attempt(trial, 1, "queued", "running") for trial in (0, 2, 3, 1)]
+    again = [home.wait_for_attempt(trial, 1, "queued", "running") for trial in (0, 3, 1)]
     wait_until(lambda: cluster.job_state(urgent) == "COMPLETED", 30, "the urgent job runs")
 
     # In the middle of trainings: an srun that starts meanwhile retries for minutes, which is Slurm's own doing.
-    logs = [home.paths.attempt(trial, 1).log for trial in range(4)]
+    logs = [home.paths.attempt(trial, 1).log for trial in (0, 1, 3)]
     training = lambda: sum(log.exists() and "run_start" in log.read_text() for log in logs)  # noqa: E731
     wait_until(lambda: training() >= 3, 60, "the second attempts train on the three nodes that are left")
     cluster.stop_controller()
@@ -49,15 +51,17 @@ def test_faults_of_the_cluster_become_new_attempts_and_never_a_verdict(house: Ca
     assert driver.wait(300) in (0, 4), home.said
 
     sweep = home.sweep()
-    assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}
+    assert sweep.trials[2].verdict is Verdict.CANCELLED
+    assert "somebody cancelled its job, outside of the sweep (scancel)" in sweep.trials[2].sentence
+    assert {sweep.trials[n].verdict for n in (0, 1, 3)} <= {Verdict.REACHED, Verdict.CENSORED}
     classes = [sweep.attempts[(trial, 0)].failure for trial in range(4)]
     states = [sweep.attempts[(trial, 0)].state for trial in range(4)]
     assert states == ["node failed", "preempted", "cancelled", "preempted"]
     assert classes[0] == "infrastructure"
     assert classes[1] == classes[3] == "preempted"
     assert first[0].nodes[0] in sweep.attempts[(0, 1)].exclude_nodes
-    assert all(len(sweep.attempts_of(trial)) == 2 for trial in range(4)), "one retry each"
-    assert {a.job_id for a in again} == {sweep.attempts[(t, 1)].job_id for t in range(4)}, "none was submitted anew"
+    assert [len(sweep.attempts_of(trial)) for trial in range(4)] == [2, 2, 1, 2], "one retry each, for faults alone"
+    assert {a.job_id for a in again} == {sweep.attempts[(t, 1)].job_id for t in (0, 1, 3)}, "none was submitted anew"
     assert set(home.slurm_jobs().values()) == {1}
     names = {attempt.job_name for attempt in home.attempts()}
     ours = [a for a in home.attempts() if a.state != "preempted"]

@@ -1,0 +1,159 @@
+"""A person steers a sweep that runs: the driver reads requests, does as asked, and says what it did.
+
+What was accepted is on record with who asked and when, so a later driver steers by the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from lora_tune.base.errors import InputError, StoreError
+from lora_tune.config.space import Value
+from lora_tune.config.study import Study, within
+from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.monitor import JobMonitor
+from lora_tune.store.records import TrialState, Verdict
+from lora_tune.store.requests import Request
+from lora_tune.store.unit_of_work import UnitOfWork
+
+SETTINGS = ("parallel", "trials", "node_hours", "wall_hours", "trial_minutes")
+"""Keys of ``[budget]`` that may change while a sweep runs."""
+
+
+class Desk(Protocol):
+    """Where requests lie: ``store.requests.Requests``."""
+
+    def all(self) -> Sequence[Request]: ...
+
+    def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request: ...
+
+
+@runtime_checkable
+class Enqueues(Protocol):
+    """A search that takes a person's proposals."""
+
+    def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
+        """Propose this next, once for each number of a request; what it leaves out the search fills in."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the accepted requests make of a study. paused: nothing is proposed."""
+
+    study: Study
+    paused: bool = False
+
+
+def course(study: Study, requests: Sequence[Request]) -> Course:
+    """The study as its budget was changed, in the order of the requests. Pure."""
+    found = Course(study)
+    for request in requests:
+        if request.accepted and request.kind == "set":
+            found = Course(found.study.with_options({"budget": request.what}), found.paused)
+        elif request.accepted and request.kind in ("pause", "resume"):
+            found = Course(found.study, request.kind == "pause")
+    return found
+
+
+def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
+    """Why these tuned values are no point of the space; "" where they are (they may leave some out). Pure."""
+    tuned = study.search_space.distributions()
+    for name, value in values.items():
+        if name not in tuned:
+            return f"{name} is not tuned; tuned are {', '.join(tuned)}"
+        if not within(tuned[name], value):
+            return f"{name} = {value!r} lies outside of {tuned[name]}"
+    return "" if values else "no values are given"
+
+
+def words(request: Request) -> str:
+    """What was asked for, for people."""
+    what = request.what
+    values = " ".join(f"{name}={value}" for name, value in what.get("values", what).items())
+    return {
+        "enqueue": f"try {values}"
+        + (f" (trial {what['clone_of']} changed)" if what.get("clone_of") is not None else ""),
+        "stop": f"stop trial {what.get('trial')}",
+        "set": f"set {values}",
+    }.get(request.kind, request.kind)
+
+
+class Steering:
+    """Reads the desk once a tick. desk: None where nobody may steer, as in a race of replicates."""
+
+    def __init__(
+        self, study: Study, desk: Desk | None, search: object, work: UnitOfWork, watch: JobMonitor, events: EventLog
+    ) -> None:
+        self._given, self._desk, self._search = study, desk, search
+        self._work, self._watch, self._events = work, watch, events
+        self.course = Course(study)
+
+    def look(self, now: float) -> None:
+        """Answer what is new, and follow what was accepted. A database that is away is asked again later."""
+        if self._desk is None:
+            return
+        try:
+            found = [r if r.answered_at is not None else self._answer(r, now) for r in self._desk.all()]
+        except StoreError as error:
+            self._events.trouble("requests", str(error))
+            return
+        self._events.trouble("requests", "")
+        self.course = course(self._given, found)
+        self._watch.follow(self.course.study)
+
+    def _answer(self, request: Request, now: float) -> Request:
+        assert self._desk is not None
+        try:
+            if request.kind not in KINDS:
+                raise InputError(f"{request.kind!r} is nothing that this release can do")
+            answer, accepted = KINDS[request.kind](self, request, now), True
+        except InputError as error:
+            answer, accepted = f"refused: {error}", False
+        self._events.note(f"{request.who} asks to {words(request)}: {answer}", "steer", request=request.number)
+        return self._desk.answer(request, answer, now, accepted=accepted)
+
+    def _stop(self, request: Request, now: float) -> str:
+        trial = self._work.sweep.trials.get(request.what["trial"])
+        if trial is None:
+            raise InputError(f"there is no trial {request.what['trial']}")
+        if trial.state is TrialState.FINISHED:
+            raise InputError(f"trial {trial.number} has ended: {trial.verdict}")
+        sentence = f"stopped by {request.who}"
+        if trial.state is TrialState.WAITING:
+            self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, now))
+        else:
+            self._watch.give_up(self._work.sweep.attempts_of(trial.number)[-1], sentence)
+        return f"trial {trial.number} is asked to end"
+
+    def _enqueue(self, request: Request, now: float) -> str:
+        values = request.what["values"]
+        if problem := refusal_of_values(self._given, values):
+            raise InputError(problem)
+        if not isinstance(self._search, Enqueues):
+            raise InputError("this search takes no proposals")
+        self._search.enqueue(values, f"asked for by {request.who}: {words(request)}", request.number)
+        return "the next free slot runs it"
+
+    def _set(self, request: Request, now: float) -> str:
+        if unknown := sorted(request.what.keys() - {*SETTINGS}):
+            raise InputError(f"{unknown[0]} cannot change while a sweep runs; {', '.join(SETTINGS)} can")
+        self.course.study.with_options({"budget": request.what})  # raises InputError for a value that cannot be
+        return "from now on"
+
+    def _switch(self, request: Request, now: float) -> str:
+        return "no trial is proposed until resume; what runs goes on" if request.kind == "pause" else "proposals go on"
+
+
+Apply = Callable[[Steering, Request, float], str]
+
+KINDS: Mapping[str, Apply] = {
+    "stop": Steering._stop,
+    "enqueue": Steering._enqueue,
+    "set": Steering._set,
+    "pause": Steering._switch,
+    "resume": Steering._switch,
+}
+"""What a person may ask for. Each returns what was done, and raises InputError for what cannot be."""

@@ -1,0 +1,8 @@
+"""``python -m lora_tune.steer --study NAME``: ask something of a sweep that runs."""
+
+from lora_tune.commands.steer import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

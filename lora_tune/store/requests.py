@@ -1,0 +1,97 @@
+"""What people ask of a sweep that runs: rows that anybody may add, and that its driver alone answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from lora_tune.store import schema
+from lora_tune.store.database import Store
+from lora_tune.store.port import Lease
+
+TRIES = 5
+"""Requests that arrive at one moment take the same number; all but one try again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One wish.
+
+    Parameters
+    ----------
+    number : int
+        Its place among the requests of its sweep, from 0.
+    kind : str
+        A name of ``controller.steering.KINDS``.
+    what : mapping
+        What that kind needs.
+    who : str
+        Who asked, as user@host.
+    asked_at : float
+        Epoch seconds.
+    answered_at : float or None
+        Epoch seconds at which the driver answered; None while it has not.
+    accepted : bool
+        Whether the driver did as asked.
+    answer : str
+        What it did, or why it did not.
+    """
+
+    number: int = -1
+    kind: str
+    what: Mapping[str, Any]
+    who: str
+    asked_at: float
+    answered_at: float | None = None
+    accepted: bool = False
+    answer: str = ""
+
+
+class Requests:
+    """The requests of one sweep. A driver hands its lease over, and answers under it."""
+
+    def __init__(self, store: Store, sweep: str, lease: Lease | None = None) -> None:
+        self._store, self._sweep, self._lease = store, sweep, lease
+
+    def all(self) -> list[Request]:
+        """Every request, oldest first. Raises StoreError."""
+        table = schema.requests
+        wanted = sa.select(table.c.record).where(table.c.sweep == self._sweep).order_by(table.c.number)
+        with self._store._reading() as connection:
+            return [Request(**json.loads(text)) for text in connection.scalars(wanted)]
+
+    def ask(self, request: Request) -> Request:
+        """Add a request; returns it with its number. Raises StoreError."""
+        table = schema.requests
+        for left in range(TRIES, 0, -1):
+            try:
+                with self._store._writing() as connection:
+                    last = sa.select(sa.func.max(table.c.number)).where(table.c.sweep == self._sweep)
+                    found = connection.scalar(last)
+                    made = replace(request, number=0 if found is None else found + 1)
+                    connection.execute(sa.insert(table).values(self._row(made)))
+            except IntegrityError:
+                if left == 1:
+                    raise
+                continue
+            return made
+        raise AssertionError("the loop returns or raises")
+
+    def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request:
+        """Write down what became of a request. Raises SweepBusyError without the lease, StoreError."""
+        assert self._lease is not None, "only a driver answers"
+        done = replace(request, answered_at=now, accepted=accepted, answer=answer)
+        table, row = schema.requests, self._row(done)
+        mine = (table.c.sweep == self._sweep) & (table.c.number == request.number)
+        with self._store._fenced(self._lease) as connection:
+            connection.execute(sa.update(table).where(mine).values(record=row["record"]))
+        return done
+
+    def _row(self, request: Request) -> dict[str, Any]:
+        record = json.dumps({**asdict(request), "what": dict(request.what)})
+        return {"sweep": self._sweep, "number": request.number, "record": record}
