@@ -153,12 +153,13 @@ def _space(proposals: Sequence[Proposal]) -> str:
 
 def _objective(log: LogGuess | None) -> str:
     if log is None:
-        return f"[objective]\ntarget = 1.0   # {UNREAD}\n"
+        return '[objective]\nmetric = "loss"   # no target is known without a log: the lowest value counts\n'
     losses = [point.loss for point in log.run.evals if point.loss == point.loss]
     best = (max if log.rising else min)(losses, default=1.0)
     direction = 'direction = "maximize"\n' if log.rising else ""
     why = "the best in that log: trials are compared by the time to it"
-    return f"[objective]\n{direction}target = {reachable(best, rising=log.rising)!r}   # {why}\n"
+    other = f'# or, in place of the target, the {"highest" if log.rising else "lowest"} value counts: metric = "loss"'
+    return f"[objective]\n{direction}target = {reachable(best, rising=log.rising)!r}   # {why}\n{other}\n"
 
 
 def reachable(best: float, *, rising: bool) -> float:

@@ -17,7 +17,7 @@ from lora_tune.controller.steering import Course, course
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
-from lora_tune.store.records import Attempt, TrialState, Verdict
+from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
 from lora_tune.store.requests import Request, Requests
 from tests.fakes import FakeClock, FakeCluster, command_study
 from tests.test_driver import House
@@ -134,14 +134,15 @@ def test_the_course_is_the_sum_of_what_was_accepted(home: House) -> None:
 
 
 def test_scancel_by_a_person_is_no_fault_of_the_machine(home: House) -> None:
+    trial = Trial(number=0, seed=1, tuned={}, parameters={})
     attempt = Attempt(trial=0, number=0, job_name="x", folder="x")
     cancelled = JobStatus(state=JobState.CANCELLED)
     seen = Diagnosis(FailureKind.INFRASTRUCTURE, "*** JOB 7 ON n1 CANCELLED AT 2026-11-22 ***", "somebody cancelled it")
-    found = policy.conclude(home.study, [attempt], cancelled, RunLog(), seen)
+    found = policy.conclude(home.study, [attempt], cancelled, RunLog(), seen, trial=trial)
     assert isinstance(found, policy.Finish)
     assert found.verdict is Verdict.CANCELLED
     cause = Diagnosis(FailureKind.INFRASTRUCTURE, "DUE TO PREEMPTION", "", specific=True)
-    assert isinstance(policy.conclude(home.study, [attempt], cancelled, RunLog(), cause), policy.Retry)
+    assert isinstance(policy.conclude(home.study, [attempt], cancelled, RunLog(), cause, trial=trial), policy.Retry)
 
 
 class TestCommand:
