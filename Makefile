@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NEMO_VENV := .venv-nemo
+BRIDGE_VENV := .venv-bridge
 STUDY ?= tiny
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -12,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 sweep: $(VENV)/.installed
 	$(BIN)/python -m lora_tune.sweep --study $(STUDY)
 
-test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed packages
+test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed $(BRIDGE_VENV)/.installed packages
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev
@@ -50,9 +51,17 @@ $(NEMO_VENV)/.installed: tests/recipes/requirements-nemo-cpu.txt constraints.txt
 	@$(NEMO_VENV)/bin/python -m pip install -q --no-deps -r tests/recipes/requirements-nemo-cpu.txt
 	@touch $@
 
+# Megatron-Bridge wants a newer Megatron-Core than NeMo: another one.
+$(BRIDGE_VENV)/.installed: tests/recipes/requirements-bridge-cpu.txt constraints.txt | $(VENV)/bin/python
+	@echo "installing Megatron-Bridge into $(BRIDGE_VENV) for its tests (1.3 GB)"
+	@$(PYTHON) -m venv $(BRIDGE_VENV)
+	@$(BRIDGE_VENV)/bin/python -m pip install -q -c constraints.txt torch
+	@$(BRIDGE_VENV)/bin/python -m pip install -q --no-deps -r tests/recipes/requirements-bridge-cpu.txt
+	@touch $@
+
 # Slurm, PostgreSQL, Chromium for the tests; without root the tests say what they skip.
 packages:
 	@bash tests/install_packages.sh
 
 clean:
-	rm -rf $(VENV) $(NEMO_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(NEMO_VENV) $(BRIDGE_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.gpu.probes import row
 from benchmarks.gpu.trials import NEMO, run_trial
-from lora_tune.recipes.nemo.shapes import SHAPES, Shape
+from lora_tune.recipes.megatron.shapes import SHAPES, Shape
 
 PROGRAMS = {"nemo": NEMO, "peft": "lora_tune.recipes.peft_lora", "trainer": "benchmarks.plain_trainer"}
 

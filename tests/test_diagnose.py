@@ -39,6 +39,11 @@ FAILURES = [
     # Our own recipes.
     ("nemo_lora: TP=3 PP=1 CP=1: allowed is a product that divides the 8 processes", "infeasible"),
     ("nemo_lora: MBS=2: allowed is a divisor of MINIBS=3", "infeasible"),
+    ("bridge_lora: CP=8: allowed is a divisor of the 4 key-value heads of a tensor-parallel rank", "infeasible"),
+    (
+        "bridge_lora: FP4=1 needs a GPU of compute capability 10.0 (Blackwell) or newer; NVIDIA H200 has 9.0",
+        "configuration",
+    ),
     ("nemo_lora: TP_COMM_OVERLAP=1: allowed is 0 unless TP is at least 2 and SP=1", "infeasible"),
     ("nemo_lora: DATADIR='data': allowed is an existing folder", "configuration"),
     ("peft_lora: /data/train.npy: row 1 has no input_ids", "configuration"),

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_tune.recipes.make_tiny_base import code
-from lora_tune.recipes.nemo.shapes import SHAPES
+from lora_tune.recipes.megatron.shapes import SHAPES
 
 
 def train(shape_name: str, seq: int, batch: int, steps: int, peak: float) -> tuple[LlamaForCausalLM, float]:

@@ -8,6 +8,7 @@
 #   confirm  more seeds of the sweep's best two (SEEDS, default 5)
 #   peft     some trials of peft_h100x1 under Slurm (TRIALS_PEFT, default 6)
 #   compare  the NeMo recipe, the PEFT recipe and transformers.Trainer side by side (SHAPE, default 7b)
+#   bridge   Megatron-Bridge beside NeMo and PEFT: speed of the 70B slice, eval losses, an adapter that peft loads
 #   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
 #   packed   trials side by side over one base: speed of each shape, equality, trials an hour (PARTS)
 # A warm worker serves NeMo's stages, and stays for the next call while the machine does.
@@ -48,6 +49,23 @@ for stage in "$@"; do
     compare)
         timeout 400 python3 -m benchmarks.gpu_side_by_side --shape "${SHAPE:-7b}" --block 6 --peft-path "$PEFT_PATH" \
             --limit 100 --out "$OUT/side_by_side.json"
+        ;;
+    bridge)
+        start_base
+        unpack_nemo
+        unpack_bridge
+        start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
+        start_worker_of nemo "$NEMO_PATH" lora_tune.recipes.nemo.trial
+        start_worker_of peft "$PEFT_PATH" lora_tune.recipes.training
+        for recipe in bridge nemo peft; do
+            until_true 60 grep -q -e ready -e rror "$LT/workers/$recipe.log"
+            tail -n 1 "$LT/workers/$recipe.log"
+        done
+        base_ready
+        timeout "${SECONDS_BRIDGE:-460}" python3 -m benchmarks.gpu.bridge --base "$BASE" --workers "$LT/workers" --out "$OUT/bridge.json" \
+            --bridge-path "$BRIDGE_PATH" --nemo-path "$NEMO_PATH" --peft-path "$PEFT_PATH" --total "$((${SECONDS_BRIDGE:-460} - 15))" 2>&1 |
+            tee "$OUT/bridge.txt"
+        cp "$LT"/workers/*.log "$OUT"
         ;;
     tables)
         for grid in ${GRIDS:-tiny small}; do

@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.nemo.shapes import SHAPES, Shape
+from lora_tune.recipes.megatron.shapes import SHAPES, Shape
 from lora_tune.recipes.packed.base import PackedBase
 from lora_tune.recipes.packed.pack import Pack
 from lora_tune.recipes.packed.slot import Slot, Texts

@@ -4,6 +4,7 @@
 # It has Python 3.12 with CUDA's torch; what else is needed was carried into the repository (all optional):
 #   .whl/      wheels of the driver's packages     .debs/     Slurm, see tests/cluster/gpu_node.sh
 #   .nemo312/  NeMo and Transformer Engine: site312.tar.xz, transformer_engine-*.whl, te_core.tar.xz, *.so, *.METADATA
+#   .bridge312/  Megatron-Bridge beside that Transformer Engine: site_bridge312.tar.xz
 # Everything goes below FOLDER (default /tmp/lora_tune). Running it again in a new shell only sets the environment.
 # What takes long goes on in the background: start_base, start_worker; base_ready and worker_ready wait for it.
 LT=${1:-${LT:-/tmp/lora_tune}}
@@ -18,25 +19,43 @@ fi
 
 # The PEFT recipe wants the machine's own transformers, NeMo an older one.
 PEFT_PATH=$LT/site:$PWD
-export PYTHONPATH=$LT/te:$LT/nemo:$PEFT_PATH PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+NEMO_PATH=$LT/te:$LT/nemo:$PEFT_PATH BRIDGE_PATH=$LT/te:$LT/bridge:$PEFT_PATH
+export PYTHONPATH=$NEMO_PATH PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 # NVLink multicast stays off: it can put GPUs that others share out of service.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 UB_SKIPMC=1
 
+unpack_te() { # Transformer Engine, for NeMo and Megatron-Bridge alike
+    [ -d .nemo312 ] && [ ! -e "$LT/.te" ] || return 0
+    local te=$LT/te
+    mkdir -p "$te"
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$te" .nemo312/transformer_engine-*.whl
+    tar xJf .nemo312/te_core.tar.xz -C "$te"
+    mkdir -p "$te/transformer_engine/wheel_lib" "$te/transformer_engine_torch-2.9.0.dist-info"
+    cp .nemo312/*.so "$te/transformer_engine/wheel_lib/"
+    cp .nemo312/*.METADATA "$te/transformer_engine_torch-2.9.0.dist-info/METADATA"
+    touch "$LT/.te"
+}
+
 unpack_nemo() {
     if [ -d .nemo312 ] && [ ! -e "$LT/.nemo" ]; then
-        local te=$LT/te archive
-        mkdir -p "$LT/nemo" "$te"
+        local archive
+        mkdir -p "$LT/nemo"
         tar xJf .nemo312/site312.tar.xz -C "$LT/nemo" &
         archive=$!
-        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$te" .nemo312/transformer_engine-*.whl
-        tar xJf .nemo312/te_core.tar.xz -C "$te"
-        mkdir -p "$te/transformer_engine/wheel_lib" "$te/transformer_engine_torch-2.9.0.dist-info"
-        cp .nemo312/*.so "$te/transformer_engine/wheel_lib/"
-        cp .nemo312/*.METADATA "$te/transformer_engine_torch-2.9.0.dist-info/METADATA"
+        unpack_te
         wait $archive
         # Once here, instead of in every process.
         python3 -m compileall -q -j 0 "$LT/nemo" "$LT/te" "$LT/site" lora_tune >/dev/null 2>&1
         touch "$LT/.nemo"
+    fi
+}
+
+unpack_bridge() {
+    if [ -d .bridge312 ] && [ ! -e "$LT/.bridge" ]; then
+        mkdir -p "$LT/bridge"
+        tar xJf .bridge312/site_bridge312.tar.xz -C "$LT/bridge"
+        python3 -m compileall -q -j 0 "$LT/bridge" >/dev/null 2>&1
+        touch "$LT/.bridge"
     fi
 }
 
@@ -85,7 +104,7 @@ gather_logs() { # into $OUT
 
 start_base() { # the small base that trials adapt, on the first GPU
     [ -f "$LT/base/config.json" ] || [ -e "$LT/base.log" ] && return
-    PYTHONPATH=$PEFT_PATH timeout 180 python3 -m benchmarks.gpu.make_base "$LT/base" >"$LT/base.log" 2>&1 &
+    PYTHONPATH=$PEFT_PATH timeout 180 python3 -m benchmarks.gpu.make_base "$LT/base" ${BASE_STEPS:+--steps "$BASE_STEPS"} >"$LT/base.log" 2>&1 &
     BASE_PROCESS=$!
 }
 
@@ -107,6 +126,13 @@ start_worker() { # $@: modules to import. Every trial is forked from it
         exec setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" "$@" >"$LT/worker.log" 2>&1 </dev/null
     ) &
     WORKER_PROCESS=$!
+}
+
+start_worker_of() { # $1: recipe, peft, nemo or bridge. $2: its PYTHONPATH. $3: module to import. Many may run side by side
+    mkdir -p "$LT/workers"
+    PYTHONPATH=$2 setsid python3 -m lora_tune.recipes.warm_worker --socket "$LT/workers/$1.sock" "$3" \
+        >"$LT/workers/$1.log" 2>&1 </dev/null &
+    echo $! >"$LT/workers/$1.pid"
 }
 
 worker_ready() {

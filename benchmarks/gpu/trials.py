@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.logs.mllog import MllogReader, RunLog
-from lora_tune.recipes.nemo.processes import free_port
+from lora_tune.recipes.megatron.processes import free_port
 
 NEMO = "lora_tune.recipes.nemo_lora"
 
@@ -92,7 +92,7 @@ def _outcome(name: str, run: RunLog, text: str, seconds: float, epoch: float, fa
     evals = sorted(run.eval_seconds)
     peaks = [float(part.split("}")[0]) for part in text.split('"max_memory_usage": ')[1:]]
     if run.run_stop_ms is None and not failure:
-        lines = [line for line in text.splitlines() if line.startswith(("nemo_lora:", "peft_lora:"))]
+        lines = [line for line in text.splitlines() if line.startswith(("nemo_lora:", "peft_lora:", "bridge_lora:"))]
         failure = (lines or text.splitlines()[-1:] or ["no output"])[-1][:400]
     return Outcome(
         name=name,

@@ -21,6 +21,7 @@ WORKLOADS = Registry(
     {
         "peft": "lora_tune.workloads.recipe:PeftWorkload",
         "nemo": "lora_tune.workloads.recipe:NemoWorkload",
+        "bridge": "lora_tune.workloads.recipe:BridgeWorkload",
         "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
         "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
         "command": "lora_tune.workloads.command:CommandWorkload",

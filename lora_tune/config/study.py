@@ -43,7 +43,7 @@ class WorkloadTable(BaseModel):
     def _secrets_apart(cls, table: Any) -> Any:
         return with_secrets_apart(table) if isinstance(table, dict) else table
 
-    kind: str = Field(description="peft, nemo, mlperf, mlperf_docker, command or surface")
+    kind: str = Field(description="peft, nemo, bridge, mlperf, mlperf_docker, command or surface")
     stop_at_target: bool | None = Field(
         None,
         description="a trial whose log shows training beyond the target is asked to end (SIGTERM, which the script may "

@@ -131,8 +131,9 @@ SIGNATURES = (
         "refused layout",
         _I,
         "_lora: ",
-        r"(?:nemo|peft)_lora: (?:(?:TP|PP|VP|CP|SP|MBS|MINIBS|SEQ|MAX_STEPS|WARMUP_STEPS|GLOBAL_BATCH_SIZE)=\S+ ?)+: |"
-        r"(?:nemo|peft)_lora: (?:TP_COMM_OVERLAP|MCORE_CUDA_GRAPH)=",
+        r"(?:nemo|bridge|peft)_lora: "
+        r"(?:(?:TP|PP|VP|CP|SP|MBS|MINIBS|SEQ|MAX_SEQLEN|MAX_STEPS|WARMUP_STEPS|GLOBAL_BATCH_SIZE)=\S+ ?)+: |"
+        r"(?:nemo|bridge|peft)_lora: (?:TP_COMM_OVERLAP|MCORE_CUDA_GRAPH|CPU_OFFLOADING|DDP_OVERLAP_PARAM_GATHER)=",
         "these values do not go together: exclude them from the space",
         certain=True,
     ),
@@ -140,7 +141,7 @@ SIGNATURES = (
         "refused by the recipe",
         _C,
         "_lora: ",
-        r"(?:nemo|peft)_lora: (?!rank \d)",
+        r"(?:nemo|bridge|peft)_lora: (?!rank \d)",
         "the line says what is allowed: fix the study, its data or its model",
     ),
     _signature("warm worker", _S, "LORA_TUNE_WORKER", r"the worker died", "start the warm worker of this node again"),

@@ -19,15 +19,31 @@ class Knobs:
     is allowed.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], spellings: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        """spellings: name used here -> the variables that may hold it, the preferred one first; else the name itself.
+
+        Raises InputError where two spellings of one knob are set to different values.
+        """
         self._environment = environment
+        self._spellings = spellings or {}
+        for names in self._spellings.values():
+            held = {name: text for name in names if (text := environment.get(name, "").strip())}
+            if len(set(held.values())) > 1:
+                said = " ".join(f"{name}={text!r}" for name, text in held.items())
+                raise InputError(f"{said}: allowed is one value, for they name one knob")
+
+    def spelling(self, name: str) -> str:
+        """The variable that holds this knob: the one that is set, or the preferred one."""
+        names = self._spellings.get(name, (name,))
+        return next((one for one in names if self._environment.get(one, "").strip()), names[0])
 
     def given(self, *names: str) -> bool:
         """Whether any of these variables is set to something."""
         return any(self._text(name) for name in names)
 
     def refusal(self, name: str, allowed: str) -> InputError:
-        return InputError(f"{name}={self._environment.get(name, '')!r}: allowed is {allowed}")
+        variable = self.spelling(name)
+        return InputError(f"{variable}={self._environment.get(variable, '')!r}: allowed is {allowed}")
 
     def integer(self, name: str, default: int, *, low: int, high: int | None = None) -> int:
         """A whole number from ``low`` to ``high``."""
@@ -80,7 +96,7 @@ class Knobs:
         return path
 
     def _text(self, name: str) -> str:
-        return self._environment.get(name, "").strip()
+        return self._environment.get(self.spelling(name), "").strip()
 
     def _number(self, name: str, kind: Callable[[str], Number], allowed: str) -> Number:
         try:

@@ -1,4 +1,4 @@
-"""Our own trial programs as workloads: ``peft`` and ``nemo``.
+"""Our own trial programs as workloads: ``peft``, ``nemo`` and ``bridge``.
 
 A trial is a config file of exports and the recipe's module. The file in the attempt's folder has the form of the
 exported one, so what was measured is what is handed over.
@@ -184,6 +184,12 @@ class NemoWorkload(RecipeWorkload):
     """NVIDIA NeMo 2."""
 
     module = "lora_tune.recipes.nemo_lora"
+
+
+class BridgeWorkload(RecipeWorkload):
+    """NVIDIA Megatron-Bridge, which MLPerf v6.0's implementation trains with."""
+
+    module = "lora_tune.recipes.bridge_lora"
 
 
 def layout_of(parameters: Mapping[str, Value]) -> Layout:

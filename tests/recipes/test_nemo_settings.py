@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
 from lora_tune.recipes import packed_data, text
-from lora_tune.recipes.nemo.processes import Processes, first_host, read_processes
-from lora_tune.recipes.nemo.schedule import rule_schedule
+from lora_tune.recipes.megatron.processes import Processes, first_host, read_processes
+from lora_tune.recipes.megatron.schedule import rule_schedule
+from lora_tune.recipes.megatron.shapes import SHAPES
 from lora_tune.recipes.nemo.settings import Settings, read
-from lora_tune.recipes.nemo.shapes import SHAPES
 
 TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
 

@@ -11,6 +11,7 @@ import pytest
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.config.study import Study, load_study
 from lora_tune.recipes import settings as peft
+from lora_tune.recipes.bridge import settings as bridge
 from lora_tune.recipes.nemo import settings as nemo
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Checks, Proposal
@@ -49,6 +50,8 @@ def test_where_trials_run_here_what_is_missing_is_missing() -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "bridge_h200x1",
+        "bridge_h200x4",
         "nemo_h100x1",
         "nemo_h200x2",
         "nemo_h200x4",
@@ -77,9 +80,11 @@ def test_the_recipe_accepts_every_layout_as_exported(name: str, tmp_path: Path) 
             show, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True
         ).stdout
         environment = dict(line.split("=", 1) for line in shown.decode().split("\0") if line)
-        if kind == "nemo":
+        if kind in ("nemo", "bridge"):
             world = study.site.gpus_per_node
-            accepted = nemo.read(environment if study.site.model is None else {**environment, **named}, world)
+            accepted = {"nemo": nemo.read, "bridge": bridge.read}[kind](
+                environment if study.site.model is None else {**environment, **named}, world
+            )
             assert accepted.layout.batch == values["GBS"]
         else:
             assert peft.read({**environment, "MODEL": ""}).minibs == values["MINIBS"]
@@ -104,7 +109,7 @@ def test_a_recipe_that_starts_on_one_node_refuses_trials_of_two(site: dict[str, 
         load(study, "peft.toml")
 
 
-@pytest.mark.parametrize("kind", ["nemo", "peft"])
+@pytest.mark.parametrize("kind", ["nemo", "bridge", "peft"])
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_trials_that_cannot_share_a_job_are_refused_slots(kind: str, gpus: int) -> None:
     study = Study.model_validate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,8 +10,10 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from mlperf_logging.mllog import constants
 
-from lora_tune.recipes.nemo import hf, warm_up
-from lora_tune.recipes.nemo.loss import over_ranks
+from lora_tune.recipes.megatron import hf, recompute
+from lora_tune.recipes.megatron.adapters import cores
+from lora_tune.recipes.megatron.loss import over_ranks
+from lora_tune.recipes.nemo import warm_up
 from lora_tune.recipes.nemo.settings import Settings
 from lora_tune.recipes.trial_log import TrialLog
 
@@ -49,36 +50,16 @@ class Base(pl.Callback):
     def on_fit_start(self, trainer: Any, *_: Any) -> None:
         assert self._settings.model is not None
         rank = parallel_state.get_tensor_model_parallel_rank()
-        for core in _models(trainer):
+        for core in cores(trainer.strategy.megatron_parallel):
             hf.load(core, self._settings.model, self._settings.shape, rank, self._settings.layout.tp)
 
 
 class Recomputation(pl.Callback):
-    """Lets gradients reach the adapters of recomputed layers.
-
-    PyTorch's recomputation keeps a gradient only where an input asks for one. Behind frozen embeddings none does: every
-    recomputed layer up to the first that is not would stay as it was, without a word, and look faster than it is.
-    """
+    """Lets gradients reach the adapters of recomputed layers."""
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
-        for core in _models(trainer):
-            if core.pre_process:
-                core.embedding.register_forward_hook(_ask_for_gradient)
-
-
-def _ask_for_gradient(*hooked: Any) -> torch.Tensor:
-    """A forward hook's arguments are the module, its input and its output."""
-    output: torch.Tensor = hooked[-1]
-    return output.requires_grad_() if torch.is_grad_enabled() else output
-
-
-def _models(trainer: Any) -> Iterator[Any]:
-    """Megatron-Core's own model of each pipeline stage that this process holds, unwrapped."""
-    for chunk in trainer.strategy.megatron_parallel:
-        core = chunk
-        while hasattr(core, "module"):
-            core = core.module
-        yield core
+        for core in cores(trainer.strategy.megatron_parallel):
+            recompute.let_gradients_in(core)
 
 
 class Run(pl.Callback):

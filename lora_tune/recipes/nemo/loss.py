@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 
@@ -30,16 +29,3 @@ class PerSequenceLoss(MegatronLossReduction):
     def reduce(self, losses_reduced_per_micro_batch: Any) -> torch.Tensor:
         """This rank's share of the sum over the sequences of a step: no rank waits for another here."""
         return torch.stack([one["sum"] for one in losses_reduced_per_micro_batch]).sum()
-
-
-def over_ranks(share: torch.Tensor) -> float:
-    """The sum of the shares of all data- and context-parallel ranks, the same on every rank of the run.
-
-    A share counts where the last pipeline stage computed it; other stages pass zero or anything else.
-    """
-    total = share.detach().double().clone()
-    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        last = parallel_state.get_pipeline_model_parallel_last_rank()
-        torch.distributed.broadcast(total, last, group=parallel_state.get_pipeline_model_parallel_group())
-    return float(total)

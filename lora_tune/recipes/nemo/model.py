@@ -19,10 +19,11 @@ from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommO
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.recipes.nemo.attention import SdpaAttention
+from lora_tune.recipes.megatron import adapters
+from lora_tune.recipes.megatron.attention import SdpaAttention
+from lora_tune.recipes.megatron.processes import Processes
 from lora_tune.recipes.nemo.data import IdTokenizer
 from lora_tune.recipes.nemo.loss import PerSequenceLoss
-from lora_tune.recipes.nemo.processes import Processes
 from lora_tune.recipes.nemo.settings import Settings
 
 
@@ -127,12 +128,24 @@ def build_model(settings: Settings, *, cuda: bool) -> Any:
     return model
 
 
+class SeededLoRA(llm.peft.LoRA):
+    """LoRA whose adapters start alike in every layout, and as those of the Megatron-Bridge recipe do."""
+
+    seed: int = 0
+
+    def __call__(self, model: Any) -> Any:
+        adapted = super().__call__(model)
+        for core in adapters.cores(adapted):
+            adapters.start(core, self.seed)
+        return adapted
+
+
 def build_lora(settings: Settings) -> Any:
     """LoRA on the attention's projections."""
     if not HAVE_TE:
         _without_transformer_engine()
-    return llm.peft.LoRA(
-        target_modules=["linear_qkv", "linear_proj"],
+    lora = SeededLoRA(
+        target_modules=list(adapters.TARGETS),
         dim=settings.lora_rank,
         alpha=settings.lora_alpha,
         dropout=settings.lora_dropout,
@@ -140,6 +153,8 @@ def build_lora(settings: Settings) -> Any:
         lora_A_init_method="kaiming",
         a2a_experimental=settings.speed.lora_a2a and settings.layout.sp,
     )
+    lora.seed = settings.seed
+    return lora
 
 
 def _without_transformer_engine() -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -20,8 +19,10 @@ from nemo import lightning as nl
 from nemo.collections import llm
 from nemo.utils import logging as nemo_logging
 
-from lora_tune.mlperf.disclosures import disclosures
-from lora_tune.recipes.nemo import checkpoint, hf
+from lora_tune.recipes.megatron import checkpoint, hf
+from lora_tune.recipes.megatron.description import description
+from lora_tune.recipes.megatron.processes import Processes
+from lora_tune.recipes.megatron.states import bound_waiting
 from lora_tune.recipes.nemo.callbacks import Base, Recomputation, Run, Seeds
 from lora_tune.recipes.nemo.data import PackedData
 from lora_tune.recipes.nemo.model import (
@@ -32,25 +33,18 @@ from lora_tune.recipes.nemo.model import (
     build_trainer,
     check_machine,
 )
-from lora_tune.recipes.nemo.processes import Processes
 from lora_tune.recipes.nemo.settings import Settings
 from lora_tune.recipes.trial_log import TrialLog
 
 
 class Bounded(pl.Callback):
-    """Ends a run in which a rank waits for a lost one: every process group gets the trial's time limit.
-
-    Megatron-Core makes its groups with half an hour of patience, which a scheduler would bill for each lost rank.
-    """
+    """Ends a run in which a rank waits for a lost one: every process group gets the trial's time limit."""
 
     def __init__(self, seconds: int) -> None:
-        self._limit = timedelta(seconds=seconds)
+        self._seconds = seconds
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        from torch.distributed import distributed_c10d as c10d
-
-        for group in list(c10d._world.pg_map):
-            c10d._set_pg_timeout(self._limit, group)
+        bound_waiting(self._seconds)
 
 
 def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
@@ -72,7 +66,16 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     os.environ.update(processes.variables())
     pl.seed_everything(settings.seed, workers=True, verbose=False)
     data = PackedData(settings, pin_memory=cuda)
-    describe(settings, processes, log, data, cuda=cuda)
+    machine = torch.cuda.get_device_name() if cuda else platform.machine()
+    log.init(
+        description(
+            settings,
+            platform=f"{processes.world}x{machine}",
+            texts=(len(data.train), len(data.validation)),
+            wide="bfloat16" if cuda else "fp32",
+            attention=attention_name(),
+        )
+    )
     lora = build_lora(settings)
     watch = Run(settings, log, cuda=cuda, sequences=len(data.validation))
     callbacks = [Bounded(settings.timeout), Seeds(settings, cuda=cuda), lora, watch]
@@ -118,45 +121,3 @@ def _log_folder(settings: Settings) -> Iterator[str]:
         # A cancelled trial ends at once, and every second trial is: its node must not keep what it wrote.
         signal.signal(signal.SIGTERM, clean)
         yield folder
-
-
-def describe(settings: Settings, processes: Processes, log: TrialLog, data: PackedData, *, cuda: bool) -> None:
-    """What the run is, by MLLOG key, before it starts."""
-    layout = settings.layout
-    machine = torch.cuda.get_device_name() if cuda else platform.machine()
-    log.init(
-        {
-            constants.SUBMISSION_BENCHMARK: settings.benchmark,
-            constants.SUBMISSION_ORG: settings.org,
-            constants.SUBMISSION_DIVISION: constants.CLOSED if settings.closed else constants.OPEN,
-            constants.SUBMISSION_STATUS: constants.ONPREM,
-            constants.SUBMISSION_PLATFORM: settings.platform or f"{processes.world}x{machine}",
-            constants.SEED: settings.seed,
-            constants.GLOBAL_BATCH_SIZE: layout.batch,
-            constants.TRAIN_SAMPLES: len(data.train),
-            constants.EVAL_SAMPLES: len(data.validation),
-            constants.MAX_SEQUENCE_LENGTH: settings.seq,
-            constants.GRADIENT_ACCUMULATION_STEPS: layout.accumulation,
-            constants.OPT_BASE_LR: settings.lr,
-            constants.OPT_END_LR: settings.min_lr,
-            constants.OPT_LR_WARMUP_STEPS: settings.warmup_steps,
-            constants.OPT_LR_TRAINING_STEPS: settings.max_steps,
-            "opt_adamw_weight_decay": settings.weight_decay,
-            constants.OPT_GRADIENT_CLIP_NORM: settings.grad_clip,
-            "lora_rank": settings.lora_rank,
-            constants.LORA_ALPHA: settings.lora_alpha,
-            "lora_dropout": settings.lora_dropout,
-            **_disclosed(settings, cuda=cuda),
-            "attention": attention_name(),
-            "model_parameters": settings.shape.parameters,
-            "target_eval_loss": settings.target,
-        }
-    )
-
-
-def _disclosed(settings: Settings, *, cuda: bool) -> dict[str, object]:
-    """Precision, parallelism, micro batch and config file, as MLPerf's rules want them disclosed."""
-    layout, precision = settings.layout, settings.precision
-    values = {"TP": layout.tp, "PP": layout.pp, "CP": layout.cp, "MBS": layout.mbs}
-    values |= {"FP8": int(precision.fp8), "FP8_DPA": int(precision.dpa)}
-    return disclosures(settings.benchmark, values, settings.config_filename, wide="bfloat16" if cuda else "fp32")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes.nemo.shapes import Shape
+from lora_tune.recipes.megatron.shapes import Shape
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

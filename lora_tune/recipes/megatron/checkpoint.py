@@ -1,4 +1,4 @@
-"""What a NeMo checkpoint folder holds, before anything is built for it."""
+"""What a checkpoint folder of NeMo or Megatron-Bridge holds, before anything is built for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes.nemo.shapes import Shape
+from lora_tune.recipes.megatron.shapes import Shape
 
 
 def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Key endings in a NeMo Llama checkpoint and their whole sizes for this shape; layers are stacked first."""
+    """Key endings in a distributed Llama checkpoint and their whole sizes for this shape; layers are stacked first."""
     qkv = (shape.heads + 2 * shape.kv_groups) * shape.head
     return {
         "embedding.word_embeddings.weight": (shape.vocab, shape.hidden),
@@ -24,13 +24,26 @@ def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def weights_folder(model: Path) -> Path:
-    """The folder of the distributed checkpoint under a NeMo folder (``MODEL``), which may also be given itself."""
-    for folder in (model / "weights", model):
+    """The folder of the distributed checkpoint under ``MODEL``, which may also be given itself.
+
+    NeMo 2 keeps it in ``weights``, Megatron-Bridge in ``iter_0000000`` (v6.0) or whichever iteration its file of the
+    latest one names.
+    """
+    named = model / "latest_checkpointed_iteration.txt"
+    latest = named.read_text(encoding="utf-8").strip() if named.is_file() else "0"
+    iteration = f"iter_{int(latest):07d}" if latest.isdigit() else latest
+    for folder in (model / "weights", model / iteration, model):
         if (folder / ".metadata").is_file() or (folder / "metadata.json").is_file():
             return folder
     raise InputError(
-        f"MODEL={str(model)!r}: no NeMo checkpoint; allowed is a folder with weights/ (distributed format) and context/"
+        f"MODEL={str(model)!r}: no checkpoint of NeMo or Megatron-Bridge; allowed is a folder with weights/"
+        " (distributed format) and context/, or with iter_0000000/"
     )
+
+
+def is_nemo(folder: Path) -> bool:
+    """Whether a folder of distributed weights was written by NeMo 2, which puts ``module.`` before every name."""
+    return any(key.startswith("module.") for key in _sizes(folder))
 
 
 def check(model: Path, shape: Shape) -> None:

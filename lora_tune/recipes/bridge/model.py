@@ -1,0 +1,269 @@
+"""The settings as Megatron-Bridge's own objects: model, LoRA, optimizer, and the container of them all.
+
+One text serves megatron-bridge 0.3.1 (pip) and the versions of NVIDIA's containers: only names are used that they
+share.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec, transformer_engine_layer_spec
+from megatron.bridge.peft.lora import LoRA
+from megatron.bridge.training import config as bridge
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.recipes.bridge.data import PackedData
+from lora_tune.recipes.bridge.imports import present
+from lora_tune.recipes.bridge.settings import Settings
+from lora_tune.recipes.megatron.adapters import TARGETS
+from lora_tune.recipes.megatron.attention import SdpaAttention
+from lora_tune.recipes.megatron.shapes import Shape
+
+HAVE_TE = present("transformer_engine")
+BLACKWELL = (10, 0)
+"""Compute capability from which a GPU multiplies in block-scaled formats."""
+
+
+def attention_name() -> str:
+    """Which attention this machine runs."""
+    return "transformer_engine" if HAVE_TE else "sdpa"
+
+
+def check_machine(settings: Settings, *, cuda: bool) -> None:
+    """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
+    layout, speed = settings.layout, settings.speed
+    blocks = {
+        "FP4=1": settings.fp4,
+        "FP8_RECIPE=mxfp8": settings.precision.fp8 and settings.precision.recipe == "mxfp8",
+    }
+    capability = torch.cuda.get_device_capability() if cuda else (0, 0)
+    for name, wanted in blocks.items():
+        if wanted and capability < BLACKWELL:
+            found = f"{torch.cuda.get_device_name()} has {capability[0]}.{capability[1]}" if cuda else "there is none"
+            raise SetupError(f"{name} needs a GPU of compute capability 10.0 (Blackwell) or newer; {found}")
+    if HAVE_TE:
+        return
+    wants = {
+        "FP8": settings.precision.fp8,
+        "SP": layout.sp,
+        "MCORE_CUDA_GRAPH": speed.cuda_graph,
+        "USE_TE_OPS": speed.te_ops,
+        "FUSED_SINGLE_QKV_ROPE": speed.fused_rope,
+        "CPU_OFFLOADING": bool(speed.offloaded),
+    }
+    for name, wanted in wants.items():
+        if wanted:
+            raise SetupError(
+                f"{name}=1 needs Transformer Engine, which cannot be imported here; install it or set {name}=0"
+            )
+    if (settings.shape.kv_groups // layout.tp) % layout.cp:
+        raise InputError(
+            f"CP={layout.cp}: allowed is a divisor of the {settings.shape.kv_groups // layout.tp} key-value heads of a"
+            " tensor-parallel rank, where Transformer Engine is absent"
+        )
+    if cuda and not torch.cuda.is_bf16_supported():
+        raise SetupError("the GPU cannot compute in bf16; use one of compute capability 8.0 or newer")
+
+
+def sdpa_spec(config: Any) -> Any:
+    """Megatron-Core's layers without Transformer Engine, with PyTorch's flash attention."""
+    spec = local_layer_spec(config)
+    spec.submodules.self_attention.submodules.core_attention = SdpaAttention
+    return spec
+
+
+class FrozenModel(GPTModelProvider):
+    """A model that is built without gradients.
+
+    With gradients on, FP8 weights keep a bf16 copy of each weight for an optimizer that never asks: 138 GB for 70B.
+    """
+
+    def provide(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return super().provide(*args, **kwargs)
+
+
+def llama(shape: Shape, seq: int) -> dict[str, Any]:
+    """What makes Megatron-Core's GPT a Llama of this shape, and nothing that is about a run."""
+    return {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_groups,
+        "vocab_size": shape.vocab,
+        "seq_length": seq,
+        "rotary_base": shape.rotary_base,
+        "layernorm_epsilon": shape.norm_eps,
+        "normalization": "RMSNorm",
+        "activation_func": torch.nn.functional.silu,
+        "gated_linear_unit": True,
+        "position_embedding_type": "rope",
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "share_embeddings_and_output_weights": False,
+        "make_vocab_size_divisible_by": 1,
+        "transformer_layer_spec": transformer_engine_layer_spec if HAVE_TE else sdpa_spec,
+        "apply_rope_fusion": HAVE_TE,
+        "masked_softmax_fusion": HAVE_TE,
+        "persist_layer_norm": HAVE_TE,
+        "bias_activation_fusion": HAVE_TE,
+        "bias_dropout_fusion": HAVE_TE,
+        "gradient_accumulation_fusion": False,  # the frozen weights have no gradient to accumulate
+    }
+
+
+def build_model(settings: Settings, *, cuda: bool) -> GPTModelProvider:
+    """The base model, its weights still to come."""
+    layout, speed = settings.layout, settings.speed
+    dtype = torch.bfloat16 if cuda else torch.float32
+    return FrozenModel(
+        **llama(settings.shape, settings.seq),
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vp if layout.vp > 1 else None,
+        context_parallel_size=layout.cp,
+        sequence_parallel=layout.sp,
+        cp_comm_type=speed.cp_comm if layout.cp > 1 else None,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        cross_entropy_loss_fusion=HAVE_TE and speed.fused_loss,
+        cross_entropy_fusion_impl=speed.loss_implementation if HAVE_TE else "native",
+        calculate_per_token_loss=False,
+        use_cpu_initialization=not cuda,
+        use_transformer_engine_op_fuser=speed.te_ops,
+        fused_single_qkv_rope=speed.fused_rope,
+        use_te_rng_tracker=speed.te_rng,
+        cuda_graph_impl="local" if speed.cuda_graph else "none",
+        cuda_graph_scope="full_iteration" if speed.cuda_graph else [],
+        cuda_graph_warmup_steps=speed.graph_warmup,
+        activation_func_fp8_input_store=settings.precision.act,
+        disable_parameter_transpose_cache=settings.precision.params,
+        **_memory(settings),
+    )
+
+
+def _memory(settings: Settings) -> dict[str, Any]:
+    """What is computed again or kept in host memory instead of on the GPU."""
+    speed = settings.speed
+    fields: dict[str, Any] = {}
+    if speed.recompute:
+        fields["recompute_granularity"] = speed.recompute
+    if speed.recompute == "full":
+        fields |= {"recompute_method": speed.recompute_method, "recompute_num_layers": speed.recompute_layers}
+    if speed.recompute_modules:
+        fields["recompute_modules"] = list(speed.recompute_modules)
+    if speed.offloaded:
+        fields |= {
+            "cpu_offloading": True,
+            "cpu_offloading_num_layers": speed.offloaded,
+            "cpu_offloading_activations": True,
+            "cpu_offloading_weights": False,
+        }
+    return fields
+
+
+def build_lora(settings: Settings) -> Any:
+    """LoRA on the attention's projections."""
+    return LoRA(
+        target_modules=list(TARGETS),
+        dim=settings.lora_rank,
+        alpha=settings.lora_alpha,
+        dropout=settings.lora_dropout,
+        dropout_position="pre",
+        lora_A_init_method="kaiming",
+        a2a_experimental=settings.speed.lora_a2a and settings.layout.sp,
+    )
+
+
+def build_config(settings: Settings, model: GPTModelProvider, data: PackedData, *, cuda: bool) -> Any:
+    """All of it, as ``megatron.bridge.training.pretrain`` takes it.
+
+    LoRA is no part of it: Bridge's own path insists on a checkpoint in its own form, and a hook of the model serves
+    every form.
+    """
+    layout, communication = settings.layout, settings.communication
+    sharded = communication.sharded and cuda
+    # With one rank there is nothing to send.
+    several = cuda and layout.dp * layout.cp > 1
+    return bridge.ConfigContainer(
+        model=model,
+        train=bridge.TrainingConfig(
+            micro_batch_size=layout.mbs,
+            global_batch_size=layout.batch,
+            train_iters=settings.max_steps,
+            eval_iters=0,
+            eval_interval=settings.max_steps,
+            manual_gc=True,
+            manual_gc_interval=10_000,
+            manual_gc_eval=False,
+        ),
+        optimizer=bridge.OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            min_lr=settings.min_lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=0.9,
+            adam_beta2=0.999,
+            adam_eps=1e-8,
+            clip_grad=settings.grad_clip,
+            bf16=cuda,
+            params_dtype=torch.bfloat16 if cuda else torch.float32,
+            use_distributed_optimizer=sharded,
+        ),
+        scheduler=bridge.SchedulerConfig(  # the weight decay; rates are set by Run
+            lr_decay_style="cosine", start_weight_decay=settings.weight_decay, end_weight_decay=settings.weight_decay
+        ),
+        ddp=bridge.DistributedDataParallelConfig(
+            use_distributed_optimizer=sharded,
+            grad_reduce_in_fp32=False,
+            average_in_collective=communication.average,
+            overlap_grad_reduce=several and communication.reduce_early,
+            overlap_param_gather=several and communication.gather_late,
+            bucket_size=communication.bucket,
+        ),
+        dataset=data,
+        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=settings.shape.vocab),
+        checkpoint=bridge.CheckpointConfig(save=None, load=None),
+        mixed_precision=_mixed_precision(settings) if cuda else None,
+        logger=bridge.LoggerConfig(log_interval=settings.max_steps + 1, timing_log_level=0, logging_level=30),
+        rng=bridge.RNGConfig(seed=settings.seed, te_rng_tracker=settings.speed.te_rng),
+        dist=bridge.DistributedInitConfig(
+            distributed_backend="nccl" if cuda else "gloo",
+            distributed_timeout_minutes=math.ceil(settings.timeout / 60),
+        ),
+        rerun_state_machine=bridge.RerunStateMachineConfig(
+            rerun_mode="disabled", check_for_nan_in_loss=False, check_for_spiky_loss=False
+        ),
+    )
+
+
+def _mixed_precision(settings: Settings) -> Any:
+    precision = settings.precision
+    common = partial(
+        MixedPrecisionConfig,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        grad_reduce_in_fp32=False,
+    )
+    if settings.fp4:
+        return common(fp4="e2m1", fp4_recipe="nvfp4")
+    if not precision.fp8:
+        return common()
+    return common(
+        fp8="hybrid",
+        fp8_recipe=precision.recipe,
+        fp8_amax_history_len=precision.history,
+        fp8_amax_compute_algo=precision.algorithm,
+        fp8_param=precision.params,
+        fp8_param_gather=precision.params,
+        fp8_dot_product_attention=precision.dpa,
+    )

@@ -1,0 +1,177 @@
+"""The knobs of a Megatron-Bridge trial, under the names of MLPerf v6.0's configuration files and with their defaults.
+
+``docs/bridge.md`` lists every variable. Where v5.1 or the other recipes name a knob otherwise, that name counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.base.errors import InputError
+from lora_tune.recipes.knobs import Knobs
+from lora_tune.recipes.megatron.layout import Layout
+from lora_tune.recipes.megatron.settings import CommonSettings, Precision, read_common
+
+SPELLINGS = {
+    "SEQ": ("MAX_SEQLEN", "SEQ"),
+    "TARGET": ("TARGET_LOG_PPL", "TARGET"),
+    "DATADIR": ("DATA_ROOT", "DATADIR"),
+    "MODEL": ("CKPT_ROOT", "MODEL"),
+    "LOGGING_INTERVAL": ("LOG_EVERY_N_STEPS", "LOGGING_INTERVAL"),
+    "LAYERS": ("OVERWRITTEN_NUM_LAYERS", "LAYERS"),
+    "CROSS_ENTROPY_FUSION": ("CROSS_ENTROPY_LOSS_FUSION", "CROSS_ENTROPY_FUSION"),
+    "FP8_PARAMS": ("FP8_PARAMS", "FP8_WEIGHTS"),
+    "SKIP_EVALS": ("SKIP_EVALS", "SKIP_EVAL"),
+    "GLOBAL_BATCH_SIZE": ("GLOBAL_BATCH_SIZE", "GBS"),
+}
+"""Name of a knob in our recipes -> its variables, v6.0's first."""
+
+REFUSED = {
+    "TP_COMM_OVERLAP": "v6.0 reads it and uses it nowhere, and this recipe does not overlap tensor-parallel transfers",
+    "HEALING_ITER": "this recipe changes no precision during a run",
+    "NCCL_UB": "user buffers are not registered by this recipe",
+    "FSDP": "this recipe shards by TP, PP and CP",
+    "PRE_QUANTIZED_MODEL": "weights are quantized as they are loaded",
+    "STORE_GPU": "this recipe keeps no second copy of the weights",
+    "GRADIENT_ACCUMULATION_FUSION": "frozen weights have no gradient to accumulate, and the adapters' needs Apex",
+}
+"""Switches of v6.0 that this recipe cannot serve -> why. 0, False and null are accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Optimizer state over the data-parallel ranks, and what is sent while something is computed.
+
+    sharded: the distributed optimizer. bucket: parameters per message.
+    """
+
+    sharded: bool
+    reduce_early: bool
+    gather_late: bool
+    average: bool
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What changes seconds and memory, but not the arithmetic.
+
+    recompute: Megatron-Core's recompute_granularity ("" for none), with its method, number of layers and modules.
+    offloaded: layers whose activations lie in host memory. val_mbs: sequences of a forward pass in an evaluation.
+    """
+
+    recompute: str
+    recompute_method: str
+    recompute_layers: int
+    recompute_modules: tuple[str, ...]
+    cp_comm: str
+    cuda_graph: bool
+    graph_warmup: int
+    te_rng: bool
+    te_ops: bool
+    fused_rope: bool
+    fused_loss: bool
+    loss_implementation: str
+    lora_a2a: bool
+    offloaded: int
+    val_mbs: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(CommonSettings):
+    """One trial, checked; see ``docs/bridge.md`` for the variables.
+
+    fp4: compute in NVFP4 instead of FP8. adapter: peft folder to start from; save_adapter: one to write at the end.
+    """
+
+    communication: Communication
+    speed: Speed
+    fp4: bool
+    adapter: Path | None
+    save_adapter: Path | None
+
+
+def read(environment: Mapping[str, str], world: int) -> Settings:
+    """The settings that ``environment`` asks for on ``world`` processes.
+
+    Raises InputError for the first value that is not allowed, and for a layout that does not fit.
+    """
+    # Configuration files of v6.0 write null for a knob that they leave alone.
+    given = {name: "" if value.strip().lower() in ("null", "none") else value for name, value in environment.items()}
+    knobs = Knobs(given, SPELLINGS)
+    _refuse(knobs)
+    common = read_common(knobs, world, low_precision=True)
+    if common["layout"].vp > 1:
+        raise InputError(f"VP={common['layout'].vp}: allowed is 1; losses of interleaved pipelines were not reproduced")
+    precision: Precision = common["precision"]
+    fp4 = knobs.switch("FP4", default=False)
+    if fp4 and knobs.given("FP8") and precision.fp8:
+        raise InputError("FP4=1 FP8=1: allowed is one of them")
+    if fp4:
+        knobs.choice("FP4_RECIPE", ("nvfp4",))
+    return Settings(
+        **common,
+        communication=_communication(knobs),
+        speed=_speed(knobs, common["layout"]),
+        fp4=fp4,
+        adapter=knobs.folder("ADAPTER", None),
+        save_adapter=Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
+    )
+
+
+def _refuse(knobs: Knobs) -> None:
+    for name, why in REFUSED.items():
+        if knobs.text(name, "0").lower() not in ("0", "false"):
+            raise InputError(f"{name}={knobs.text(name)}: allowed is 0; {why}")
+
+
+def _communication(knobs: Knobs) -> Communication:
+    sharded = knobs.switch("USE_DISTRIBUTED_OPTIMIZER", default=True)
+    reduce_early = knobs.switch("DDP_OVERLAP_GRAD_REDUCE", default=True)
+    gather_late = knobs.switch("DDP_OVERLAP_PARAM_GATHER", default=sharded and reduce_early)
+    if gather_late and not (sharded and reduce_early):
+        raise InputError(
+            "DDP_OVERLAP_PARAM_GATHER=1: allowed is 0 unless USE_DISTRIBUTED_OPTIMIZER=1 and DDP_OVERLAP_GRAD_REDUCE=1"
+        )
+    return Communication(
+        sharded=sharded,
+        reduce_early=reduce_early,
+        gather_late=gather_late,
+        average=knobs.switch("DDP_AVERAGE_IN_COLLECTIVE", default=False),
+        bucket=knobs.integer("BUCKET_SIZE", 45_000_000, low=1),
+    )
+
+
+def _speed(knobs: Knobs, layout: Layout) -> Speed:
+    layers = knobs.integer("RECOMPUTE_NUM_LAYERS", 1, low=0)
+    recompute = knobs.choice("RECOMPUTE_GRANULARITY", ("", "full", "selective"))
+    recompute = "" if recompute == "full" and layers == 0 else recompute
+    graph = knobs.switch("MCORE_CUDA_GRAPH", default=False)
+    offloaded = knobs.switch("CPU_OFFLOADING", default=False)
+    for name, wanted in (("MCORE_CUDA_GRAPH", graph), ("CPU_OFFLOADING", offloaded)):
+        if wanted and recompute:
+            raise InputError(f"{name}=1: allowed is 0 with RECOMPUTE_GRANULARITY={recompute}")
+    if offloaded and (graph or layout.pp > 1):
+        raise InputError("CPU_OFFLOADING=1: allowed is 0 with MCORE_CUDA_GRAPH=1 or PP above 1")
+    knobs.choice("CUDA_GRAPH_SCOPE", ("full_iteration",))
+    return Speed(
+        recompute=recompute,
+        recompute_method=knobs.choice("RECOMPUTE_METHOD", ("uniform", "block")),
+        recompute_layers=layers,
+        recompute_modules=tuple(filter(None, knobs.text("RECOMPUTE_MODULES").split(","))),
+        cp_comm=knobs.choice("CP_COMM_TYPE", ("a2a", "p2p", "all_gather")),
+        cuda_graph=graph,
+        graph_warmup=knobs.integer("CUDA_GRAPH_WARMUP_STEPS", 1, low=1),
+        te_rng=graph and knobs.switch("USE_TE_RNG_TRACKER", default=True),
+        te_ops=knobs.switch("USE_TE_OPS", default=True),
+        fused_rope=knobs.switch("FUSED_SINGLE_QKV_ROPE", default=True),
+        fused_loss=knobs.switch("CROSS_ENTROPY_FUSION", default=True),
+        loss_implementation=knobs.choice("CROSS_ENTROPY_LOSS_FUSION_IMPL", ("te", "native")),
+        lora_a2a=knobs.switch("LORA_A2A", default=True),
+        offloaded=knobs.integer("CPU_OFFLOADING_NUM_LAYERS", 20, low=1) if offloaded else 0,
+        val_mbs=knobs.integer("VAL_MBS", 1, low=1),
+        workers=knobs.integer("NUM_WORKERS", 8, low=0),
+    )

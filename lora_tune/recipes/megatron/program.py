@@ -1,0 +1,69 @@
+"""The frame of a recipe's program: settings, refusals in one line, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from lora_tune.base.errors import LoraTuneError, SetupError
+from lora_tune.recipes.megatron.processes import Processes, read_processes
+from lora_tune.recipes.megatron.settings import CommonSettings
+
+Knobs = TypeVar("Knobs", bound=CommonSettings)
+
+QUIET = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "UB_SKIPMC": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Set unless the caller sets them: NVLink multicast stays off, and kernels queue in order. A site whose nodes are its
+own may set NCCL_NVLS_ENABLE=1."""
+
+
+def run_program(
+    name: str,
+    read: Callable[[Mapping[str, str], int], Knobs],
+    trial: Callable[[], Callable[[Knobs, Processes], Any]],
+    *,
+    cuda: bool,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run the trial that the environment describes; returns the exit code.
+
+    name: of the program, in messages. read: environment and number of processes -> settings. trial: imports the
+    library and gives what trains; it is called only for settings that are allowed, for it takes seconds.
+    environment: more variables to set unless the caller sets them.
+    """
+    processes = Processes()
+    # The libraries hold SIGTERM back until a step ends, to save what they have, but call a handler that is there
+    # before. A trial has nothing to save, and its GPUs are wanted.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    try:
+        for variable, value in {**QUIET, **(environment or {})}.items():
+            os.environ.setdefault(variable, value)
+        processes = read_processes(os.environ)
+        settings = read(os.environ, processes.world)
+        import torch
+
+        if cuda and not torch.cuda.is_available():
+            raise SetupError(f"no CUDA device is visible; {name} trains on NVIDIA GPUs only")
+        trial()(settings, processes)
+    except LoraTuneError as error:
+        # Every rank finds the same fault in the same environment: one line is enough.
+        if processes.rank == 0:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
+        traceback.print_exc()
+        message = " ".join(str(error).split())
+        kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        print(f"{name}: rank {processes.rank}: {kind}: {message}", file=sys.stderr, flush=True)
+        return 1
+    return 0

@@ -1,0 +1,180 @@
+"""The Megatron-Bridge recipe on a CPU, through the test-only shim, served by one warm worker.
+
+Needs its own environment: the interpreter in LORA_TUNE_BRIDGE_PYTHON, or .venv-bridge (``make test`` builds it).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.recipes import packed_data
+from tests.recipes.served import (
+    BOUND,
+    FIXED,
+    PER_PROCESS,
+    SHORT,
+    TINY,
+    TINY_SIZES,
+    Served,
+    Trial,
+    interpreter,
+    per_sequence_mean,
+    served,
+)
+
+WITHOUT_TE = {"FP8": 0, "USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    python, folder = interpreter("bridge"), tmp_path_factory.mktemp("bridge")
+    recipe, trial = "tests.recipes.bridge_shim", "lora_tune.recipes.bridge.trial"
+    with served(python, recipe, trial, folder, **WITHOUT_TE) as trials:
+        yield trials
+
+
+@pytest.fixture(scope="module")
+def alone(bridge: Served, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, Path]:
+    """The reference: one process, and the adapter that it tuned."""
+    adapter = tmp_path_factory.mktemp("alone") / "adapter"
+    trial = bridge(SAVE_ADAPTER=adapter)
+    assert trial.codes == (0,), trial.output[-2000:]
+    return trial, adapter
+
+
+LAYOUTS = [{"TP": 2}, {"PP": 2}, {"CP": 2, "MBS": 2, "VAL_MBS": 2}, {"MINIBS": 2}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["TP=2", "PP=2", "CP=2 MBS=2", "DP=2"])
+def test_a_layout_changes_nothing_but_speed(
+    bridge: Served, alone: tuple[Trial, Path], layout: dict[str, int], tmp_path: Path
+) -> None:
+    """Evaluations, training losses and the adapter in the end; nine sequences do not divide over two ranks."""
+    from safetensors.numpy import load_file
+
+    trial = bridge(ranks=2, SAVE_ADAPTER=tmp_path / "adapter", **layout)
+    assert trial.codes == (0, 0), trial.output[-2000:]
+    assert trial.losses == pytest.approx(alone[0].losses, abs=2e-5)
+    assert [e.loss for e in trial.run.train] == pytest.approx([e.loss for e in alone[0].run.train], abs=1e-4)
+    tuned, expected = (load_file(f / "adapter_model.safetensors") for f in (tmp_path / "adapter", alone[1]))
+    assert tuned.keys() == expected.keys()
+    # Adam steps by the sign where a gradient is all rounding, so single numbers differ.
+    away = {key: np.linalg.norm(tuned[key] - expected[key]) / np.linalg.norm(expected[key]) for key in expected}
+    assert max(away.values()) < 0.05, away
+
+
+def test_nemo_and_bridge_learn_the_same_from_the_same(alone: tuple[Trial, Path], tmp_path: Path) -> None:
+    """Weights, data, order, adapters' start, schedule: two libraries in two environments, one curve."""
+    values = {"MODEL": TINY, "DATADIR": TINY, **FIXED, **SHORT, "CUDA_VISIBLE_DEVICES": "", **PER_PROCESS}
+    run = subprocess.run(
+        [interpreter("nemo"), "-m", "tests.recipes.cpu_shim"],
+        env={**os.environ, **{key: str(value) for key, value in values.items()}},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=BOUND,
+        check=False,
+    )
+    reader = MllogReader()
+    reader.feed(run.stdout)
+    assert [e.loss for e in reader.run().evals] == pytest.approx(alone[0].losses, abs=2e-5), run.stderr[-2000:]
+
+
+def test_an_adapter_has_the_same_loss_in_peft_and_back(bridge: Served, alone: tuple[Trial, Path]) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import LlamaForCausalLM
+
+    trial, adapter = alone
+    model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32), str(adapter))
+    assert per_sequence_mean(TINY, model, samples=9) == pytest.approx(trial.losses[-1], abs=1e-5)
+    again = bridge(ADAPTER=adapter, LR=1e-12, MAX_STEPS=4)
+    assert again.losses == pytest.approx(trial.losses[-1:], abs=1e-6)
+
+
+def test_an_adapter_of_another_form_is_refused(bridge: Served, alone: tuple[Trial, Path]) -> None:
+    trial = bridge(ADAPTER=alone[1], LORA_RANK=8)
+    assert trial.codes == (2,)
+    assert "r is 16; allowed is 8" in trial.message
+
+
+def test_v60s_form_of_a_base_is_as_good_as_the_hugging_face_one(
+    bridge: Served, alone: tuple[Trial, Path], tmp_path: Path
+) -> None:
+    """Converted, and loaded over two tensor-parallel ranks; the same folder under other sizes is refused."""
+    folder = tmp_path / "base"
+    converted = bridge(module="tests.recipes.bridge_inside", OUT=folder)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    wanted = {"latest_checkpointed_iteration.txt", "iter_0000000/.metadata", "iter_0000000/run_config.yaml"}
+    assert names > wanted, converted.output[-2000:]
+    trial = bridge(ranks=2, TP=2, MODEL=None, CKPT_ROOT=folder, **TINY_SIZES)
+    assert trial.losses == pytest.approx(alone[0].losses, abs=2e-5), trial.output[-2000:]
+    refused = bridge(MODEL=folder, **{**TINY_SIZES, "LAYERS": 2})
+    assert refused.codes == (2,)
+    assert "linear_qkv.weight is (4, 384, 128)" in refused.message
+
+
+def test_the_eval_loss_is_the_mean_of_per_sequence_means(bridge: Served, tmp_path: Path) -> None:
+    """Against a computation by hand on the base model: sequences differ in how many of their tokens count."""
+    rows = packed_data.pack(np.frombuffer(b"def f(x):\n    return x + 1\n" * 40, np.uint8).astype(int), 64)
+    for i, row in enumerate(rows):
+        row["loss_mask"] = [int(j >= 60 - 9 * (i % 7)) for j in range(65)]
+        row["input_ids"] = (np.roll(row["input_ids"], i)).tolist()
+    for split in packed_data.SPLITS:
+        packed_data.write(tmp_path, split, rows)
+    trial = bridge(DATADIR=tmp_path, LR=1e-12, MAX_STEPS=1, VAL_CHECK_INTERVAL=1, EVAL_SAMPLES=0)
+    assert trial.losses == pytest.approx([per_sequence_mean(tmp_path)], abs=1e-4), trial.output[-2000:]
+
+
+def test_warm_up_leaves_no_trace_and_a_seed_repeats(bridge: Served) -> None:
+    dropout = {"LORA_DROPOUT": 0.1, "MAX_STEPS": 4}
+    warm = bridge(WARMUP_TRAIN_STEPS=3, WARMUP_VALIDATION_STEPS=2, **dropout)
+    assert warm.losses
+    assert warm.losses == bridge(WARMUP=0, **dropout).losses
+    assert warm.losses != bridge(SEED=2, **dropout).losses
+
+
+def test_the_run_stops_at_its_target_and_says_what_it_was(bridge: Served, alone: tuple[Trial, Path]) -> None:
+    trial = bridge(TARGET=None, TARGET_LOG_PPL=alone[0].losses[0] + 1e-6, CONFIG_FILENAME="config_X.sh")
+    assert trial.run.status == "success"
+    assert trial.losses == alone[0].losses[:1]
+    said = trial.run.hyperparameters
+    assert (said["submission_benchmark"], said["config_filename"]) == ("llama_lora", "config_X.sh")
+    assert said["lowest_numerical_precision_in_linear"] == "fp32"
+    assert {said[f"{kind}_parallelism"] for kind in ("tensor", "pipeline", "context", "expert")} == {1}
+
+
+def test_a_probe_ends_after_one_warm_block(bridge: Served) -> None:
+    run = bridge(PROBE=1, MAX_STEPS=100).run
+    assert (len(run.stated_throughput), len(run.evals)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"FP8": 1}, "Transformer Engine"),
+        ({"FP4": 1}, "FP4=1 needs a GPU of compute capability 10.0"),
+        ({"FP8": 1, "FP8_RECIPE": "mxfp8"}, "FP8_RECIPE=mxfp8 needs a GPU of compute capability 10.0"),
+    ],
+    ids=["FP8", "NVFP4", "MXFP8"],
+)
+def test_what_the_machine_cannot_do_is_refused_by_name(bridge: Served, knobs: dict[str, object], words: str) -> None:
+    trial = bridge(**knobs)
+    assert trial.codes == (3,)
+    assert words in trial.message
+
+
+def test_a_killed_rank_ends_the_other(bridge: Served) -> None:
+    processes = bridge.start(ranks=2, MAX_STEPS=100000, VAL_CHECK_INTERVAL=384, MINIBS=2, DIST_TIMEOUT=30)
+    while '"train_loss"' not in bridge.output():
+        assert all(p.poll() is None for p in processes), bridge.output()[-2000:]
+    processes[1].kill()
+    trial = bridge.wait(processes)
+    assert trial.codes[0] == 1
+    assert "rank 0: " in trial.message

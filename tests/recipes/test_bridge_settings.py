@@ -1,0 +1,94 @@
+"""The knobs of a Megatron-Bridge trial: v6.0's names and defaults, v5.1's names, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.base.errors import InputError
+from lora_tune.recipes.bridge.settings import REFUSED, SPELLINGS, Settings, read
+from lora_tune.recipes.megatron.shapes import SHAPES
+
+TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
+
+
+def settings(world: int = 8, **variables: object) -> Settings:
+    return read({"DATA_ROOT": str(TINY), **{k: str(v) for k, v in variables.items()}}, world)
+
+
+def test_unset_variables_are_v60s_benchmark() -> None:
+    found = settings()
+    assert found.shape == SHAPES["70b"]
+    assert (found.seq, found.target, found.lr, found.layout.batch) == (8192, 0.925, 4e-4, 8)
+    precision, speed, communication = found.precision, found.speed, found.communication
+    assert (precision.fp8, precision.params, precision.dpa, precision.recipe) == (True, True, True, "delayed")
+    assert (speed.te_ops, speed.fused_rope, speed.cuda_graph, speed.val_mbs) == (True, True, False, 1)
+    assert (communication.reduce_early, communication.gather_late, communication.bucket) == (True, True, 45_000_000)
+    assert found.closed
+
+
+ALIASES = [
+    ("MAX_SEQLEN", "SEQ", 512, lambda s: s.seq),
+    ("TARGET_LOG_PPL", "TARGET", 0.9, lambda s: s.target),
+    ("LOG_EVERY_N_STEPS", "LOGGING_INTERVAL", 3, lambda s: s.log_every),
+    ("OVERWRITTEN_NUM_LAYERS", "LAYERS", 8, lambda s: s.shape.layers),
+    ("CROSS_ENTROPY_LOSS_FUSION", "CROSS_ENTROPY_FUSION", 0, lambda s: s.speed.fused_loss),
+    ("FP8_PARAMS", "FP8_WEIGHTS", 0, lambda s: s.precision.params),
+]
+
+
+@pytest.mark.parametrize(("new", "old", "value", "field"), ALIASES, ids=[a[0] for a in ALIASES])
+def test_a_knob_may_be_spelled_as_in_v60_or_before(new: str, old: str, value: object, field: object) -> None:
+    assert callable(field)
+    assert field(settings(**{new: value})) == field(settings(**{old: value})) == value
+
+
+def test_two_spellings_of_one_knob_must_agree() -> None:
+    assert settings(MAX_SEQLEN=512, SEQ=512).seq == 512
+    with pytest.raises(InputError, match="MAX_SEQLEN='512' SEQ='1024': allowed is one value"):
+        settings(MAX_SEQLEN=512, SEQ=1024)
+
+
+@pytest.mark.parametrize("spelling", ["DATA_ROOT", "DATADIR"])
+def test_a_refusal_names_the_spelling_that_was_used(spelling: str) -> None:
+    with pytest.raises(InputError, match=f"{spelling}='/nowhere': allowed is an existing folder"):
+        read({spelling: "/nowhere"}, 8)
+
+
+@given(
+    name=st.sampled_from(sorted(n for names in SPELLINGS.values() for n in names)), null=st.sampled_from(["null", ""])
+)
+def test_null_in_a_configuration_file_leaves_a_knob_alone(name: str, null: str) -> None:
+    if name in ("DATA_ROOT", "DATADIR"):
+        return
+    assert settings(**{name: null}) == settings()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
+    assert settings(**{name: 0}) == settings(**{name: "False"}) == settings()
+    with pytest.raises(InputError, match=f"{name}=1: allowed is 0; "):
+        settings(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"VP": 2, "PP": 2}, "VP=2: allowed is 1"),
+        ({"FP4": 1, "FP8": 1}, "FP4=1 FP8=1: allowed is one of them"),
+        ({"FP4": 1, "FP4_RECIPE": "mxfp4"}, "FP4_RECIPE='mxfp4': allowed is one of nvfp4"),
+        ({"MCORE_CUDA_GRAPH": 1, "RECOMPUTE_GRANULARITY": "full"}, "MCORE_CUDA_GRAPH=1: allowed is 0"),
+        ({"CPU_OFFLOADING": 1, "MCORE_CUDA_GRAPH": 1}, "CPU_OFFLOADING=1: allowed is 0"),
+        ({"USE_DISTRIBUTED_OPTIMIZER": 0, "DDP_OVERLAP_PARAM_GATHER": 1}, "USE_DISTRIBUTED_OPTIMIZER=1"),
+        ({"CUDA_GRAPH_SCOPE": "attn"}, "one of full_iteration"),
+        ({"TP": 3}, "divides the 8 processes"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_in_one_line(variables: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        settings(**variables)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
