@@ -8,7 +8,7 @@ loss can be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 
 from lora_tune.base.identity import ATTEMPT_KEY, token_in
@@ -16,6 +16,7 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
+from lora_tune.mlperf.knobs import keys_of
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
 
@@ -37,11 +38,13 @@ FEW_DIGITS = 0.0505
 LARGEST_LOSS = 1e6
 """A loss below minus this many times the target (or 1) is no loss."""
 
-ANNOUNCED: Mapping[str, tuple[str, ...]] = {
-    "opt_base_learning_rate": ("LR", "LEARNING_RATE"),
-    "global_batch_size": ("GBS", "GLOBAL_BATCH_SIZE"),
-}
-"""MLLOG key -> names of the parameters that it states. Of other keys programs state derived values."""
+STATED_AS_GIVEN = frozenset(
+    {
+        "opt_base_learning_rate", "global_batch_size", "opt_learning_rate_training_steps", "max_steps", "lora_rank",
+        "lora_alpha",
+    }
+)  # fmt: skip
+"""MLLOG keys under which programs state a parameter as it was given. Under others they state derived values."""
 
 
 def why_untrue(
@@ -61,7 +64,7 @@ def why_untrue(
     """
     return (
         _other_attempt(attempt, run)
-        or _other_values(trial, run)
+        or _other_values(study, trial, run)
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
         or _lost_evals(study, run)
@@ -159,11 +162,12 @@ def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:
     return Diagnosis(FailureKind.FOREIGN, what, "somebody put another log in its place; the trial is run again")
 
 
-def _other_values(trial: Trial, run: RunLog) -> Diagnosis | None:
+def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     """The log announces other hyperparameters than the trial was given."""
-    for key, names in ANNOUNCED.items():
-        name = next((name for name in names if name in trial.parameters), "")
-        if name and key in run.hyperparameters and not _same(trial.parameters[name], run.hyperparameters[key]):
+    keys = keys_of(study.benchmark.name if study.benchmark else "")
+    stated = {name: keys[name.upper()] for name in trial.parameters if keys.get(name.upper()) in STATED_AS_GIVEN}
+    for name, key in stated.items():
+        if key in run.hyperparameters and not _same(trial.parameters[name], run.hyperparameters[key]):
             return Diagnosis(
                 FailureKind.MISMATCH,
                 f"the log announces {key} = {run.hyperparameters[key]}, the trial's {name} is {trial.parameters[name]}",

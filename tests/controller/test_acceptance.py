@@ -241,6 +241,24 @@ def test_a_log_with_the_token_of_another_attempt_is_refused() -> None:
     assert kind(run_of(0.92, lora_tune_attempt="b" * 32)) is FailureKind.FOREIGN
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "announced", "believed"),
+    [
+        ("LORA_RANK", 16, {"lora_rank": 8}, False),
+        ("LORA_RANK", 16, {"lora_rank": 16}, True),
+        ("MAX_STEPS", 800, {"max_steps": 1024}, False),
+        ("TP", 4, {"tensor_parallelism": 8}, True),  # a program may state what became of it
+    ],
+)
+def test_what_a_log_announces_as_given_is_the_trials(
+    name: str, given: int, announced: dict[str, int], believed: bool
+) -> None:
+    trial = replace(TRIAL, parameters={**TRIAL.parameters, name: given})
+    found = why_untrue(STUDY_OF, trial, ATTEMPT, ENDED, run_of(0.95, 0.92, **announced), stamped=True)
+    assert (found is None) is believed
+    assert found is None or (found.kind is FailureKind.MISMATCH and f"the trial's {name} is {given}" in found.line)
+
+
 HEAD = log_head("c" * 32, TOKEN)
 
 
