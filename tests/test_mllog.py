@@ -163,17 +163,36 @@ class TestRounds:
         assert run.throughput == (10.0, 10.0)
         assert run.eval_seconds == (6.4, 6.6), "the second eval has a result and no eval_stop yet"
 
-    @pytest.mark.parametrize(
-        "line",
-        [
-            record("reduced_train_loss", 1.25, at=3.0, samples_count=160),
-            record("tracked_stats", {"reduced_train_loss": 1.25}, at=3.0, samples_count=160),
-            record("tracked_stats", {"reduced_train_loss": 1.25, "lr": 0.1}, at=3.0, step=20),
-            record("train_loss", 1.25, at=3.0, step=20),
-        ],
+    REDUCED = (
+        record("reduced_train_loss", 28.0, at=3.0, samples_count=160),
+        record("tracked_stats", {"reduced_train_loss": 28.0}, at=3.0, samples_count=160),
+        record("tracked_stats", {"reduced_train_loss": 28.0, "lr": 0.1}, at=3.0, step=20),
+        record("tracked_stats", {"train_step_time": 0.8, "reduced_train_loss": 28.0}, at=3.0, samples_count=160),
+        record("tracked_stats", {"reduced_train_loss": 28.0, "train_step_time": 0.8}, at=3.0, samples_count=160),
     )
-    def test_v6_0_reduced_train_loss(self, line: str) -> None:
-        run = read(record("global_batch_size", 8) + record("run_start") + line)
+
+    @pytest.mark.parametrize("line", REDUCED)
+    @pytest.mark.parametrize(
+        "cp",
+        [record("context_parallelism", 8), "export CP=8\n", "  context_parallel_size: 8\n"],
+        ids=["6.1", "CP", "yaml"],
+    )
+    def test_v6_0_prints_the_loss_times_cp_over_micro_batches(self, cp: str, line: str) -> None:
+        head = record("global_batch_size", 8) + record("gradient_accumulation_steps", 2)
+        run = read(cp + head + record("run_start") + line)
+        assert run.train == ((160, 28.0 * 2 / 8, 3.0),)
+        assert "cp" not in run.hyperparameters
+        assert run.stated_throughput == ((10.0,) if "step_time" in line else ())
+
+    def test_a_reduced_loss_whose_scale_is_not_known_is_no_loss(self) -> None:
+        """Not shown, not used; that it is no number any more is known all the same."""
+        head = record("global_batch_size", 8) + record("run_start")
+        assert read(head + self.REDUCED[1]).train == ()
+        nan = record("tracked_stats", {"reduced_train_loss": math.nan}, at=3.0, samples_count=160)
+        assert [math.isnan(point.loss) for point in read(head + nan).train] == [True]
+
+    def test_a_train_loss_under_its_own_name_is_one(self) -> None:
+        run = read(record("global_batch_size", 8) + record("run_start") + record("train_loss", 1.25, at=3.0, step=20))
         assert run.train == ((160, 1.25, 3.0),)
 
     @pytest.mark.parametrize(

@@ -49,16 +49,19 @@ _RECORD = re.compile(
     rb'"metadata": \{"file": %b, "lineno": \d{1,9}+(?:, "samples_count": (\d{1,18}+))?([^{}\n]{0,4096}+)\}\}'
     rb"|([ \t]{0,16}+\{[^\n]*+))" % (_NUMBER, _TEXT, _TEXT)
 )
-_STATS = {"throughput": False, "train_step_time": False, "train_loss": True, "reduced_train_loss": True}  # a loss?
-_STATED = re.compile(rb'"(%b)": (%b|NaN|-?Infinity)[,}]' % ("|".join(_STATS).encode(), _NUMBER))
+_SPEEDS, _LOSSES = ("throughput", "train_step_time"), ("train_loss", "reduced_train_loss")
+_STATED = re.compile(rb'"(%b)": (%b|NaN|-?Infinity)[,}]' % ("|".join(_SPEEDS + _LOSSES).encode(), _NUMBER))
 _STATUS = re.compile(rb'"status": "([^"]*)"')
 _decode = json.JSONDecoder(strict=False).raw_decode
 _Metadata = bytes | Mapping[str, Any]
 
 # What a training prints of its precision in plain text, as a resolved YAML config, an export or a shell's trace. MLLOG
 # does not announce it up to v6.0. A value counts with the character behind it, so that none is cut between chunks.
-_SETTING_WORDS = (b"healing_iter", b"HEALING_ITER", b"fp4", b"FP4", b"fp8", b"FP8")
-_SETTING = re.compile(rb"""(?i)(?<![\w.-])(healing_iter|fp4|fp8)["']?[:=] ?["']?(true|false|\d{1,7})(?=[\s"',;}\])])""")
+_SETTING_WORDS = (b"healing_iter", b"HEALING_ITER", b"fp4", b"FP4", b"fp8", b"FP8", b"CP=", b"context_parallel_size")
+_SETTING = re.compile(
+    rb"""(?i)(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size)["']?[:=] ?"""
+    rb"""["']?(true|false|\d{1,7})(?=[\s"',;}\])])"""
+)
 _KEPT = 40
 """Bytes of an unfinished line that are held although no record has begun in it: longer than any printed setting."""
 
@@ -243,6 +246,16 @@ class MllogReader:
         self._current.add_train(samples, loss, ms)
         return True
 
+    def _reduced_train_loss(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+        """v6.0 prints the tensor that it differentiates: the loss times CP over the micro-batches of a step."""
+        loss = as_number(value)
+        if samples is None:
+            samples = self._samples(metadata)
+        if loss is None or samples is None:
+            return False
+        self._current.add_scaled_train(samples, loss, ms)
+        return True
+
     def _eval_start(self, ms: int, _value: object, samples: float | None, metadata: _Metadata) -> bool:
         self._current.add_eval_start(self._samples(metadata) if samples is None else samples, ms)
         return True
@@ -260,20 +273,21 @@ class MllogReader:
         return True
 
     def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+        """A speed, a training loss, or both in one record, as v6.0 prints them after single steps."""
         if isinstance(value, bytes):
-            stated = _STATED.search(value)
-            if stated is None:
-                return True
-            name, number = stated[1].decode(), stated[2]
+            stats: Mapping[str, object] = {name.decode(): number for name, number in _STATED.findall(value)}
         else:
             stats = value if isinstance(value, dict) else {}
-            name, number = next(((name, stats[name]) for name in stats if name in _STATS), ("", None))
-        if _STATS.get(name):
-            return self._train_loss(ms, number, samples, metadata)
-        speed = as_number(number)
+        taken = True
+        for name, take in (("train_loss", self._train_loss), ("reduced_train_loss", self._reduced_train_loss)):
+            if name in stats:
+                taken = take(ms, stats[name], samples, metadata)
+                break
+        name = next((name for name in _SPEEDS if name in stats), "")
+        speed = as_number(stats.get(name))
         if speed is not None:
             self._current.add_stated(ms, speed, name == "train_step_time")
-        return True
+        return taken
 
 
 def _metric(metadata: _Metadata) -> str:
@@ -308,7 +322,7 @@ _TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, _Metadata],
     b"block_stop": MllogReader._block_stop,
     b"train_loss": MllogReader._train_loss,
     b"train_loss ": MllogReader._train_loss,
-    b"reduced_train_loss": MllogReader._train_loss,
+    b"reduced_train_loss": MllogReader._reduced_train_loss,
     b"tracked_stats": MllogReader._tracked_stats,
 }
 

@@ -155,6 +155,7 @@ class RunBuilder:
         "resumed",
         "run_start",
         "run_stop",
+        "scaled",
         "stated",
         "status",
         "train",
@@ -174,6 +175,7 @@ class RunBuilder:
         self.evals: dict[float, tuple[float, int]] = {}
         self.lost_evals = 0
         self.train: dict[float, tuple[float, int]] = {}
+        self.scaled: dict[float, tuple[float, int]] = {}  # train losses times CP over the micro-batches of a step
         self.eval_start: dict[float, int] = {}
         self.eval_stop: dict[float, int] = {}
         self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
@@ -202,7 +204,33 @@ class RunBuilder:
             self.measured = ms
 
     def add_train(self, samples: float, loss: float, ms: int) -> None:
-        train = self.train
+        self._add_point(self.train, samples, loss, ms)
+
+    def add_scaled_train(self, samples: float, loss: float, ms: int) -> None:
+        """A train loss that the trial printed times CP over the micro-batches of a step; see ``_train_points``."""
+        self._add_point(self.scaled, samples, loss, ms)
+
+    def _train_points(self, printed: Mapping[bytes, object]) -> dict[float, tuple[float, int]]:
+        """The train losses, scaled ones put right: MLPerf v6.0's implementation prints what Megatron scaled in place.
+
+        loss = printed * gradient_accumulation_steps / CP. CP is in the log by its disclosure (6.1) or in a setting
+        that the program prints. Where either is not known, a finite number says nothing and is left out.
+        """
+        if not self.scaled:
+            return self.train
+        micro_batches = as_number(self.hyperparameter(b"gradient_accumulation_steps"))
+        names = (b"context_parallelism", b"context_parallel_size", b"cp")
+        stated = (self.hyperparameter(name) or _plain(printed.get(name)) for name in names)
+        cp = next((number for number in map(as_number, stated) if number), None)
+        factor = micro_batches / cp if micro_batches and cp else math.nan
+        points = {
+            samples: (loss * factor, ms)
+            for samples, (loss, ms) in self.scaled.items()
+            if math.isfinite(factor) or not math.isfinite(loss)
+        }
+        return {**points, **self.train}
+
+    def _add_point(self, train: dict[float, tuple[float, int]], samples: float, loss: float, ms: int) -> None:
         if samples not in train:
             if len(train) == MAX_POINTS:
                 for old in [*train][::2]:
@@ -262,6 +290,7 @@ class RunBuilder:
         """What was gathered so far. printed: settings that the log states beside its records."""
         start, last = self.run_start, max(self.last, self.measured)
         throughput, eval_seconds = self._timing()
+        shown = {name: value for name, value in printed.items() if name not in (b"cp", b"context_parallel_size")}
         return RunLog(
             init_start_ms=self.init_start,
             init_stop_ms=self.init_stop,
@@ -274,8 +303,8 @@ class RunBuilder:
             stated_throughput=self._stated_throughput(),
             overall_throughput=self.overall,
             eval_seconds=eval_seconds,
-            train=_since(start, self.train, TrainPoint),
-            hyperparameters=Announced({**printed, **self.announced}),
+            train=_since(start, self._train_points(printed), TrainPoint),
+            hyperparameters=Announced({**shown, **self.announced}),
             dropped_lines=dropped_lines,
             lost_evals=self.lost_evals,
             metric=self.metric or "",
@@ -312,7 +341,8 @@ class RunBuilder:
 
     def _train_rate(self, after: float, until: float) -> float:
         """Median samples/s between consecutive train points in ``(after, until)``; NaN for less than two points."""
-        points = [(samples, ms) for samples, (_, ms) in sorted(self.train.items()) if after < samples < until]
+        printed = sorted({**self.scaled, **self.train}.items())
+        points = [(samples, ms) for samples, (_, ms) in printed if after < samples < until]
         rates = [_rate(b - a, a_ms, b_ms) for (a, a_ms), (b, b_ms) in pairwise(points)]
         rates = [rate for rate in rates if not math.isnan(rate)]
         return median(rates) if rates else math.nan
