@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lora_tune.analysis.replicates import replicates, seed_spread
+from lora_tune.analysis.replicates import replicates
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import duration
 from lora_tune.base.paths import SweepPaths
@@ -35,6 +35,7 @@ from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
+from lora_tune.search.contenders import seed_spread
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import Choice, RunMetrics, TrialMetrics

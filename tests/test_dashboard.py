@@ -127,7 +127,8 @@ def test_a_file_is_shown_as_text_with_secrets_hidden(shown: dashboard.Applicatio
 def test_the_figures_and_the_summary_are_there(shown: dashboard.Application) -> None:
     _, detail = ask(shown, "/api/studies/1")
     assert detail["objective_names"] == ["time to target (s)"]
-    assert "| Best |" in detail["note"]["body"]
+    assert "| Recommended |" in detail["note"]["body"]
+    assert "| Best run |" in detail["note"]["body"]
     figures = {f["id"]: json.loads(f["graph_object"]) for f in detail["plotly_graph_objects"]}
     wanted = {"eval-curves", "samples-to-target", "importance", "time", "throughput", "spending", "timeline"}
     assert figures.keys() == wanted

@@ -16,8 +16,6 @@ from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.stopping import Stopper
 from lora_tune.curves import Timing
 from lora_tune.logs.mllog import Eval
-from lora_tune.search.grey_box.acquisition import recommend_from
-from lora_tune.search.grey_box.model import as_known
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
@@ -86,9 +84,7 @@ class GreyBox:
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def recommend(self) -> Mapping[str, Any] | None:
-        space = self._problem.distributions
-        model = self._sampler.model(space, self._sampler.observations(self._study, frozenset(space)))
-        found = recommend_from(as_known(model), np.random.default_rng(0))
+        found = self._sampler.recommendation(self._study)
         self.claimed_regret = found.regret
         return dict(found.values)
 

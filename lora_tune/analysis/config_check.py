@@ -14,6 +14,7 @@ from typing import Any
 from lora_tune.base.errors import InputError
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
+from lora_tune.search.recommendation import UNRUN, Recommended
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Workload
@@ -34,10 +35,13 @@ _BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALL
 _LAUNCH = "sbatch and the launch script"
 
 
-def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str]) -> dict[str, Any]:
+def twin(
+    study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str], believed: Recommended | None = None
+) -> dict[str, Any]:
     """The exported config as plain data: what it sets, what it reached, where it comes from.
 
-    config: the exported file's name. lines: its provenance. Seconds and samples; absent where unknown.
+    config: the exported file's name. lines: its provenance. believed: what is believed of it, where it is what the
+    sweep recommends. Seconds and samples; absent where unknown.
     """
     metrics = as_mapping(trial.metrics)
     result = {
@@ -58,11 +62,25 @@ def twin(study: Study, trial: Trial, config: str, usage: str, lines: Iterable[st
             "division": study.division,
             "workload": study.workload.kind,
         },
-        "trial": {"number": trial.number, "seed": trial.seed},
+        "trial": {"seed": trial.seed} | ({} if trial.number == UNRUN else {"number": trial.number}),
+        **({} if believed is None else {"recommended": _believed(believed)}),
         "parameters": dict(trial.parameters),
         "tuned": dict(trial.tuned),
         "result": {name: value for name, value in result.items() if value is not None},
         "provenance": list(lines),
+    }
+
+
+def _believed(found: Recommended) -> dict[str, Any]:
+    """What is believed of the recommended configuration: seconds, or samples/s; the best single run beside it."""
+    return {
+        "objective": found.objective,
+        "low": found.low,
+        "high": found.high,
+        "runs": found.runs,
+        "confirmed": found.confirmed,
+        "best_run": found.luckiest.number,
+        "best_run_objective": found.luckiest.objective,
     }
 
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lora_tune.config.study import Study
-from lora_tune.search.contenders import PRIOR_SD, RAW_SD, RunSummary
+from lora_tune.search.contenders import RunSummary
 from lora_tune.store.metrics import RunMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 
@@ -76,11 +75,6 @@ def _runs(trial: Trial) -> list[Replicate]:
 def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[int]) -> dict[str, list[RunSummary]]:
     """What the race is decided by: the runs of each contender, by its name. field: their numbers in the sweep."""
     return {name_of(n): [RunSummary(r.objective, r.node_hours) for r in runs.get(n, ())] for n in field}
-
-
-def seed_spread(study: Study) -> float:
-    """How much the objective varies between seeds, where runs do not say: less by the fitted curve than by the stop."""
-    return PRIOR_SD if study.objective.estimator == "curve" else RAW_SD
 
 
 def missed(runs: Iterable[Replicate]) -> int:

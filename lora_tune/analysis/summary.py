@@ -17,6 +17,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of, objectives_of
+from lora_tune.search.recommendation import UNRUN, Recommended, recommended
 from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
@@ -45,8 +46,9 @@ class Overview:
 
     verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited,
     or there are more already, by ``sweep --trials``.
-    best, best_interval: the best trial and a 90% interval for its configuration's time to the target in seconds
-    (None for throughput studies).
+    recommended: the configuration that is believed best, which is what is handed over. best, best_interval: the best
+    single run and a 90% interval for its configuration's time to the target by it alone, in seconds (None for
+    throughput studies).
     node_hours: spent, start-up included. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
     nearest: the trial that came nearest to the target while none has reached it.
@@ -56,6 +58,7 @@ class Overview:
     open: int
     planned: int | None
     verdicts: Mapping[Verdict, int]
+    recommended: Recommended | None
     best: Trial | None
     best_interval: tuple[float, float] | None
     node_hours: float
@@ -77,6 +80,7 @@ def overview(study: Study, sweep: Sweep, now: float) -> Overview:
         open=sum(t.state is not TrialState.FINISHED for t in sweep.trials.values()),
         planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
         verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
+        recommended=recommended(study, sweep),
         best=best,
         best_interval=time_interval(best) if timed and best is not None else None,
         node_hours=sweep.node_hours(now),
@@ -151,6 +155,29 @@ def ranked(study: Study, sweep: Sweep) -> list[Trial]:
 def objective_words(study: Study) -> str:
     """What trials are compared by, for people."""
     return " against ".join(o.name for o in objectives_of(study))
+
+
+def recommended_words(study: Study, found: Recommended) -> str:
+    """What is believed of the configuration that is handed over, and what that rests on."""
+    low, high = (objective_of(study).text(bound) for bound in (found.low, found.high))
+    if found.confirmed:
+        base = f"mean of {runs_words(found.runs, 0)} with further seeds"
+    elif found.ran:
+        base = f"from {runs_words(found.runs, 0)} of it and what ran beside"
+    else:
+        base = "put together from other trials, not run as a whole"
+    return f"{objective_of(study).text(found.objective)} expected (90% interval {low} to {high}, {base})"
+
+
+def luckiest_words(study: Study, found: Recommended) -> str:
+    """The best single run, and whether it is one of the configuration that is handed over."""
+    which = "one of that configuration" if found.is_luckiest else "of another configuration, and luck is part of it"
+    return f"{objective_of(study).text(found.luckiest.objective)}, trial {found.luckiest.number}: {which}"
+
+
+def trial_name(trial: Trial) -> str:
+    """``trial 7``, or what a configuration is that no trial has run."""
+    return f"trial {trial.number}" if trial.number != UNRUN else "no trial yet"
 
 
 def confirmed_words(best: Trial | None) -> str:

@@ -1,4 +1,4 @@
-"""The best trial in the form that its workload's users run by hand: ``best/config_*.sh``."""
+"""What a sweep recommends in the form that its workload's users run by hand: ``best/config_*.sh``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lora_tune.analysis import base_changes, config_check
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.replicates import runs_words
-from lora_tune.analysis.summary import objective_words
+from lora_tune.analysis.summary import luckiest_words, objective_words, recommended_words, trial_name
 from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.format import visible
 from lora_tune.base.paths import near
@@ -29,6 +29,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of
+from lora_tune.search.recommendation import Recommended, recommended
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
@@ -45,19 +46,28 @@ class Written:
     usage: str
 
 
-def provenance(study: Study, trial: Trial, now: datetime.datetime) -> tuple[str, ...]:
+def provenance(
+    study: Study, trial: Trial, now: datetime.datetime, believed: Recommended | None = None
+) -> tuple[str, ...]:
     """Where an exported config comes from, one line each: the tool, the study, seeds, the score and its interval.
 
-    now: the time of the export.
+    now: the time of the export. believed: what the sweep believes of it, where it is what it recommends.
     """
     ended = trial.finished_at
     measured = f", measured on {datetime.datetime.fromtimestamp(ended, datetime.UTC):%Y-%m-%d}" if ended else ""
     # torch of a container, or of trials that run elsewhere, is no package of this environment.
     versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
+    words: tuple[str, ...] = ()
+    if believed is not None:
+        words = (
+            f"recommended: {recommended_words(study, believed)}",
+            f"best single run: {luckiest_words(study, believed)}",
+        )
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
-        f"study {study.name}, hash {study.digest}, trial {trial.number}{measured}",
-        *_results(study, trial),
+        f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
+        *words,
+        *(() if trial.verdict is None else _results(study, trial)),
         *_confirmed(trial),
         f"{versions}, Python {platform.python_version()}",
     )
@@ -105,13 +115,18 @@ def seeds_words(seeds: Sequence[int]) -> str:
     return f" {', '.join(map(str, ordered))}" if ordered else ""
 
 
-def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -> Written:
-    """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs."""
+def export_trial(
+    study: Study, trial: Trial, workload: Workload, folder: Path, believed: Recommended | None = None
+) -> Written:
+    """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs.
+
+    believed: what the sweep believes of its configuration, where that is what it recommends.
+    """
     proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
-    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC))
+    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), believed)
     made = workload.export(proposal, lines)
     main_file = next(iter(made.files))
-    data = config_check.twin(study, trial, main_file, made.usage, lines)
+    data = config_check.twin(study, trial, main_file, made.usage, lines, believed)
     stem = main_file.removesuffix(".sh")
     twins = {
         f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
@@ -124,13 +139,13 @@ def export_trial(study: Study, trial: Trial, workload: Workload, folder: Path) -
 
 
 def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) -> Written | None:
-    """Replace what ``folder`` holds by the export of the best trial; None, and nothing written, without one."""
-    best = objective_of(study).best(sweep)
-    if best is None:
+    """Replace what ``folder`` holds by the configuration that is believed best; None, and nothing written, without."""
+    believed = recommended(study, sweep)
+    if believed is None:
         return None
     for old in folder.glob("config_*") if folder.is_dir() else ():
         old.unlink()
-    return export_trial(study, best, workload, folder)
+    return export_trial(study, believed.trial, workload, folder, believed)
 
 
 def as_measured(workload: Workload, sweep: Sweep) -> Workload:
@@ -159,25 +174,27 @@ def python() -> str:
     return "python" if same else shlex.quote(near(Path(sys.executable)))
 
 
-def chosen_trial(study: Study, sweep: Sweep, number: int | None, *, near_miss: bool = False) -> Trial:
-    """Trial ``number``, or the best; with ``near_miss`` the nearest to a target that nothing reached.
+def chosen(
+    study: Study, sweep: Sweep, number: int | None, *, near_miss: bool = False
+) -> tuple[Trial, Recommended | None]:
+    """Trial ``number``, or what the sweep recommends; with ``near_miss`` the nearest to a target that nothing reached.
 
     Raises InputError or NothingReachedError.
     """
     closest = nearest(study, sweep)
     if near_miss and number is None and closest is not None:
-        return closest.trial
+        return closest.trial, None
     if number is None:
-        if (best := objective_of(study).best(sweep)) is None:
+        if (believed := recommended(study, sweep)) is None:
             hint = f"; {nearest_words(closest)}; --nearest exports it" if closest else ""
             raise NothingReachedError(f"{study.name}: {objective_of(study).nothing} yet{hint}")
-        return best
+        return believed.trial, believed
     if number not in sweep.trials:
         raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")
     trial = sweep.trials[number]
     if trial.metrics.objective is None:
         raise InputError(f"--trial {number}: it did not reach {study.goal} ({trial.verdict or trial.state})")
-    return trial
+    return trial, None
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -188,7 +205,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 @study_option
 @storage_option
 @output_option
-@click.option("--trial", "number", type=int, help="export this trial instead of the best")
+@click.option("--trial", "number", type=int, help="export this trial instead of what is recommended")
 @click.option(
     "--nearest", "near_miss", is_flag=True, help="export the trial that came nearest, where none reached the target"
 )
@@ -206,11 +223,17 @@ def main(
     base: Path | None,
     check: bool,
 ) -> None:
-    """Write the best trial (or --trial N) as a config that runs by hand, with its provenance."""
+    """Write the configuration that is believed best (or --trial N) as a config that runs by hand.
+
+    Its provenance says what that rests on, and names the best single run beside it.
+    """
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
-    trial = chosen_trial(review.study, review.sweep, number, near_miss=near_miss)
+    trial, believed = chosen(review.study, review.sweep, number, near_miss=near_miss)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)
-    written = export_trial(review.study, trial, workload, folder or review.paths.best)
+    written = export_trial(review.study, trial, workload, folder or review.paths.best, believed)
+    if believed is not None:
+        click.echo(f"recommended: {recommended_words(review.study, believed)}, {trial_name(trial)}")
+        click.echo(f"best single run: {luckiest_words(review.study, believed)}")
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
     if doubt := departed(review.sweep, workload):
         click.echo(f"warning: {doubt}; the export sources it: put it back before you run it", err=True)
@@ -219,7 +242,7 @@ def main(
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
         for change in changes:
             click.echo(visible(change))
-        for line in base_changes.told(review.study, review.sweep, trial):
+        for line in base_changes.told(review.study, review.sweep, trial) if trial.verdict is not None else ():
             click.echo(visible(line))
     if check:
         refuse_departed(review.sweep, workload, "the export sources it: put it back")

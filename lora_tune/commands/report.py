@@ -23,7 +23,17 @@ from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling
 from lora_tune.analysis.stopping import account_words
-from lora_tune.analysis.summary import Overview, objective_words, overview, passing, prior_words, score_words
+from lora_tune.analysis.summary import (
+    Overview,
+    luckiest_words,
+    objective_words,
+    overview,
+    passing,
+    prior_words,
+    recommended_words,
+    score_words,
+    trial_name,
+)
 from lora_tune.base.errors import SetupError
 from lora_tune.base.format import duration, visible
 from lora_tune.base.redact import redact
@@ -32,6 +42,7 @@ from lora_tune.commands.options import guarded, load_review, output_option, stor
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.review.plots import charts, svg
+from lora_tune.search.recommendation import recommended
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Sweep, Trial
 
@@ -86,9 +97,11 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
 
 
 def _against(study: Study, sweep: Sweep) -> list[str]:
-    """The best trial against the machine's own config, in lines; none where there is no such trial."""
-    best = objective_of(study).best(sweep)
-    return [] if best is None else [line.strip() for line in base_changes.told(study, sweep, best)]
+    """What is recommended against the machine's own config, in lines; none where no trial has run it."""
+    found = recommended(study, sweep)
+    if found is None or not found.ran:
+        return []
+    return [line.strip() for line in base_changes.told(study, sweep, found.trial)]
 
 
 @functools.cache
@@ -121,7 +134,7 @@ Card = tuple[str, str, str]
 
 
 def _cards(study: Study, seen: Overview) -> list[Card]:
-    cards = [_result_card(study, seen)]
+    cards = [*_recommended_card(study, seen), _result_card(study, seen)]
     if expected := passing(study, seen.best):
         cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
     ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
@@ -143,9 +156,16 @@ def hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1e-4 or value == 0 else "0.0001"
 
 
+def _recommended_card(study: Study, seen: Overview) -> list[Card]:
+    """What is handed over; none before a trial reached the target."""
+    if (found := seen.recommended) is None:
+        return []
+    words = f"{recommended_words(study, found)}; {trial_name(found.trial)}"
+    return [(f"Recommended: {objective_words(study)}", objective_of(study).text(found.objective), words)]
+
+
 def _result_card(study: Study, seen: Overview) -> Card:
-    label, objective = objective_words(study), objective_of(study)
-    label = label[0].upper() + label[1:]
+    label, objective = f"Best single run: {objective_words(study)}", objective_of(study)
     if seen.best is None:
         return (label, "none yet", nearest_words(seen.nearest) if seen.nearest else objective.nothing)
     value, number = seen.best.objective, seen.best.number
@@ -157,11 +177,16 @@ def _result_card(study: Study, seen: Overview) -> Card:
 
 
 def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
-    """The best trial's parameters, the tuned ones marked."""
-    if seen.best is None:
+    """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
+    if (found := seen.recommended) is None:
         return None
-    rows = [(name, _text(value), _tuned(study, name)) for name, value in seen.best.parameters.items()]
-    return {"trial": seen.best, "parameters": rows}
+    rows = [(name, _text(value), _tuned(study, name)) for name, value in found.trial.parameters.items()]
+    return {
+        "name": trial_name(found.trial),
+        "words": recommended_words(study, found),
+        "luckiest": luckiest_words(study, found),
+        "parameters": rows,
+    }
 
 
 def _confirmed(sweep: Sweep) -> list[Trial]:

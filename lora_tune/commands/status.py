@@ -21,7 +21,15 @@ from lora_tune.analysis.describe import money, parameters_text, price
 from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import account_words
-from lora_tune.analysis.summary import Overview, confirmed_words, overview, ranked, score_words
+from lora_tune.analysis.summary import (
+    Overview,
+    confirmed_words,
+    overview,
+    ranked,
+    recommended_words,
+    score_words,
+    trial_name,
+)
 from lora_tune.base import errors
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.options import (
@@ -38,6 +46,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
+from lora_tune.search.recommendation import Recommended
 from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.store.records import Sweep, Trial, TrialState
 from lora_tune.store.requests import Request, Requests
@@ -100,6 +109,7 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
         "stopping": None if seen.stopping is None else asdict(seen.stopping),
         "money": money(study, seen.node_hours),
         "seconds": seen.seconds,
+        "recommended": None if seen.recommended is None else _recommended(seen.recommended),
         "best": None if best is None else {**_trial(study, sweep, best, now), "interval_seconds": seen.best_interval},
         "nearest": None
         if seen.nearest is None
@@ -109,6 +119,19 @@ def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *
             {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
             for f in seen.failures
         ],
+    }
+
+
+def _recommended(found: Recommended) -> dict[str, Any]:
+    """The configuration that is handed over; ``trial`` is None where none has run it as a whole."""
+    return {
+        "trial": found.trial.number if found.ran else None,
+        "objective": found.objective,
+        "interval": (found.low, found.high),
+        "runs": found.runs,
+        "confirmed": found.confirmed,
+        "best_run": found.luckiest.number,
+        "parameters": dict(found.trial.parameters),
     }
 
 
@@ -179,7 +202,10 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
     counts = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     open_ = f"{seen.open} open" if seen.open else ""
     grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
-    grid.add_row("best", _best(study, seen))
+    if seen.recommended:
+        words = f"{recommended_words(study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
+        grid.add_row("recommended", _styled(words, parameters_text(seen.recommended.trial)))
+    grid.add_row("best run", _best(study, seen))
     if words := confirmed_words(seen.best):
         grid.add_row("confirmed", words)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
@@ -202,6 +228,10 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
         what = "trials are open and nobody drives them" if _open(sweep) else "it is not over and nobody drives it"
         return Text(f"{what}; take over with: {again}", style="bold red")
     return Text("ended")
+
+
+def _styled(words: str, parameters: str) -> Text:
+    return Text(words, style="bold green").append(f"  {parameters}", style="default")
 
 
 def _best(study: Study, seen: Overview) -> Text:

@@ -15,7 +15,7 @@ from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import promise_words
-from lora_tune.analysis.summary import score_words
+from lora_tune.analysis.summary import recommended_words, score_words, trial_name
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import HIDDEN, redact
@@ -49,6 +49,7 @@ from lora_tune.controller.runtime import (
 from lora_tune.controller.signatures import read_key
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
+from lora_tune.search.recommendation import recommended
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import Sweep, Trial, Verdict
@@ -239,7 +240,7 @@ def _hand_over(
 
 
 def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
-    """A few lines: why it ended, how the trials ended, the best."""
+    """A few lines: why it ended, how the trials ended, what to take, the best run."""
     counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     objective = objective_of(study)
     ended = ", ".join(f"{n} {objective.word(v)}" for v, n in counts.items() if n)
@@ -251,8 +252,11 @@ def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
             lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
     else:
         other = f" ({words})" if (words := score_words(study, best)) else ""
+        if found := recommended(study, sweep):
+            words = f"{recommended_words(study, found)}, {trial_name(found.trial)}"
+            lines.append(f"take     {words}: {parameters_text(found.trial)}")
         lines.append(
-            f"best     {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
+            f"best run {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
         )
     if rows := scaling(study, sweep):
         lines.append(table(rows))

@@ -18,6 +18,7 @@ from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
+from lora_tune.controller.last_run import LastRun, Proposes
 from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import Desk
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
@@ -154,8 +155,12 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
     """
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
-        desk, session = Requests(store, plan.study.name, lease), lambda: _open_session(plan, store)
-        with at_work(plan, store, lease, around, session, plan.paths, lock, desk) as driving:
+        desk = Requests(store, plan.study.name, lease)
+
+        def search() -> Search:
+            return LastRun(_open_session(plan, store), plan.study, lambda: driving.sweep, around.clock.now)
+
+        with at_work(plan, store, lease, around, search, plan.paths, lock, desk) as driving:
             yield driving
 
 
@@ -237,7 +242,7 @@ def at_work(
         )
 
 
-def _open_session(plan: Plan, store: Store) -> Search:
+def _open_session(plan: Plan, store: Store) -> Proposes:
     """Optuna's side. Two programs that make its tables at one moment disturb each other: the loser tries again."""
     from lora_tune.search import priors
     from lora_tune.search.samplers import make_sampler

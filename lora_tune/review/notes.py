@@ -11,7 +11,7 @@ from zlib import crc32
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.stopping import account_words
-from lora_tune.analysis.summary import Overview
+from lora_tune.analysis.summary import Overview, recommended_words, trial_name
 from lora_tune.base.format import duration, visible
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
@@ -190,7 +190,7 @@ def _value(value: object) -> str:
 
 
 def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
-    """The sweep in Markdown: the summary, the best configuration, the failures."""
+    """The sweep in Markdown: the summary, what is recommended beside the best run, the failures."""
     parts = [f"## {plain(study.name)}", plain(study.description)] if study.description else [f"## {plain(study.name)}"]
     ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     rows = [("Trials", f"{seen.trials}: {ended or 'none ended'}"), ("Open", str(seen.open))]
@@ -205,9 +205,12 @@ def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
         said = objective_of(study).text(seen.best.objective)
         if seen.best_interval:
             said += f" (90% interval {duration(seen.best_interval[0])} to {duration(seen.best_interval[1])})"
-        rows = [("Best", f"{said}, trial {seen.best.number}"), ("", parameters_text(seen.best)), *rows]
+        rows = [("Best run", f"{said}, trial {seen.best.number}"), ("", parameters_text(seen.best)), *rows]
     if seen.nearest is not None:
         rows = [("Nearest", f"trial {seen.nearest.trial.number}: {seen.nearest.missing}"), *rows]
+    if (believed := seen.recommended) is not None:
+        words = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
+        rows = [("Recommended", words), ("", parameters_text(believed.trial)), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
     if seen.failures:
         found = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]

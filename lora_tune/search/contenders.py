@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT
 from lora_tune.search.race_limits import PRIOR_FREEDOM
 
@@ -18,8 +19,18 @@ on the public runs, plus eval steps."""
 RAW_SD = 0.068
 """The same where seconds are those of the raw stop: that within public test submissions at GBS 8."""
 
+THROUGHPUT_SD = 0.002
+"""The same of ln(samples/s): a warm block measures it (public runs: 0.14% between runs)."""
+
 LEAST_SD = 1e-4
 """Runs that agree more closely than this are no evidence: clocks are read to the millisecond."""
+
+
+def seed_spread(study: Study) -> float:
+    """How much ln(objective) varies between seeds, where runs do not say: less by the fitted curve than by the stop."""
+    if study.objective.score == "throughput":
+        return THROUGHPUT_SD
+    return PRIOR_SD if study.objective.estimator == "curve" else RAW_SD
 
 
 @dataclass(frozen=True, slots=True)

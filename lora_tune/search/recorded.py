@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -36,6 +38,17 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
         made.datetime_complete = datetime.fromtimestamp(trial.finished_at) if trial.finished_at else None
         found.append(made)
     return found
+
+
+def fits(trial: Trial, space: Mapping[str, BaseDistribution]) -> bool:
+    """Whether ``space`` holds the trial's values: it may be the machine's own config, or older than the space."""
+    if trial.tuned.keys() != space.keys():
+        return False
+    try:
+        create_trial(state=TrialState.RUNNING, params=dict(trial.tuned), distributions=dict(space))
+    except ValueError:
+        return False
+    return True
 
 
 def _reported(study: Study, sweep: Sweep, trial: Trial) -> dict[int, float]:

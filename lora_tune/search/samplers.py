@@ -21,9 +21,23 @@ if TYPE_CHECKING:
     from lora_tune.search.grey_box.features import Coordinates
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.observations import Observation
+    from lora_tune.search.recommendation import Belief
     from lora_tune.search.tpe import WindowedTPESampler
+    from lora_tune.store.records import Sweep
 
     OldRuns = Callable[[], Sequence[Observation]]
+
+
+@runtime_checkable
+class Recommends(Protocol):
+    """A sampler with a model of its own."""
+
+    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
+        """The configuration that it believes best: values, expected objective, a sentence. Pure: by the trials alone.
+
+        Raises ValueError while nothing is known that could be recommended.
+        """
+        ...
 
 
 @runtime_checkable
@@ -33,6 +47,21 @@ class KnowsGain(Protocol):
     def expected_gain(self, study: optuna.Study) -> float | None:
         """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
         ...
+
+
+def _by_results(study: Study, sweep: Sweep) -> Belief:
+    """What the results alone say."""
+    from lora_tune.search.shrinkage import believes
+
+    return believes(study, sweep)
+
+
+def _by_model(study: Study, sweep: Sweep) -> Belief:
+    """What the sampler's own model says of seconds to the target; of every other objective, what the results say."""
+    from lora_tune.search.handover import believes
+
+    timed = objective_of(study).timed and study.objective.second is None
+    return believes(study, sweep) if timed else _by_results(study, sweep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +82,17 @@ class SamplerKind:
         It can compare trials that run on different numbers of nodes.
     objectives : tuple of str, or None
         The scores that it models; None: any, and two at a time.
+    believes : callable
+        ``believes(study, sweep)`` gives the configuration that is believed best, once a trial has reached the target.
+        Where the sampler has no word of its own, results are shrunk towards their neighbours
+        (:mod:`lora_tune.search.shrinkage`).
+    recommends_unrun : bool
+        That configuration may be one that no trial has run as a whole.
     """
 
     make: Callable[[Study, OldRuns], BaseSampler]
+    believes: Callable[[Study, Sweep], Belief] = _by_results
+    recommends_unrun: bool = False
     knows_gain: bool = False
     proposes_probes: bool = False
     takes_old_runs: bool = False
@@ -209,10 +246,19 @@ GP = SamplerKind(make=_gp)
 CMAES = SamplerKind(make=_cmaes)
 GREY_BOX = SamplerKind(
     make=_grey_box,
+    believes=_by_model,
+    recommends_unrun=True,
     knows_gain=True,
     proposes_probes=True,
     takes_old_runs=True,
     several_node_counts=False,
     objectives=("time_to_target", "mlperf_score", "throughput"),
 )
-PORTFOLIO = SamplerKind(make=_portfolio, knows_gain=True, proposes_probes=True, takes_old_runs=True)
+PORTFOLIO = SamplerKind(
+    make=_portfolio,
+    believes=_by_model,
+    recommends_unrun=True,
+    knows_gain=True,
+    proposes_probes=True,
+    takes_old_runs=True,
+)

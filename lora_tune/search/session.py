@@ -239,6 +239,22 @@ class Session:
             self._study.enqueue_trial(dict(values), user_attrs={"why": why, REQUEST: request})
             self.flush()
 
+    @_translated
+    def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
+        """A trial of these values, whatever the sampler would propose; it is RUNNING in the database from here on."""
+        if self._asked is None:
+            made = optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=dict(tuned),
+                distributions=self._distributions,
+                user_attrs={"why": why},
+            )
+            self._study.add_trial(made)
+            self._asked = _asked(self._study.get_trials(deepcopy=False)[-1], self._start)
+        self.flush()
+        asked, self._asked = self._asked, None
+        return asked
+
     def _outside_waits(self) -> bool:
         """Whether the next proposal is the start of a study whose space does not hold it."""
         if self._start is None or self._start.tuned is not None:

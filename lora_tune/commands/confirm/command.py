@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from lora_tune.analysis.replicates import Replicate, replicates, seed_spread
+from lora_tune.analysis.replicates import Replicate, replicates
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import redact
@@ -28,6 +28,7 @@ from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
+from lora_tune.search.contenders import seed_spread
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Changes, Store
 from lora_tune.store.leases import take_lease

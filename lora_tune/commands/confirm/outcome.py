@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lora_tune.analysis.describe import parameters_text
-from lora_tune.analysis.replicates import Replicate, missed, name_of, results, seed_spread
+from lora_tune.analysis.replicates import Replicate, missed, name_of, results
 from lora_tune.analysis.summary import objective_words
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
-from lora_tune.search.contenders import means
+from lora_tune.search.contenders import means, seed_spread
 from lora_tune.search.racing import CannotSeparate, Decided, Plan
 from lora_tune.store.metrics import Choice, Confirmed
 from lora_tune.store.records import Sweep, Trial

@@ -19,6 +19,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
 from lora_tune.search.racing import Plan, RaceSettings, plan
+from lora_tune.search.recommendation import recommended
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
@@ -32,9 +33,14 @@ FAILURES = 3
 
 
 def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
-    """The ``top`` leading trials with different configurations, best first. Raises InputError where none is there."""
+    """The ``top`` leading trials with different configurations: first what the sweep recommends, if it was run.
+
+    Raises InputError where no trial reached the target.
+    """
     found: list[Trial] = []
-    for trial in ranked(study, sweep):
+    believed = recommended(study, sweep)
+    first = [believed.trial] if believed is not None and believed.ran else []
+    for trial in [*first, *ranked(study, sweep)]:
         if all(trial.parameters != other.parameters for other in found):
             found.append(trial)
     if not found:

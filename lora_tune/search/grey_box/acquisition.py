@@ -38,6 +38,8 @@ ACTIONS = 60
 Z, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 """Gauss-Hermite nodes and weights of a standard normal: improvements often lie in its tails."""
+TRIED = 0.003
+"""ln(score) that it is worth to recommend a configuration that ran as a whole, not one put together."""
 UNTRIED = 0.3
 """ln(score) by which having no tested layout is worse than the average layout."""
 
@@ -278,12 +280,14 @@ def _run_seconds(model: SearchModel, beliefs: Beliefs, now: _Now, where: tuple[i
 class Recommendation:
     """The best configuration as far as is known.
 
-    score: expected seconds. regret: expected excess over the best there is, as a share; infinite while nothing known
-    has reached the target, here or elsewhere. runs: full runs of exactly these hyperparameters, on any layout.
+    score: expected seconds; sd: of ln(score), as believed. regret: expected excess over the best there is, as a share;
+    infinite while nothing known has reached the target, here or elsewhere. runs: full runs of exactly these
+    hyperparameters, on any layout.
     """
 
     values: Values
     score: float
+    sd: float
     regret: float
     runs: int
 
@@ -302,12 +306,24 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
     allowed = beliefs.tested if beliefs.tested.any() else np.ones(len(seconds), dtype=bool)
     m = int(np.argmin(np.where(allowed, doubted, np.inf)))
     g = next(k for k, columns in enumerate(beliefs.columns) if columns.start <= m < columns.stop)
-    group = beliefs.groups[g]
-    values = {**group.configurations[best[g] - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}
+    values = _whole(beliefs, best[g], g, m)
+    ran = [o.values for o in model.observations if math.isfinite(o.reached) and not (o.source or o.probe)]
+    rows = [at for at in range(beliefs.rows[g].start, beliefs.rows[g].stop) if logs_of[at] <= logs_of[best[g]] + TRIED]
+    for at in sorted(rows, key=lambda row: float(logs_of[row])):
+        if (known := _whole(beliefs, at, g, m)) in ran:
+            best[g], values = at, known
+            break
     names = model.coordinates.convergence_names
     runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
     regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if model.target_known else math.inf
-    return Recommendation(values=values, score=float(np.exp(seconds[m])), runs=runs, regret=regret)
+    sd = math.hypot(float(beliefs.sd[best[g]]), float(beliefs.spread[m]))
+    return Recommendation(values=values, score=float(np.exp(seconds[m])), sd=sd, runs=runs, regret=regret)
+
+
+def _whole(beliefs: Beliefs, at: int, g: int, m: int) -> Values:
+    """The values of configuration ``at`` on layout ``m``, both of group ``g``."""
+    group = beliefs.groups[g]
+    return {**group.configurations[at - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}
 
 
 def _expected_regret(

@@ -156,9 +156,15 @@ class GreyBoxSampler(BaseSampler):
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret."""
-        space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
-        found = recommend(self.observations(study, frozenset(space)), space, self)
+        found = self.recommendation(study)
         return dict(found.values), found.score, sentence(found)
+
+    def recommendation(self, study: optuna.Study) -> Recommendation:
+        """The same with all that is known of it: a pure function of the study's trials and the prior."""
+        space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
+        observations = self.observations(study, frozenset(space))
+        model = as_known(learn(self.coordinates(space), self._goal, observations))
+        return recommend_from(model, np.random.default_rng(0))
 
     def forecast(self, study: optuna.Study, values: Mapping[str, Any], skip: int = -1) -> tuple[float, float]:
         """Mean and sd of ln(score) of one run of ``values``, by what all trials but ``skip`` taught."""
@@ -177,14 +183,6 @@ class GreyBoxSampler(BaseSampler):
 
 _UNSEEN = (None, None)
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)
-
-
-def recommend(
-    observations: Sequence[Observation], space: Mapping[str, BaseDistribution], sampler: GreyBoxSampler
-) -> Recommendation:
-    """The recommendation that ``observations`` support, with the sampler's goal. Pure apart from the fitted scales."""
-    model = as_known(sampler.model(space, observations))
-    return recommend_from(model, np.random.default_rng(0))
 
 
 def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:

@@ -1,0 +1,109 @@
+"""Before a sweep ends, the configuration that it will hand over is run as a whole, if no trial has run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Protocol
+
+from lora_tune.config.study import Study
+from lora_tune.controller.dependencies import Search
+from lora_tune.controller.steering import Enqueues
+from lora_tune.logs.run import Eval
+from lora_tune.objectives import objective_of
+from lora_tune.search.samplers import sampler_kind
+from lora_tune.store.records import Sweep, Trial, TrialState, Value
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked
+
+WHY = "the configuration that is believed best, which no trial has run as a whole"
+"""Why such a trial is proposed."""
+
+MOST = 2
+"""Such trials of one sweep: each moves the belief a little, and the budget is for the search."""
+
+
+class Proposes(Search, Enqueues, Protocol):
+    """A search that also takes points from outside."""
+
+    def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
+        """A trial of these values; it is RUNNING in the database from here on."""
+        ...
+
+
+def last(study: Study, sweep: Sweep, now: float) -> bool:
+    """Whether the budget has room for one more trial after those that run.
+
+    Never where all trials begin at once: then no result is there to believe in.
+    """
+    budget = study.budget
+    if budget.trials is not None and len(sweep.trials) >= budget.trials - 1:
+        return budget.trials > budget.parallel
+    usual = [t.finished_at - t.proposed_at for t in sweep.reached() if t.finished_at is not None]
+    hours = [h for t in sweep.reached() if (h := sum(a.node_hours(now) for a in sweep.attempts_of(t.number))) > 0]
+    if not usual or not hours:
+        return False
+    if budget.wall_hours is not None and sweep.began_at + 3600 * budget.wall_hours - now < 2 * median(usual):
+        return True
+    if budget.node_hours is None:
+        return False
+    going = [a.node_hours(now) for t in _open(sweep) for a in sweep.attempts_of(t.number)[-1:]]
+    ahead = sum(max(0.0, median(hours) - spent) for spent in going)
+    return sweep.node_hours(now) + ahead + median(hours) >= budget.node_hours
+
+
+def _open(sweep: Sweep) -> list[Trial]:
+    return [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
+
+
+class LastRun:
+    """A search whose last proposal is what it recommends, where that was never run as a whole.
+
+    search: who proposes otherwise. records: the sweep as it is now. now: epoch seconds.
+    """
+
+    def __init__(self, search: Proposes, study: Study, records: Callable[[], Sweep], now: Callable[[], float]) -> None:
+        self._search, self._study, self._records, self._now = search, study, records, now
+        self._beyond_runs = sampler_kind(study).recommends_unrun and objective_of(study).timed
+
+    def ask(self) -> Asked | str:
+        """The search's own proposal, or what is believed best; meanwhile why nothing is proposed."""
+        if not self._beyond_runs or not self._records().reached():
+            return self._search.ask()
+        if not last(self._study, self._records(), self._now()):
+            asked = self._search.ask()
+            return asked if not isinstance(asked, str) else self._unrun() or asked
+        if going := len(_open(self._records())):
+            return f"the last trial waits for the {going} that run, to be what is believed best then"
+        return self._unrun() or self._search.ask()
+
+    def _unrun(self) -> Asked | None:
+        """A trial of what is recommended; None where one has run it, or while others run."""
+        from lora_tune.search.recommendation import recommended
+
+        sweep = self._records()
+        if _open(sweep) or sum(t.why == WHY for t in sweep.trials.values()) >= MOST:
+            return None
+        found = recommended(self._study, sweep)
+        return None if found is None or found.ran else self._search.propose(found.trial.tuned, WHY)
+
+    def unknown(self, known: Collection[int]) -> list[Asked]:
+        """As of the search."""
+        return self._search.unknown(known)
+
+    def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
+        """As of the search."""
+        self._search.enqueue(values, why, request)
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None:
+        """As of the search."""
+        self._search.report(number, evals)
+
+    def tell(self, record: Trial) -> None:
+        """As of the search."""
+        self._search.tell(record)
+
+    def flush(self) -> None:
+        """As of the search."""
+        self._search.flush()

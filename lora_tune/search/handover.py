@@ -1,0 +1,49 @@
+"""What a sampler with a model of its own hands over: its recommendation, with an interval by the results around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from optuna.distributions import BaseDistribution
+
+from lora_tune.config.study import Study
+from lora_tune.search import priors, shrinkage
+from lora_tune.search.contenders import bounded_exp
+from lora_tune.search.recommendation import Belief
+from lora_tune.search.recorded import fits, in_memory
+from lora_tune.search.samplers import Recommends, make_sampler
+from lora_tune.store.records import Sweep
+
+
+def believes(study: Study, sweep: Sweep) -> Belief:
+    """What the sampler recommends by the sweep's records; what the results say where it has nothing to say.
+
+    The machine's own config, where it is no point of the space and is believed better yet, stays.
+    """
+    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
+    by_results = shrinkage.believes(study, sweep)
+    space = study.search_space.distributions()
+    if not isinstance(sampler, Recommends):
+        return by_results
+    try:
+        tuned, score, _ = sampler.recommend(in_memory(study, _of_today(sweep, space), sampler))
+    except ValueError:  # its model has learned nothing yet, such as of trials older than the space
+        return by_results
+    if not by_results.tuned and by_results.objective < score:
+        return by_results
+    half = shrinkage.half_width(study, sweep, tuned)
+    runs = [t for t in sweep.reached() if dict(t.tuned) == tuned and not t.probe]
+    trial = min(runs, key=lambda t: abs(t.objective - score), default=None)
+    return Belief(
+        tuned=tuned,
+        objective=score,
+        low=score * bounded_exp(-half),
+        high=score * bounded_exp(half),
+        trial=None if trial is None else trial.number,
+    )
+
+
+def _of_today(sweep: Sweep, space: Mapping[str, BaseDistribution]) -> Sweep:
+    """The sweep without trials that the space of today does not hold: a study may have changed since they ran."""
+    return replace(sweep, trials={n: t for n, t in sweep.trials.items() if fits(t, space)})
