@@ -6,23 +6,26 @@ lines are the objective: the seconds from ``run_start`` to the eval loss that wa
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lora_tune.commands.api import Sweep as Sweep
     from lora_tune.search.pruner import StallPruner as StallPruner
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> object:
-    """``lora_tune.StallPruner``, loaded when it is asked for: it takes Optuna with it."""
-    if name != "StallPruner":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lora_tune.search import pruner
+_PUBLIC = {"StallPruner": "lora_tune.search.pruner", "Sweep": "lora_tune.commands.api"}
+"""What ``from lora_tune import ...`` gives -> its module, loaded when it is asked for: both take Optuna with them."""
 
-    return pruner.StallPruner
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
 def _without_interrupts(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

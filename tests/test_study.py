@@ -65,7 +65,11 @@ def test_resolves_what_a_trial_reads() -> None:
         (("ceil(0.1 * STEPS)", "__import__('os')"), "space.WARMUP", "not allowed"),
         (("DROPOUT = 0.1", "TP = 2"), "space.TP", "set by the layout"),
         (('type = "float"', 'type = "flaot"'), "space.LR", "needs type = one of float"),
-        (("[budget]", "[search]\nenqueue = [{ LR = 1.0 }]\n[budget]"), "search.enqueue.0.LR", "outside"),
+        (
+            ("[budget]", "[search]\nenqueue = [{ LR = 1.0 }]\n[budget]"),
+            "search.enqueue.0.LR",
+            "is not within 0.0001 to 0.01",
+        ),
         (("[budget]", "[search]\nenqueue = [{ NO = 1.0 }]\n[budget]"), "search.enqueue.0.NO", "is not tuned"),
         (("DROPOUT = 0.1", '"a b" = 1'), "space.a b", "is not a variable name"),
         (("[budget]", '[site]\nprofile = "no.toml"\n[budget]'), "site.profile", "cannot be read"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,20 +105,10 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     for key in secrets_written_in(from_file):
         name = key.rpartition(".")[2]
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
-    workload = load_workload(study, file)
-    plan = Plan(
-        file=file,
-        text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
-        study=study,
-        from_file=from_file,
-        options=options,
-        paths=sweep_paths(study.name, given["output"]),
-        workload=workload,
-        key=read_key(given["signing_key"]) if given["signing_key"] else None,
-    )
+    plan = plan_of(file, from_file, options, given["output"], given["signing_key"])
     if dry_run:
-        _dry_run(study, workload, plan.paths)
-        if given["logs"] and not check_logs(workload, given["logs"]):
+        _dry_run(study, plan.workload, plan.paths)
+        if given["logs"] and not check_logs(plan.workload, given["logs"]):
             sys.exit(errors.EXIT_NOTHING_REACHED)
         return
     if register:
@@ -127,6 +118,27 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
         accept_changes=given["accept_changes"], standby=given["standby"], metrics=given["metrics"], say=not as_json
     )
     sys.exit(_sweep(plan, given["storage"], make_view(quiet, as_json), how))
+
+
+def plan_of(
+    file: Path,
+    from_file: Study,
+    options: Mapping[str, Mapping[str, Any]],
+    output: Path | None = None,
+    signing_key: Path | None = None,
+) -> Plan:
+    """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
+    study = from_file.with_options(options)
+    return Plan(
+        file=file,
+        text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
+        study=study,
+        from_file=from_file,
+        options=options,
+        paths=sweep_paths(study.name, output),
+        workload=load_workload(study, file),
+        key=read_key(signing_key) if signing_key else None,
+    )
 
 
 def _options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -158,5 +158,5 @@ def _benchmark_goal(name: str, ruleset: str | None) -> dict[str, Any]:
     try:
         metric = find_benchmark(name, ruleset).metrics[0]
     except InputError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"objective.benchmark: {error}") from error
     return {"target": reaching(metric), "direction": metric.direction}

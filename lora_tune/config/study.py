@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,7 +125,7 @@ class Study(_Frozen):
     division: Literal["open", "closed"] = Field("open", description="closed: MLPerf's rules are enforced")
     workload: WorkloadTable
     site: Site = Field(default_factory=lambda: Site.model_validate({}))
-    space: dict[str, Parameter]
+    space: dict[str, Parameter] = Field(description="what may vary: LR = { type, low, high } and so on")
     objective: Objective = Field(default_factory=Objective)
     search: Search = Field(default_factory=Search)
     pruning: Pruning = Field(default_factory=Pruning)
@@ -292,6 +293,11 @@ def find_study(name: str, folder: Path = Path("studies")) -> Path:
     path = study_place(name, folder)
     if path.is_file():
         return path
+    if name.endswith(".toml"):
+        beside = sorted(str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml")
+        near = difflib.get_close_matches(str(path), beside, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"study files there: {', '.join(beside) or 'none'}"
+        raise StudyError(path, "", f"there is no such file; {hint}; lora-tune init writes one for your script")
     known = known_studies(folder)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known studies: {', '.join(known) or 'none here'}"
@@ -315,7 +321,7 @@ def parse_study(text: str, path: Path) -> Study:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise StudyError(path, "", f"is not valid TOML: {error}") from error
+        raise StudyError(path, "", f"is not valid TOML: {error}{_line_shown(str(error), text)}") from error
     table.setdefault("name", path.stem)
     if isinstance(table.get("site"), dict):
         table["site"] = _with_profile(table["site"], path)
@@ -328,6 +334,14 @@ def parse_study(text: str, path: Path) -> Study:
     return study
 
 
+def _line_shown(problem: str, text: str) -> str:
+    """The line that a TOML error names, with what most often is wrong in it."""
+    found, lines = re.search(r"at line (\d+)", problem), text.splitlines()
+    if found is None or not 0 < int(found[1]) <= len(lines):
+        return ""
+    return f"; the line reads `{lines[int(found[1]) - 1].strip()[:100]}` (texts stand in quotes, a table stands once)"
+
+
 def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
     """The site table laid over the profile file that it names, if any (a path relative to the study file)."""
     profile = site.get("profile")
@@ -338,7 +352,9 @@ def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
         base = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         known = sorted(str(p.relative_to(path.parent)) for p in path.parent.glob("sites/*.toml"))
-        raise StudyError(path, "site.profile", f"{file} cannot be read; known profiles: {known}") from error
+        raise StudyError(
+            path, "site.profile", f"{file} cannot be read; known profiles: {', '.join(known) or 'none here'}"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise StudyError(file, "", f"is not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
@@ -385,9 +401,20 @@ def _check_search(study: Study, path: Path) -> None:
     for index, point in enumerate(study.search.enqueue):
         for key, value in point.items():
             if key not in tuned:
-                raise StudyError(path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {sorted(tuned)}")
+                raise StudyError(
+                    path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {', '.join(sorted(tuned))}"
+                )
             if not within(tuned[key], value):
-                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} lies outside {tuned[key]}")
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} is not {range_words(tuned[key])}")
+
+
+def range_words(distribution: BaseDistribution) -> str:
+    """What a distribution can propose, for people."""
+    if choices := getattr(distribution, "choices", None):
+        return f"one of {', '.join(map(repr, choices))}"
+    low, high = getattr(distribution, "low", -math.inf), getattr(distribution, "high", math.inf)
+    step = getattr(distribution, "step", None)
+    return f"within {low:g} to {high:g}" + (f" in steps of {step:g}" if step not in (None, 1) else "")
 
 
 def within(distribution: BaseDistribution, value: Value) -> bool:
@@ -450,11 +477,13 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
         if near := _allowed_near(parts, model):
             message = f"unknown key; {near}"
     elif first["type"] == "missing":
-        message = "is missing; add it"
+        message = f"is missing; add it{_meant(parts, model)}"
     elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         message = "needs type = one of float, int, categorical, layout, derived, fixed"
     elif words := _PLAIN_WORDS.get(first["type"]):
         message = words.format(**first.get("ctx", {})) + _what_came(first["input"])
+        if first["type"] in ("tuple_type", "list_type") and isinstance(first["input"], str):
+            message += f"; write {json.dumps(first['input'].split())}"
     return key, message.replace("\n", " ")
 
 
@@ -481,6 +510,17 @@ def _what_came(value: object) -> str:
     """The refused value, where it is short enough for a line."""
     shown = repr(value)
     return f", not {shown}" if isinstance(value, str | int | float) and len(shown) <= 80 else ""
+
+
+def _meant(parts: list[str], model: type[BaseModel]) -> str:
+    """What a missing key is for, as the model describes it."""
+    for part in parts[:-1]:
+        inner = model.model_fields.get(part)
+        if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
+            return ""
+        model = inner.annotation
+    field = model.model_fields.get(parts[-1]) if parts else None
+    return f": {field.description}" if field is not None and field.description else ""
 
 
 def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:

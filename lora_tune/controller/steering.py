@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.config.space import Value
-from lora_tune.config.study import Study, within
+from lora_tune.config.study import Study, range_words, within
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.store.records import TrialState, Verdict
@@ -65,7 +65,7 @@ def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
         if name not in tuned:
             return f"{name} is not tuned; tuned are {', '.join(tuned)}"
         if not within(tuned[name], value):
-            return f"{name} = {value!r} lies outside of {tuned[name]}"
+            return f"{name} = {value!r} is not {range_words(tuned[name])}"
     return "" if values else "no values are given"
 
 

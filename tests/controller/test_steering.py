@@ -102,7 +102,7 @@ def test_the_budget_changes_while_it_runs(home: House) -> None:
     ("kind", "what", "refused"),
     [
         ("stop", {"trial": 99}, "there is no trial 99"),
-        ("enqueue", {"values": {"LR": 1e9}}, "LR = 1000000000.0 lies outside of"),
+        ("enqueue", {"values": {"LR": 1e9}}, "LR = 1000000000.0 is not within"),
         ("enqueue", {"values": {"RATE": 1.0}}, "RATE is not tuned; tuned are"),
         ("enqueue", {"values": {}}, "no values are given"),
         ("set", {"price_per_node_hour": 3}, "price_per_node_hour cannot change while a sweep runs"),
@@ -173,7 +173,7 @@ class TestCommand:
             (("--stop", "7"), "--stop 7: there is no such trial; there are 2, from 0"),
             (("--enqueue", "--set", "LR"), "--set LR: write NAME=VALUE"),
             (("--enqueue", "--set", "LR=fast"), "'fast' is no number"),
-            (("--enqueue", "--set", "LR=7"), "LR = 7.0 lies outside of"),
+            (("--enqueue", "--set", "LR=7"), "LR = 7.0 is not within"),
             (("--set", "LR=0.002"), "add --enqueue"),
             (("--clone", "9", "--enqueue"), "--clone 9: there is no such trial"),
             (("--parallel", "0"), "parallel"),

@@ -1,0 +1,119 @@
+"""A sweep from Python: ``from lora_tune import Sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import InputError
+from lora_tune.commands import export
+from lora_tune.commands.options import load_sweep
+from lora_tune.commands.sweep import plan_of
+from lora_tune.config.study import Budget, Study, find_study, load_study
+from lora_tune.controller.runtime import Environment, driver, make_clock, open_sweep
+from lora_tune.launchers import make_launcher
+from lora_tune.objectives import objective_of
+from lora_tune.review.screen import Plain, Quiet
+from lora_tune.store.leases import take_lease
+from lora_tune.store.records import Sweep as Records
+from lora_tune.store.records import Trial
+
+
+class Sweep:
+    """A sweep of one study, to be run or looked at. The command line and this see the same records.
+
+    Parameters
+    ----------
+    study : str or Path
+        ``NAME`` of ``studies/NAME.toml``, a shipped study, or a file that ends in .toml.
+    output : Path, optional
+        The sweep's folder; ``sweeps/NAME`` where it is left out.
+    storage : str, optional
+        URL of its database; SQLite in the sweep's folder where it is left out.
+    quiet : bool
+        Whether :meth:`run` prints nothing.
+    **budget
+        Keys of ``[budget]`` that count for this run, such as ``trials=20, parallel=2``.
+
+    Raises
+    ------
+    InputError
+        The study is not there or cannot be used, or a key is none of ``[budget]``; its text says what to do.
+    """
+
+    def __init__(
+        self,
+        study: str | Path,
+        *,
+        output: Path | str | None = None,
+        storage: str | None = None,
+        quiet: bool = False,
+        **budget: Any,
+    ) -> None:
+        if unknown := sorted(budget.keys() - Budget.model_fields.keys()):
+            raise InputError(f"{unknown[0]!r} is no key of [budget]; its keys: {', '.join(Budget.model_fields)}")
+        file = find_study(str(study))
+        self._plan = plan_of(file, load_study(file), {"budget": budget}, Path(output) if output else None)
+        self._storage, self._quiet = storage, quiet
+
+    @property
+    def study(self) -> Study:
+        """The study as it is swept."""
+        return self._plan.study
+
+    @property
+    def folder(self) -> Path:
+        """The sweep's folder, with ``report.html`` and ``best/``."""
+        return self._plan.paths.root
+
+    def run(self) -> str:
+        """Tune until the budget is spent, going on where an earlier run ended; returns why it is over.
+
+        Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
+        for what the machine lacks, SweepBusyError while another driver is at work.
+        """
+        from lora_tune.commands.report import write_report
+
+        plan, view = self._plan, Quiet() if self._quiet else Plain()
+        launcher = make_launcher(plan.study, plan.paths.packs)
+        clock = make_clock(plan.study, launcher)
+        around = Environment(launcher=launcher, clock=clock, view=view, pause=clock.sleep, fixed=True)
+        store = open_sweep(plan, self._storage, clock.now())
+        try:
+            lease = take_lease(store, plan.study.name, clock.now())
+            with driver(plan, store, lease, around, accept_changes=False) as driving:
+                outcome = driving.run()
+                store.finish(lease, outcome.reason)
+            export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
+            write_report(plan.study, driving.sweep, plan.paths.report)
+        finally:
+            store.close()
+        return outcome.reason
+
+    @property
+    def records(self) -> Records:
+        """Trials, attempts and evals as they are in the database now. Raises InputError before the first run."""
+        return load_sweep(self.study.name, self._plan.paths, self._storage)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials by number."""
+        return list(self.records.trials.values())
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial by the study's objective; None while none counts."""
+        return objective_of(self.study).best(self.records)
+
+    def values(self) -> list[Mapping[str, Any]]:
+        """A row a trial, for a table of any library: its number, its end, its objective and its parameters."""
+        return [
+            {
+                "trial": t.number,
+                "verdict": t.verdict and t.verdict.value,
+                "objective": t.metrics.objective,
+                **t.parameters,
+            }
+            for t in self.trials
+        ]
