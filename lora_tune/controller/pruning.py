@@ -26,7 +26,7 @@ from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.mllog import RunLog
 from lora_tune.objectives import objective_of
-from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.capping import Incumbent, cap, spread_of
 from lora_tune.store.records import StopKind, Sweep, Trial, Verdict
 
 
@@ -102,11 +102,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
     verdict = cap(
         run.evals,
         curves.timing(run, change),
-        Incumbent(
-            f"trial {best.number}",
-            (best.metrics.confirmed.each if best.metrics.confirmed else ()) or (best.seconds,),
-            (best.metrics.pace_spread or 0.0),
-        ),
+        _incumbent(sweep, best, calibrated=known is not None),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
         target=study.target,
@@ -114,6 +110,29 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
         healing=change,
     )
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
+
+
+def _incumbent(sweep: Sweep, best: Trial, *, calibrated: bool) -> Incumbent:
+    """The best trial with its own runs, and the spread that equal settings of the sweep have shown."""
+    confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
+    repeats = sweep.once("repeats", lambda: _repeats(sweep))
+    elsewhere = spread_of(runs for settings, runs in repeats.items() if not confirmed or settings != _settings(best))
+    return Incumbent(
+        f"trial {best.number}", confirmed or (best.seconds or math.inf,), best.metrics.pace_spread or 0.0, elsewhere,
+        calibrated,
+    )  # fmt: skip
+
+
+def _repeats(sweep: Sweep) -> dict[object, list[float]]:
+    """Seconds to target of the trials that reached it, by their parameters."""
+    found: dict[object, list[float]] = {}
+    for trial in sweep.reached():
+        found.setdefault(_settings(trial), []).append(trial.seconds or math.inf)
+    return found
+
+
+def _settings(trial: Trial) -> object:
+    return tuple(sorted((name, str(value)) for name, value in trial.parameters.items()))
 
 
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:

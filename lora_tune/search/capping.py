@@ -7,7 +7,7 @@ quantile (Hutter et al. 2009, adaptive capping; here for noisy times). A capped 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,10 @@ PRIOR_CV = 0.067
 """Relative sd of a configuration's run times where its own runs do not say: that within public submissions."""
 
 PRIOR_RUNS = 4
-"""Weight of ``PRIOR_CV`` beside the incumbent's own spread, in degrees of freedom."""
+"""Degrees of freedom of a study's own runs from which on ``PRIOR_CV`` counts no more; it makes up for missing ones."""
+
+BELIEF = 0.5
+"""What a degree of freedom of the prior is worth where it was not read from runs of the study's own workload."""
 
 FEWEST_EVALS = 2
 """Evals before the forecast may stop a run; the clock may at any time."""
@@ -34,21 +37,42 @@ FEWEST_HEALED = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How far the ln(seconds) of equal settings differ: their squares about the means, and degrees of freedom."""
+
+    squares: float = 0.0
+    freedom: int = 0
+
+
+def spread_of(repeats: Iterable[Sequence[float]]) -> Spread:
+    """The spread within settings that ran more than once, from the seconds of the runs of each."""
+    logs = [np.log([s for s in seconds if 0 < s < math.inf]) for seconds in repeats]
+    logs = [each for each in logs if len(each) > 1]
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
+    return Spread(squares, sum(len(each) - 1 for each in logs))
+
+
+@dataclass(frozen=True, slots=True)
 class Incumbent:
     """The best configuration so far: a name for sentences, and the seconds to target of its finished runs.
 
     pace_spread: how much the machine's own speed varies, as a relative standard deviation (``curves.pace_spread``).
+    elsewhere: the spread within other settings of the study. calibrated: ``PRIOR_CV`` was read from runs of this
+    workload; elsewhere it is believed less.
     """
 
     name: str
     seconds: tuple[float, ...]
     pace_spread: float = 0.0
+    elsewhere: Spread = Spread()
+    calibrated: bool = True
 
     def upper_quantile(self, probability: float) -> float:
         """The seconds that one more run of it stays under with ``probability``; infinite without a finished run.
 
-        Student's prediction bound on ln(seconds), its variance shrunk towards ``PRIOR_CV``; on a machine whose speed
-        varies, by that for its own runs and for the next.
+        Student's prediction bound on ln(seconds) with the spread that equal settings of the study have shown, and the
+        prior's while they show less than ``PRIOR_RUNS`` degrees of freedom; on a machine whose speed varies, by that
+        for its own runs and for the next.
         """
         from scipy.special import stdtrit
 
@@ -56,11 +80,12 @@ class Incumbent:
         n = len(known)
         if n == 0:
             return math.inf
-        freedom = n - 1 + PRIOR_RUNS
-        squares = float(((known - known.mean()) ** 2).sum()) + PRIOR_RUNS * PRIOR_CV**2
-        width = float(stdtrit(freedom, probability)) * math.sqrt(
-            (squares / freedom + self.pace_spread**2) * (1 + 1 / n)
-        )
+        shown = n - 1 + self.elsewhere.freedom
+        missing = max(0, PRIOR_RUNS - shown)
+        squares = float(((known - known.mean()) ** 2).sum()) + self.elsewhere.squares + missing * PRIOR_CV**2
+        variance = squares / (shown + missing) + self.pace_spread**2
+        freedom = shown + missing * (1.0 if self.calibrated else BELIEF)
+        width = float(stdtrit(freedom, probability)) * math.sqrt(variance * (1 + 1 / n))
         return float(np.exp(min(float(known.mean()) + width, LARGEST_EXPONENT)))
 
 
