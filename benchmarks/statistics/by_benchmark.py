@@ -1,8 +1,9 @@
 """The stopping rule and the crossing estimate on the public runs of every benchmark but llama2_70b_lora.
 
 ``python -m benchmarks.statistics.by_benchmark``: each submission in turn is a sweep's good trials; the runs of the
-others at its batch size are the references, as if they were trials of one kind. Every run read here reached its target,
-so every stop is a false one.
+others at its batch size are the references: as if they were trials of one kind, and as kinds of their own, which they
+are. Every run read here reached its target, so every stop is a false one. Beside them stands the rate that the
+references support, the mean over the runs. At other batch sizes and of other benchmarks no reference is believed at all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,10 @@ import numpy as np
 from benchmarks.public_runs import folder
 from lora_tune import curves
 from lora_tune.base.errors import InputError
+from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import Course
-from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.curves.points import Points, usable
+from lora_tune.curves.stopping import FEWEST
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf.benchmark import Benchmark
@@ -61,11 +63,12 @@ def read(path: Path) -> tuple[Benchmark, int, PublicRun] | None:
     return benchmark, batch, PublicRun(str(path.parent), run, target)
 
 
-def stopped(run: PublicRun, references: Sequence[Course]) -> bool:
-    """Whether the rule stops the run at any of its evals before the target."""
-    evidence = Evidence(references=references, rate=RATE)
-    evals = run.run.evals
-    return any(verdict(evals[: n + 1], run.target, evidence).stop for n in range(len(evals)))
+def judged(run: PublicRun, references: Sequence[Course], kind: Hashable) -> tuple[bool, float]:
+    """Whether the run is outside before its target, and the rate that the references support (0: none compares)."""
+    curve = usable(run.run.evals)
+    seen = Points(*(v[: int((curve.loss > run.target).cumprod().sum())] for v in curve))
+    found = compare(Course(curve=seen, kind=kind), references, target=run.target, rate=RATE)
+    return found.outside, found.supported if found.references else 0.0
 
 
 def scatter(values: Sequence[float]) -> float:
@@ -92,25 +95,31 @@ def main() -> None:
 
 def row(groups: dict[str, list[PublicRun]]) -> str:
     """False stops and crossings of one batch size, or why nothing can be said."""
-    judged = wrong = 0
+    counted, wrong, said = 0, [0, 0], [0.0, 0.0]
     raw, estimated, evals = [], [], []
     for name, own in groups.items():
-        others = [r for other, runs in groups.items() if other != name for r in runs][:MOST]
-        courses = [Course(curve=usable(r.run.evals)) for r in others]
-        if len(courses) >= FEWEST:
-            judged += len(own)
-            wrong += sum(stopped(run, courses) for run in own)
+        others = [(other, r) for other, runs in groups.items() if other != name for r in runs][:MOST]
+        if len(others) >= FEWEST:
+            counted += len(own)
+            for i, told in enumerate((False, True)):
+                courses = [Course(curve=usable(r.run.evals), kind=other if told else ()) for other, r in others]
+                found = [judged(run, courses, name if told else ()) for run in own]
+                wrong[i] += sum(outside for outside, _ in found)
+                said[i] += sum(rate for _, rate in found)
         stops = [hit.samples for r in own if (hit := r.run.reached(r.target)) is not None]
         evals += [len(r.run.evals) for r in own]
         crossings = [curves.estimate(r.run, r.target).samples for r in own]
         if len(stops) >= 5 and all(math.isfinite(c) for c in crossings) and min(np.std(stops), np.std(crossings)) > 0:
             raw.append(scatter(stops))
             estimated.append(scatter(crossings))
-    said = f"{wrong:3} of {judged:4} stopped" if judged else "too few references to stop anything"
-    said += f", {np.median(evals):.0f} evals a run"
+    words = "too few references to stop anything"
+    if counted:
+        rates = [f"{w} ({s / counted:.1%} supported)" for w, s in zip(wrong, said, strict=True)]
+        words = f"of {counted:4} stopped as one kind {rates[0]}, as kinds {rates[1]}"
+    words += f", {np.median(evals):.0f} evals a run"
     if raw:
-        said += f"; scatter of stops {100 * np.mean(raw):.1f}%, of crossings {100 * np.mean(estimated):.1f}%"
-    return said
+        words += f"; scatter of stops {100 * np.mean(raw):.1f}%, of crossings {100 * np.mean(estimated):.1f}%"
+    return words
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The published envelope on public runs of submissions that it was not calibrated on, and on FP4 runs.
 
-A run of v5.1 counts as FP4 when its loss lies above 0.945 at 2,000 samples or later: runs of one precision are below
-0.94 by then. Undeclared: nothing states the precision, so the envelope is silent until public FP4 runs have healed.
-Never healing: FP4 runs that keep the level of their last eval before the fall up to the end of training.
+FP4 are the runs of the four submissions of v5.1's half that trained in it; two of them heal at step 350, and the other
+two come late to the target (20 runs), but they come. Undeclared: nothing states the precision, so the envelope is
+silent until public FP4 runs have healed. Bad: submissions that needed more than 1.2 times the reference's samples,
+though they reached the target, and simulated runs that never do. Never healing: runs of the two that heal, with the
+level of their last eval before it up to the end of training.
 """
 
 from __future__ import annotations
@@ -13,14 +15,28 @@ import numpy as np
 
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
-from lora_tune.controller.evidence import HEALED
-from lora_tune.curves.stopping import Evidence, verdict
+from benchmarks.statistics import perturbed
+from benchmarks.statistics.crossing import real_noise
+from lora_tune.controller.evidence import EVALS_TO_HEAL, HEALED
+from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf.published_curves import published
 
 RATES = (0.01, 0.05, 0.1)
 EARLY = 0.6
-HEALS_BELOW = 0.945
+FP4 = tuple(
+    f"v5.1/{name}"
+    for name in (
+        "NVIDIA/tyche_ngpu8_ngc25.09_nemo",
+        "Nebius/nebius_b200_n2",
+        "University-of-Florida/hpg.dgxb200x8.n4",
+        "University-of-Florida/hpg.dgxb200x8.n8",
+    )
+)
+HEALING = FP4[:2]
+HEALING_SAMPLES = 350 * 8
+NEVER = 60
+"""Simulated runs of each shape that never reaches the target."""
 
 
 def main() -> None:
@@ -46,36 +62,66 @@ def main() -> None:
                     ]
                     cells = " | ".join(f"{share:.2%}" for share in shares)
                     print(f"| {name}: {kind}, {len(some)} | {words} | {cells} |", flush=True)
-    never = [(r, never_healing(r)) for r in load() if is_fp4(r)]
-    early = np.mean([(at := stopped(r, e, 0.01, HEALED)) is not None and at <= EARLY * _end(r) for r, e in never])
-    print(f"| FP4 that never heals, {len(never)}: stopped by {EARLY:.0%} of the end | undeclared | {early:.0%} | | |")
+    _never_reach()
+    _never_heal([r for r in load() if r.submission in HEALING])
+
+
+def _never_reach() -> None:
+    """Runs with a bad learning rate, stalled or diverging, with the noise of real ones."""
+    good = [r for s, g in by_submission(load()).items() if g[0].gbs == 8 and is_good(g) and not is_test(s) for r in g]
+    noise = real_noise(published(8).family, [good])
+    runs = [
+        run
+        for seed, shape in enumerate(perturbed.BAD.values())
+        for run in perturbed.never_reach(perturbed.simulate(shape, noise, NEVER, seed))
+    ]
+    for words, begin in (("declared one", 0.0), ("undeclared", HEALED)):
+        stops = [[judged(run, 8, perturbed.MAX_SAMPLES, rate, begin) or np.inf for run in runs] for rate in RATES]
+        cells = " | ".join(f"{np.mean(np.array(at) <= EARLY * perturbed.MAX_SAMPLES):.2%}" for at in stops)
+        print(f"| never reach it, {len(runs)}: stopped by {EARLY:.0%} of the end | {words} | {cells} |", flush=True)
+
+
+def _never_heal(runs: Sequence[PublicRun]) -> None:
+    for words, begin in (("undeclared", HEALED), ("declared", None)):
+        for steps in sorted({r.max_steps for r in runs}):
+            some = [r for r in runs if r.max_steps == steps]
+            at = [(stopped(r, never_healing(r), 0.01, begin) or np.inf) / _end(r) for r in some]
+            print(
+                f"| FP4 that never heals, {steps} steps, {len(some)}: by {EARLY:.0%} of the end; median | {words} | "
+                f"{np.mean(np.array(at) <= EARLY):.0%}, {np.median(at):.0%} | | |"
+            )
 
 
 def is_fp4(run: PublicRun) -> bool:
-    """Whether a run of v5.1 at GBS 8 shows the level of public FP4 runs before they heal."""
-    return (
-        run.gbs == 8
-        and run.submission.startswith("v5.1")
-        and any(e.loss > HEALS_BELOW and e.samples >= 2000 for e in run.run.evals)
-    )
+    """Whether the run belongs to a submission that trained in FP4."""
+    return run.submission in FP4
 
 
 def never_healing(run: PublicRun) -> list[Eval]:
     """The run without its fall, evals going on to the end of training."""
-    before = [e for e in run.run.evals if e.loss > HEALS_BELOW]
+    before = [e for e in run.run.evals if e.samples < HEALING_SAMPLES]
     step = run.run.evals[1].samples - run.run.evals[0].samples
     later = np.arange(before[-1].samples + step, _end(run), step)
     return [*before, *(Eval(float(s), before[-1].loss, float(s)) for s in later)]
 
 
-def stopped(run: PublicRun, evals: Sequence[Eval], rate: float, begin: float) -> float | None:
-    """Samples at which the envelope stops a run. begin: where it begins to judge, over the median samples to target."""
-    envelope = published(run.gbs)
+def stopped(run: PublicRun, evals: Sequence[Eval], rate: float, begin: float | None) -> float | None:
+    """Samples at which the envelope stops a run of this one's batch and length. begin: see ``judged``."""
+    return judged(evals, run.gbs, _end(run), rate, begin)
+
+
+def judged(evals: Sequence[Eval], gbs: float, length: float, rate: float, begin: float | None) -> float | None:
+    """Samples at which the envelope stops a run.
+
+    begin: where it begins to judge, over the median samples to target; None: after a stated change of precision.
+    """
+    envelope = published(gbs)
     if envelope is None:
         return None
-    start = begin * float(np.exp(envelope.family.log_samples[-1]))
+    healed = HEALING_SAMPLES + EVALS_TO_HEAL * PUBLISHED_STEP
+    start = healed if begin is None else begin * float(np.exp(envelope.family.log_samples[-1]))
     evidence = Evidence(published=envelope, rate=rate, published_from=start)
-    stops = (e.samples for i, e in enumerate(evals) if verdict(evals[: i + 1], TARGET, evidence, length=_end(run)).stop)
+    stops = (e.samples for i, e in enumerate(evals) if verdict(evals[: i + 1], TARGET, evidence, length=length).stop)
     return next(stops, None)
 
 
