@@ -3,7 +3,7 @@
 ``python -m benchmarks.statistics.by_benchmark``: each submission in turn is a sweep's good trials; the runs of the
 others at its batch size are the references: as if they were trials of one kind, and as kinds of their own, which they
 are. Every run read here reached its target, so every stop is a false one. Beside them stands the rate that the
-references support, the mean over the runs. At other batch sizes and of other benchmarks no reference is believed at all.
+references support, the mean over the runs. No reference of another batch size or benchmark is believed at all.
 """
 
 from __future__ import annotations
