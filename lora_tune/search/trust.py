@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import log_ndtr
 
 GREY_BOX, WHOLE = "grey_box", "whole"
-PRIOR_ODDS = 1.5
-"""ln of the odds for the grey box before any run, where there is a layout or something published: four to one."""
+PRIOR_ODDS = 3.0
+"""ln of the odds for the grey box before any run, where there is a layout or something published: 20 to one."""
 OUTLIER, OUTLIER_SD = 0.1, 1.5
 """Share of runs that no forecast is held to, and how far they lie: one freak run must not settle the matter."""
 NEWEST = 16

@@ -64,6 +64,8 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[Group]:
             own = {n: values[n] for n in c.convergence_names if n not in shared}
             rows.append({**shared, **own})
             rows += [{**shared, **_near(c, own, rng, width)} for width in (0.05, 0.15)]
+            if c.other_features:
+                rows += [{**shared, **_some_moved(c, own, rng, width)} for width in (0.1, 0.3)]
         unique = list({tuple(r.items()): r for r in rows}.values())
         batch = c.batch({**unique[0], **members[0]})
         groups.append(Group(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))
@@ -89,6 +91,12 @@ def _near(c: Coordinates, values: Values, rng: np.random.Generator, width: float
         else:
             found[name] = from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
     return found
+
+
+def _some_moved(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
+    """A neighbour in two of many parameters, so that one direction after the other is tried."""
+    chosen = {str(n) for n in rng.choice(sorted(values), min(2, len(values)), replace=False)}
+    return {**values, **_near(c, {n: v for n, v in values.items() if n in chosen}, rng, width)}
 
 
 def _best_tried(model: SearchModel) -> list[Values]:

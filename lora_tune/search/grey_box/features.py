@@ -82,13 +82,14 @@ class Coordinates:
 
     distributions: the tuned parameters. gpus: GPUs of one trial, from which a layout's batch follows. fixed: values
     that do not vary but count (GBS, MAX_STEPS, LR, ...). roles: "speed", "convergence" or "both" of parameters of which
-    the study says it; of the others it is guessed from the name.
+    the study says it; of the others it is guessed from the name. centre: where the user or the published results stand.
     """
 
     distributions: Mapping[str, BaseDistribution]
     gpus: int = 1
     fixed: Values = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    centre: Values = field(default_factory=dict)
 
     @cached_property
     def layout(self) -> str | None:
@@ -223,6 +224,17 @@ class Coordinates:
     def warmup_feature(self) -> int | None:
         """Column of the warm-up among the convergence features; None where nothing says how long schedules are."""
         return self._column(WARMUP) if self.reference_samples > 1 else None
+
+    @cached_property
+    def other_features(self) -> dict[int, float]:
+        """Columns of numbers that are neither rate, batch, schedule nor warm-up, with where the user stands in each."""
+        found, column = {}, 0
+        for name in self.convergence_names:
+            spread = self.distributions[name]
+            if not isinstance(spread, CategoricalDistribution) and name.upper() not in (*RATE, *STEPS, *WARMUP, *BATCH):
+                found[column] = unit(spread, self.centre[name]) if name in self.centre else 0.0
+            column += len(self._coded(name, None))
+        return found
 
     def _column(self, names: Sequence[str]) -> int | None:
         """Where the first parameter with one of these names begins among the convergence features."""

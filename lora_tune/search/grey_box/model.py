@@ -123,7 +123,8 @@ def learn(
     scales: as fitted before; they are fitted anew when readings of ended trials grew by a tenth, at the latest.
     ahead: running trials count as measured with the result expected of them, too.
     """
-    curved = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
+    rate = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
+    curved = (*rate, *coordinates.other_features)
     seen = [o for o in observations if _complete(coordinates, o)]
     totals = [coordinates.total_samples(o.values) for o in seen]
     found = readings(seen, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in seen])

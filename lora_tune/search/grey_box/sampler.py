@@ -145,7 +145,13 @@ class GreyBoxSampler(BaseSampler):
 
     def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
         """How the space's parameters become features."""
-        return Coordinates(distributions=dict(search_space), gpus=self._gpus, fixed=self._fixed, roles=self._roles)
+        return Coordinates(
+            distributions=dict(search_space),
+            gpus=self._gpus,
+            fixed=self._fixed,
+            roles=self._roles,
+            centre=self._defaults,
+        )
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
         """The model after ``observations``; its scales are kept for the next call."""

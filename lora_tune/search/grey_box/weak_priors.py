@@ -19,6 +19,12 @@ LOST = 0.35
 MOST_LOST = 1.0
 """ln(samples) per unit of the warm-up feature that is believed at most, where schedules are far longer than runs."""
 
+BEND, BEND_SD, SLOPE_SD = 0.08, 0.08, 0.15
+"""ln(samples) that other numbers (weight decay, betas, rank, dropout) cost at half a range from the best one, with its
+doubt, and the doubt of where that one is."""
+SMOOTH = 0.35
+"""How much of the smooth residual such a number takes part in: with six of them every new point would be unknown."""
+
 _SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
     "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
     "bubble": (-1.0, 0.3), "micro": (0.0, 0.1), "sp": (0.02, 0.05), "FP8": (0.15, 0.1), "TP_COMM_OVERLAP": (0.03, 0.05),
@@ -61,6 +67,13 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
         # Two octaves are the unit, as of batch and schedule: how smooth the valley is does not depend on how wide a
         # range is searched. In halves of a range of three decades the residual could not bend within a factor of eight.
         weights[rate] = _half_range(coordinates) / OCTAVES
+    for column, centre in coordinates.other_features.items():
+        # BEND (x - centre)^2, as a line and a square of x: what the user or the published results have is not bad.
+        mean[0] += BEND * centre**2
+        mean[1 + column], sd[1 + column] = -2 * BEND * centre, SLOPE_SD
+        curve_mean.append(BEND)
+        curve_sd.append(BEND_SD)
+        weights[column] = SMOOTH
     return Prior(
         mean=np.r_[mean, curve_mean],
         sd=np.r_[sd, curve_sd],

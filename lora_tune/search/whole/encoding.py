@@ -17,9 +17,10 @@ from lora_tune.search.grey_box.gaussian import Array
 
 Values = Mapping[str, Any]
 RATE_NAME = re.compile(r"(^|[^A-Z])(LR|LEARNING_?RATE|ETA)($|[^A-Z])")
-RATE_BEND, OTHER_BEND, LEAST_BEND = 0.25, 0.03, 0.25
-"""Rise of ln(seconds) at an e-fold from the best: of learning rates, of other numbers searched on a log scale, and at
-half a range of any number."""
+RATE_BEND, OTHER_BEND = 0.25, 0.02
+"""Rise of ln(seconds) at an e-fold from the best: of learning rates, of other numbers searched on a log scale."""
+LEAST_BEND, ALL_BENDS = 0.25, 0.75
+"""The same at half a range of any number, and of all together: of many parameters most matter little."""
 MOST_FOLDS = 4.0
 """E-folds beyond which a rise is no longer quadratic."""
 UNIT = 1.5
@@ -67,7 +68,8 @@ class Encoding:
 
     def _bend(self, name: str) -> float:
         folds = min(self._folds(name), MOST_FOLDS)
-        return LEAST_BEND + (RATE_BEND if _is_rate(name) else OTHER_BEND) * folds**2
+        least = min(LEAST_BEND, ALL_BENDS / len(self.distributions))
+        return least + (RATE_BEND if _is_rate(name) else OTHER_BEND) * folds**2
 
     def _folds(self, name: str) -> float:
         """Half of the range in e-folds where it is searched on a log scale; else 0."""
