@@ -199,7 +199,7 @@ def test_few_trials_have_no_importance() -> None:
 
 
 def test_the_next_proposal_lies_in_the_space_and_writes_nothing(tmp_path: Path) -> None:
-    study = study_of()
+    study = study_of(STUDY + '[search]\nsampler = "tpe"\n')
     sweep = sweep_of(study)
     database = stored(tmp_path, sweep, study)
     before = database.read_bytes()
@@ -211,7 +211,7 @@ def test_the_next_proposal_lies_in_the_space_and_writes_nothing(tmp_path: Path) 
 
 
 def test_why_a_trial_was_proposed() -> None:
-    study = study_of(STUDY + "[search]\nenqueue = [{ LR = 4e-4 }]\nstartup_trials = 3\n")
+    study = study_of(STUDY + '[search]\nsampler = "tpe"\nenqueue = [{ LR = 4e-4 }]\nstartup_trials = 3\n')
     named, early, late = (replace(trial(n, r), why="") for n, r in ((0, 4e-4), (2, 3e-4), (9, 3e-4)))
     sweep = sweep_with(*GOOD)
     assert "search.enqueue" in explain.why_proposed(study, sweep, named)

@@ -56,12 +56,13 @@ class Search(_Frozen):
     """How trials are proposed."""
 
     sampler: Annotated[str, AfterValidator(SAMPLERS.known)] = Field(
-        "tpe", description="who proposes: tpe, random, gp, cmaes, grey_box, or one that was added"
+        "portfolio", description="who proposes: portfolio, tpe, random, gp, cmaes, grey_box, or one that was added"
     )
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
     startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
     probes: bool = Field(
-        False, description="grey_box may propose short runs that end once their layout's speed is measured"
+        False,
+        description="portfolio and grey_box may propose short runs that end once their layout's speed is measured",
     )
     enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
 
@@ -109,7 +110,7 @@ class Budget(_Frozen):
         gt=0,
         lt=1,
         description="end when the next node-hour is expected to improve the score by less than this share "
-        "(0.002: 0.2%); needs sampler grey_box, and a limit beside it",
+        "(0.002: 0.2%); needs sampler portfolio or grey_box, and a limit beside it",
     )
     parallel: int = Field(1, ge=1, description="trials at one time")
     trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")
@@ -386,10 +387,11 @@ def _check_search(study: Study, path: Path) -> None:
     space, budget = study.search_space, study.budget
     sampler = SAMPLERS.load(study.search.sampler)
     if budget.stop_below is not None and not getattr(sampler, "knows_gain", False):
-        problem = 'needs search.sampler = "grey_box": this sampler does not know its expected gain'
+        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not know its expected gain'
         raise StudyError(path, "budget.stop_below", problem)
     if study.search.probes and not getattr(sampler, "proposes_probes", False):
-        raise StudyError(path, "search.probes", 'needs search.sampler = "grey_box": this sampler does not propose them')
+        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not propose them'
+        raise StudyError(path, "search.probes", problem)
     models = getattr(sampler, "objectives", None)
     if models is not None and (study.objective.score not in models or study.objective.second is not None):
         problem = f"{study.search.sampler} models {', '.join(models)} alone; use tpe"
