@@ -1,6 +1,6 @@
 """Every public llama2_70b_lora folder of MLPerf Training as a user would meet it: doctor, dry run, and a small sweep.
 
-``python -m benchmarks.public_trees FOLDER [--only TEXT] [--base] [--no-sweep]`` takes a folder with checkouts of the
+``python -m benchmarks.public_trees FOLDER [--only TEXT]... [--base] [--no-sweep]`` takes a folder with checkouts of the
 public result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
 script, lays each out in a scratch folder with what its container would hold beside it, and runs on each ``doctor``,
 ``sweep --dry-run``, and for those that use Slurm a sweep of four trials on the test cluster (root, and the packages of
@@ -275,12 +275,16 @@ def _short(text: str | list[str], place: Path | None = None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with the checkouts of the public result repositories")
-    parser.add_argument("--only", default="", help="trees whose round/submitter/folder holds this text")
+    parser.add_argument(
+        "--only", action="append", help="trees whose round/submitter/folder holds this text; may be given several times"
+    )
     parser.add_argument("--base", action="store_true", help="trial 0 is the folder's smallest config as it stands")
     parser.add_argument("--no-sweep", action="store_true")
     arguments = parser.parse_args()
     found = [
-        t for t in trees(arguments.folder, base=arguments.base) if arguments.only in f"{t.round}/{t.submitter}/{t.name}"
+        tree
+        for tree in trees(arguments.folder, base=arguments.base)
+        if any(text in f"{tree.round}/{tree.submitter}/{tree.name}" for text in arguments.only or [""])
     ]
     if not found:
         raise SystemExit(f"{arguments.folder}: no training_results_v* with llama2_70b_lora implementations below it")

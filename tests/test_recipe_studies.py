@@ -15,6 +15,7 @@ from lora_tune.config.site import Site
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal
+from lora_tune.workloads.mlperf import MlperfWorkload
 from tests.conftest import REPOSITORY
 
 STUDIES = REPOSITORY / "studies"
@@ -162,10 +163,21 @@ class TestP8000:
         monkeypatch.delenv("CONT_FILE", raising=False)
         job = job_of("p8000", tmp_path, monkeypatch)
         assert job.environment["CONT_FILE"] == "/images/lora.sqsh", "what env.sh exports"
-        assert (job.environment["GLOBAL_BATCH_SIZE"], job.environment["TP"]) == ("8", "8")
+        assert (job.environment["GLOBAL_BATCH_SIZE"], job.environment["TP"]) == ("8", "4")
         assert job.environment["LOGDIR"].startswith(str(tmp_path)), "a log folder of its own, whatever env.sh says"
         monkeypatch.setenv("CONT_FILE", "/mine.sqsh")
-        assert job_of("p8000", tmp_path, monkeypatch).environment["CONT_FILE"] == "/mine.sqsh"
+        told = job_of("p8000", tmp_path, monkeypatch).environment["CONT_FILE"]
+        assert told == "/images/lora.sqsh", "as by hand, where env.sh is sourced in the user's shell"
+
+    def test_trial_zero_is_the_config_that_is_run_by_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LORA_TUNE_IMPLEMENTATION", str(STANDINS / "p8000"))
+        workload = load(study_of("p8000"), "p8000.toml")
+        assert isinstance(workload, MlperfWorkload)
+        begin = workload.start()
+        assert begin is not None
+        assert begin.name == "config_P8000_1x8x1xtp8pp1cp1.sh"
+        assert (begin.parameters["TP"], begin.parameters["GBS"], begin.parameters["LR"]) == (8, 8, 4e-4)
+        assert begin.tuned is not None, begin.outside
 
 
 class TestLlama31405b:

@@ -15,6 +15,12 @@ LAUNCHERS = Registry(
 )
 """``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`."""
 
+
+def on_this_machine(launcher: str) -> bool:
+    """Whether a launcher's jobs run here and nowhere else, so that what is not here is missing. Raises InputError."""
+    return bool(getattr(LAUNCHERS.load(launcher), "one_machine", False))
+
+
 WORKLOADS = Registry(
     "lora_tune.workloads",
     "workload",

@@ -13,6 +13,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.commands.checks import Finding, Level, cluster, files, probe, problem
 from lora_tune.commands.options import guarded, output_option, storage_option, study_option, sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
 from lora_tune.launchers.slurm.submission import submission_command
 from lora_tune.mlperf.registry import LORA
@@ -44,7 +45,7 @@ def main(study_name: str, storage: str | None, output: Path | None, with_probe: 
     workload = load_workload(study, file)
     paths = sweep_paths(study.name, output)
     worst = show(_local(study, workload, paths, storage))
-    if study.site.launcher == "slurm":
+    if launcher_kind(study.site).slurm:
         worst = max(worst, show(_slurm(study, workload, paths)))
         if with_probe:
             worst = max(worst, show(_probe(study, workload, paths, probe_minutes * 60)))

@@ -147,6 +147,8 @@ class LauncherKind:
         How late a job may appear whose submission nobody answered.
     one_machine : bool
         Jobs run on this machine and on no other: its files are theirs, and there is no other node to try.
+    slurm : bool
+        Jobs go through Slurm's ``sbatch``, whose commands can be asked what they would do.
     keeps_time : bool
         The launcher is its own clock (``now``, ``monotonic_now``, ``sleep``), as a simulation is.
     """
@@ -156,6 +158,7 @@ class LauncherKind:
     period: float = 1.0
     submit_grace_seconds: float = 10.0
     one_machine: bool = False
+    slurm: bool = False
     keeps_time: bool = False
 
 

@@ -180,6 +180,18 @@ class Workload(Protocol):
         ...
 
 
+@runtime_checkable
+class RunsSeeds(Protocol):
+    """A workload of which one job can run several seeds one after another (``Proposal.replicates``)."""
+
+    seeds_per_job: int
+
+
+def seeds_per_job(workload: Workload) -> int:
+    """How many seeds a job of a confirmation runs."""
+    return workload.seeds_per_job if isinstance(workload, RunsSeeds) else 1
+
+
 def start(workload: Workload) -> Start | None:
     """The configuration that trial 0 measures as it stands; None where there is none."""
     return workload.start() if isinstance(workload, Starts) else None

@@ -55,7 +55,7 @@ class BaseConfig:
         return {
             name: HIDDEN if names_secret(name) else redact(value)
             for name, value in self.values.items()
-            if name not in self.passing
+            if name not in self.passing and name.isidentifier()  # bash hands on functions under names of its own
         }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from lora_tune.base.errors import StudyError
-from lora_tune.base.kinds import LAUNCHERS, LOG_READERS
+from lora_tune.base.kinds import LOG_READERS, on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
 from lora_tune.config.secrets import Variables
@@ -113,7 +113,7 @@ class CommandWorkload:
     def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
         program, *words = (fill(word, values) for word in self._settings.argv)
-        if program in ("python", "python3") and LAUNCHERS.load(self._study.site.launcher).one_machine:
+        if program in ("python", "python3") and on_this_machine(self._study.site.launcher):
             program = self._study.site.python or sys.executable
         return (program, *words)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from lora_tune.base.errors import SetupError
+from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
-from lora_tune.workloads import mlperf_export
+from lora_tune.workloads import mlperf_checks, mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, some_proposal
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import config_files, implementation_folder
@@ -50,6 +51,10 @@ class DockerWorkload(MlperfWorkload):
     def __init__(self, study: Study, settings: DockerSettings) -> None:
         super().__init__(study, settings)
         self._docker = settings
+        if study.search_space.nodes > 1 or study.search_space.varies_nodes:
+            raise StudyError(
+                f"study {study.name}", "site.nodes", f"{settings.script} runs on the one node where it starts; set 1"
+            )
 
     def _usual_base(self) -> str:
         """The folder's one config for the system."""
@@ -107,11 +112,13 @@ class DockerWorkload(MlperfWorkload):
                 raise SetupError(
                     f"{name} is not set, and {self._docker.script} needs it; set site.{key}, or export {name}"
                 )
-        if self.study.site.launcher == "local" and shutil.which(ENGINE) is None:
+        if on_this_machine(self.study.site.launcher) and shutil.which(ENGINE) is None:
             raise SetupError(
                 f"{ENGINE} is not on PATH, and {self._docker.script} calls it; install Docker, or podman-docker"
             )
-        return script_doubts(self.implementation.folder / self._docker.script, job.environment)
+        mlperf_checks.same_machine(self)
+        doubts = script_doubts(self.implementation.folder / self._docker.script, job.environment)
+        return [*mlperf_checks.about_base(self), *doubts]
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config as its users keep it: beside the base config, which it sources from its own folder."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
+from lora_tune.workloads.other_starters import other_starters
 from lora_tune.workloads.sandbox import source_files
 
 CONFIG_FOLDERS = ("", "configs")
@@ -104,9 +105,7 @@ def read_implementation(
     before, common = tuple(before), _common_files(folder, tuple(also)) if base is None else ()
     for name in (script, *before, *common):
         if not (folder / name).is_file():
-            near = sorted(p.name for p in folder.glob("*.sub"))
-            hint = f"; workload.script may be one of {', '.join(near)}" if name == script and near else ""
-            raise SetupError(f"{folder} holds no {name}; is it the implementation's folder?{hint}")
+            raise SetupError(f"{folder} holds no {name}; {_instead(folder) if name == script else _WHOSE}")
     lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in (*before, *common))
     given = () if reads is None or isinstance(reads, str) else tuple(reads)
     return Implementation(
@@ -118,6 +117,16 @@ def read_implementation(
         exported=frozenset(_exported(folder)),
         in_container=reads == "container" or (reads is None and not TRAINED_WITH & set(_read_by_training(folder))),
     )
+
+
+_WHOSE = "is it the implementation's folder?"
+
+
+def _instead(folder: Path) -> str:
+    """What there is in place of the launch script."""
+    if near := sorted(p.name for p in folder.glob("*.sub") if p.name != "run.sub"):
+        return f"{_WHOSE} workload.script may be one of {', '.join(near)}"
+    return other_starters(folder) or _WHOSE
 
 
 def implementation_folder(given: Path | None) -> Path:

@@ -45,6 +45,8 @@ class MlperfWorkload:
     stops_at_target = False
     engine = "pyxis"
     """What starts the container: Slurm's plugin, or a command that the launch script calls."""
+    seeds_per_job = 3
+    """Of a confirmation: the launch script runs several seeds one after another (``NEXP``)."""
 
     def __init__(self, study: Study, settings: MlperfSettings) -> None:
         file = f"study {study.name}"

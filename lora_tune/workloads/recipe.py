@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
@@ -79,7 +79,7 @@ class RecipeWorkload:
         # A relative path is relative to here, a container may be a registry's image.
         places = {key: str(value) for key, value in named.items() if value}
         doubts = unseen(places)
-        if doubts and LAUNCHERS.load(site.launcher).one_machine:
+        if doubts and on_this_machine(site.launcher):
             raise SetupError(doubts[0])
         return doubts
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,10 @@ SECONDS = 20.0
 _LIMITS = "ulimit -t 10 -v 2097152 -s 4096 -f 8192 -c 0"  # CPU seconds; KiB of memory, stack and files; no core dumps
 _ANOTHER_DAY = 'date() { command date --date=@86400 "$@"; }; '
 _CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
-_SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL"})
+_MARK = "LORA_TUNE_SANDBOX"
+_SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL", _MARK})
+_TOO_LARGE = 126
+"""Exit code of a bash whose ``exec`` the kernel refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,16 @@ def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bo
     last = files[-1]
     first = ("set -e; " if strict else "") + (_ANOTHER_DAY if another_day else "")
     program = f'{_LIMITS}; {first}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
-    command = ["/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *map(str, files)]
+    # Between: what a config does to its parent process it does to a shell that is there for nothing else.
+    between = ["/bin/bash", "--noprofile", "--norc", "-c", '"$@"; exit', "bash"]
+    command = [*between, "/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *map(str, files)]
+    mark = f"{_MARK}={uuid.uuid4().hex}"
     # Into files: their size has a limit, so that what prints without end takes neither memory nor disk.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         shell = subprocess.Popen(
             command,
             cwd=last.parent,
-            env=_CLEAN,
+            env={**_CLEAN, _MARK: mark.partition("=")[2]},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -62,6 +69,7 @@ def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bo
             raise SetupError(f"{last} cannot be sourced: it does not end within {SECONDS:g} s") from error
         finally:
             _end(shell)
+            _end_marked(mark)
         out.seek(0)
         err.seek(0)
         values, said = _variables(out.read()), tuple(err.read().decode(errors="replace").splitlines())
@@ -77,15 +85,28 @@ def _end(shell: subprocess.Popen[bytes]) -> None:
     shell.wait()
 
 
+def _end_marked(mark: str) -> None:
+    """End what has left the shell's process group and carries ``mark`` in its environment."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:  # somebody else's, or it has ended
+            continue
+
+
 def _variables(output: bytes) -> dict[str, str]:
     pairs = (item.partition("=") for item in output.decode(errors="replace").split("\0") if item)
     return {name: value for name, _, value in pairs}
 
 
 def _why(code: int, said: Sequence[str]) -> str:
-    if code == -signal.SIGSEGV:
+    ended_by = -code if code < 0 else code - 128  # 128 and the signal, where the shell between reports it
+    if ended_by == signal.SIGSEGV:
         return "bash ran out of stack; does it source itself?"
-    if code < 0:
-        return f"bash was ended by signal {-code}"
+    if ended_by > 0:
+        return f"bash was ended by signal {ended_by}"
+    if code == _TOO_LARGE:
+        return "what it exports is too large for the environment of a process"
     words = [line for line in said if line.strip()]
     return words[-1] if words else "it ends the shell" if code == 0 else f"exit {code}"

@@ -76,7 +76,7 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
         found.append(
             f"{script.name} sources {config} itself: what that sets, no trial can; remove the line from a copy of it"
         )
-    code = _code(script.read_text(encoding="utf-8", errors="replace"))
+    code = code_of(script)
     for name in dict.fromkeys(_OWN_PLACES.findall(code)):
         found.append(
             f"{script.name} sets {name} itself, so the study's does not count; remove the line from a copy of it"
@@ -95,7 +95,7 @@ def own_nodes(script: Path) -> str:
 
 def sourced_configs(script: Path) -> tuple[str, ...]:
     """Config files that ``script`` sources itself: what they set, no trial can."""
-    code = _code(script.read_text(encoding="utf-8", errors="replace"))
+    code = code_of(script)
     return tuple(dict.fromkeys(n for n in _SOURCES.findall(code) if re.match(r"config_.*\dx\d", n)))
 
 
@@ -104,6 +104,11 @@ def _with_sourced(script: Path) -> str:
     text = script.read_text(encoding="utf-8", errors="replace")
     beside = [script.parent / name for name in dict.fromkeys(_SOURCES.findall(_code(text)))]
     return "\n".join([text, *(p.read_text(encoding="utf-8", errors="replace") for p in beside if p.is_file())])
+
+
+def code_of(script: Path) -> str:
+    """The script without comments and quoted parts, which bash does not run."""
+    return _code(script.read_text(encoding="utf-8", errors="replace"))
 
 
 def _code(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -12,9 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.base.errors import SetupError
+from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.commands.confirm import main as confirm
 from lora_tune.commands.doctor import main as doctor
 from lora_tune.commands.export import main as export
+from lora_tune.commands.score import main as score
 from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import Study, parse_study
 from lora_tune.workloads import load
@@ -22,6 +27,7 @@ from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.docker import DockerWorkload, base_for
 from lora_tune.workloads.implementation import sourced_file
 from tests.cluster import Cluster
+from tests.conftest import REPOSITORY
 from tests.recorded import recorded
 
 STANDINS = Path(__file__).resolve().parents[1] / "standins"
@@ -206,6 +212,79 @@ class TestSweep:
     def test_under_slurm(self, tree: Path, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         image = engine(tree, monkeypatch)
         expect_two_reached(swept(tree, study_text(tree, "slurm", STANDIN_IMAGE=str(image))))
+
+
+def test_further_seeds_and_the_rules_of_the_score_apply_as_for_run_sub(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several seeds are one job, which the script runs one after another; each has the log that it writes."""
+    image = engine(tree, monkeypatch)
+    lines = 'score = "mlperf_score"\ncurves = "llama2_70b_lora"\n'
+    text = study_text(tree, STANDIN_IMAGE=str(image)).replace("target = 0.925\n", f"target = 0.925\n{lines}")
+    folder = swept(tree, text)
+    options = ["--study", str(tree.parent / "docker.toml"), "--output", str(folder)]
+    done = CliRunner().invoke(confirm, [*options, "--top", "1", "--seeds", "3", "--quiet"])
+    assert done.exit_code == 0, done.output
+    (job,) = (folder / "confirm" / "trials").glob("*/attempt-*")
+    written = sorted(job.glob("results/result_*.txt"))
+    assert [file.name for file in written] == ["result_0.txt", "result_1.txt", "result_2.txt"]
+    drawn = [int(re.findall(r'"key": "seed", "value": (\d+)', file.read_text())[0]) for file in written]
+    best = recorded(folder / "sweep.db", "docker").best()
+    assert best is not None
+    assert best.metrics.confirmed is not None
+    assert sorted(best.metrics.confirmed.seeds) == sorted(drawn), "the script's own, as the logs say"
+    (config,) = (folder / "best").glob("config_*.sh")
+    head = [line for line in config.read_text().splitlines() if line.startswith("# ")]
+    assert any(line.startswith("# chosen with further seeds ") and str(drawn[0]) in line for line in head)
+    assert any("RCP-normalised" in line or "olympic mean of 3 runs" in line for line in head)
+    said = CliRunner().invoke(score, [str(SweepPaths(folder).confirm(best.number)), "--json"])
+    (told,) = map(json.loads, said.stdout.splitlines())
+    assert told["olympic_minutes"] is None or told["olympic_minutes"] > 0
+    assert any("3" in sentence for sentence in told["sentences"]), "three of the ten runs that the rules want"
+
+
+def test_the_closed_divisions_evals_and_the_machine_are_checked_as_for_run_sub(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine(tree, monkeypatch)
+    base = tree / "config_MI300X_1x8x1.sh"
+    base.write_text(base.read_text() + "export SKIP_EVALS=0 VAL_CHECK_INTERVAL=96\n")
+    study, found = workload(tree)
+    exports = found.exports(some_proposal(study))
+    assert (exports["SKIP_EVALS"], exports["VAL_CHECK_INTERVAL"]) == (3, 384)
+    assert any("evaluates otherwise than the rules" in doubt for doubt in found.check())
+    base.write_text(base.read_text() + "export DGXNGPU=4\n")
+    with pytest.raises(SetupError, match=r"set site\.gpus_per_node = 4"):
+        workload(tree)[1].check()
+    several = study_text(tree).replace("gpus_per_node = 8", "gpus_per_node = 8\nnodes = 2").replace("local", "slurm")
+    with pytest.raises(StudyError, match=r"site\.nodes.*on the one node"):
+        load(parse_study(several, Path("t.toml")), "t.toml")
+
+
+def test_a_starter_of_its_own_is_driven_as_the_page_says(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MangoBoost's folders: the training's own config as the base, in a container that the command starts."""
+    image = engine(tree, monkeypatch)
+    (image / "conf").mkdir()
+    shutil.copy(tree / "config_MI300X_1x8x1.sh", image / "conf" / "config_MI325X_1x8x1.sh")
+    page = (REPOSITORY / "docs" / "amd.md").read_text(encoding="utf-8")
+    (text,) = (block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if 'kind = "command"' in block)
+    for old, new in (
+        ("trials = 24", "trials = 2"),
+        ('launcher = "local"', 'launcher = "local"\nenvironment = {{ {} }}'),
+    ):
+        assert old in text
+        text = text.replace(old, new.format(f'STANDIN_IMAGE = "{image}"'))
+    for name in ("data", "model"):
+        (tree.parent / name).mkdir()
+        text = text.replace(f'"/data/mlperf_llama2/{name}"', f'"{tree.parent / name}"')
+    folder = swept(tree, text)
+    first, second = recorded(folder / "sweep.db", "docker").trials.values()
+    assert (first.verdict, second.verdict) == ("reached", "reached")
+    assert first.parameters["LR"] == 4.5e-4
+    for trial in (first, second):
+        log = next(folder.glob(f"trials/{trial.number:04d}*/**/job.log")).read_text()
+        assert f'"key": "opt_base_learning_rate", "value": {trial.parameters["LR"]}' in log
+        assert "NVTE_USE_HIPBLASLT" in log, "of the folder's own config"
 
 
 @pytest.fixture

@@ -191,3 +191,32 @@ class TestWhatAScriptNeeds:
         assert any("needs WORK_DIR" in doubt for doubt in found.check())
         _, told = workload(tree, environment={"WORK_DIR": "/work"})
         assert not any("needs WORK_DIR" in doubt for doubt in told.check())
+
+
+class TestStartersOfTheirOwn:
+    """Folders without a script that a workload drives: what starts the training there is said in plain words."""
+
+    @pytest.mark.parametrize(
+        ("scripts", "words"),
+        [
+            (
+                {"docker_run.sh": "docker run --rm $IMAGE sleep inf\ndocker exec $C x --config_sh conf/config_$X.sh\n"},
+                r"docker_run\.sh starts a container by itself, .* takes conf/config_\$X\.sh from the image; .*command",
+            ),
+            ({"start.sh": "sudo podman run -e A $IMAGE\n"}, "passes on only the variables that it names"),
+            (
+                {"batch.sh": "for i in 1; do\n  mpirun -np 64 bash launch.sh 1\ndone\n",
+                 "launch.sh": "source $HERE/config_H100_8x8x1xtp4pp1cp2.sh\n"},
+                r"batch\.sh starts ranks by mpirun.*launch\.sh sources config_H100_8x8x1xtp4pp1cp2\.sh itself",
+            ),
+            ({"run_and_time.sh": "CMD=( 'torchrun' )\n${CMD[@]} src/train.py\n"}, "in a container that runs already"),
+            ({"run_with_docker.sh": "docker run x\n"}, 'workload.kind = "mlperf_docker"'),
+            ({"notes.sh": "# docker run, says its comment\necho done\n"}, "is it the implementation's folder"),
+        ],
+        ids=["own config", "container", "mpirun", "bare training", "of another workload", "none"],
+    )  # fmt: skip
+    def test_are_named_with_what_can_drive_them(self, tmp_path: Path, scripts: dict[str, str], words: str) -> None:
+        for name, text in scripts.items():
+            (tmp_path / name).write_text(text)
+        with pytest.raises(SetupError, match=words):
+            read_implementation(tmp_path, "run.sub")

@@ -193,7 +193,8 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
     try:
         found = workload.implementation
     except LoraTuneError as error:
-        yield problem(str(error), "its run.sub is what a trial runs", "give workload.implementation the folder's path")
+        script = workload.settings.script
+        yield problem(str(error), f"its {script} is what a trial runs", "see above, or correct workload.implementation")
         return
     shared = f"; every config sources {', '.join(found.common)}" if found.common else ""
     yield good(f"implementation {found.folder}, {len(found.reads)} variables read{shared}")

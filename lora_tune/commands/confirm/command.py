@@ -35,12 +35,10 @@ from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import seeds_per_job
 
 SUFFIX = ".confirm"
 """Ends the name under which the replicates' records stand in the sweep's database, and their jobs' names."""
-
-SEEDS_PER_JOB = {"mlperf": 3}
-"""Workload kind -> seeds that one job runs one after another (``NEXP``); 1 for the others."""
 
 FEWEST = 3
 """Runs of each configuration before the first look."""
@@ -107,7 +105,7 @@ def main(
         )
     benchmark = review.study.benchmark
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
-    per_job = SEEDS_PER_JOB.get(review.study.workload.kind, 1)
+    per_job = seeds_per_job(load_workload(review.study, review.file))
     options = Options(
         review=review,
         study=replicate_study(review.study, given["parallel"], given["budget_node_hours"], given["launcher"]),

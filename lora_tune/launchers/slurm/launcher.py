@@ -269,5 +269,5 @@ def _on_the_cluster(study: Study, jobs: int) -> SlurmLauncher:
     return SlurmLauncher(study.site)
 
 
-KIND = LauncherKind(make=_on_the_cluster, preview=preview)
+KIND = LauncherKind(make=_on_the_cluster, preview=preview, slurm=True)
 """``site.launcher = "slurm"``."""
