@@ -20,6 +20,7 @@ from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.objectives import objective_of
+from lora_tune.search.study_physics import far_over
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -164,7 +165,10 @@ class JobMonitor:
         found = self._found(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
-        action = policy.conclude(self._study, attempts, status, run, found, trial=trial, node_at_fault=suspect)
+        over = found.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
+        action = policy.conclude(
+            self._study, attempts, status, run, found, trial=trial, node_at_fault=suspect, far_over=over
+        )
         if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
             untrue = self._untrue(trial, attempt, status, log, (*runs, run))
             if untrue is not None:

@@ -195,15 +195,19 @@ def conclude(
     *,
     trial: Trial,
     node_at_fault: bool = False,
+    far_over: bool = False,
 ) -> Finish | Retry:
     """For a job that is over: what its log and the driver's own stops make of the trial.
 
-    node_at_fault: its failure may be its node's, whatever its class (``node_faults.may_be_the_nodes``).
+    far_over: by its layout it needs far more memory than a GPU has. node_at_fault: its failure may be its node's,
+    whatever its class (``node_faults.may_be_the_nodes``).
 
     The log decides, not the exit code: a target in the log is success whatever the code, and a clean exit without
     evals is a failure.
     """
     attempt, objective = attempts[-1], objective_of(study)
+    if far_over and diagnosis.kind is FailureKind.INFEASIBLE:
+        diagnosis = replace(diagnosis, certain=True)
     if trial.probe and probed(run):
         timing = curves.timing(run)
         speed = f"{timing.samples_per_second:.4g} samples/s, {timing.seconds_per_eval:.3g} s an eval"

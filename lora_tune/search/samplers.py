@@ -234,10 +234,11 @@ def _coordinates(study: Study) -> Coordinates:
 
 def _throughput(study: Study) -> BaseSampler:
     """Our own sampler where there is no convergence to learn."""
+    from lora_tune.search.study_physics import physics_of
     from lora_tune.search.throughput import ThroughputSampler
 
     space = study.search_space
-    return ThroughputSampler(space.distributions(), gpus=space.gpus, seed=study.search.seed)
+    return ThroughputSampler(space.distributions(), gpus=space.gpus, seed=study.search.seed, physics=physics_of(study))
 
 
 TPE = SamplerKind(make=_tpe)

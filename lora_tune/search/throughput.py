@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
@@ -22,10 +22,12 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
+from lora_tune.search import fits_in_memory
+from lora_tune.search.fits_in_memory import Peaks
 from lora_tune.search.grey_box import memory
-from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
-from lora_tune.search.grey_box.gaussian import Array
-from lora_tune.search.grey_box.model import Scales, SearchModel, learn
+from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, trend, unit
+from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Prior, condition
+from lora_tune.search.grey_box.model import SPEED_NOISE, Scales, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation, annotate, of_trial
 
@@ -39,6 +41,23 @@ DEATH_SHARE = 0.5
 """Cost of a run that dies of memory, as a share of one that lives: it ends before it is measured."""
 
 Values = Mapping[str, Any]
+
+
+class Physics(Protocol):
+    """What is believed of a point of the space before it ran: ``search.study_physics``."""
+
+    @property
+    def limit(self) -> float:
+        """GiB of a GPU."""
+        ...
+
+    def gib(self, tuned: Values) -> float:
+        """Peak memory of a GPU, GiB."""
+        ...
+
+    def samples_per_second(self, tuned: Values) -> float:
+        """Training throughput."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +85,17 @@ class Choice:
 class ThroughputSampler(BaseSampler):
     """Proposes points of ``distributions`` for trials that report ``samples_per_second`` and die of memory.
 
-    gpus: of one trial. Attributes read are those of :mod:`lora_tune.search.observations`; each trial gets ``why``.
+    gpus: of one trial. physics: what is believed of a point before it ran, where that is known. Attributes read are
+    those of :mod:`lora_tune.search.observations`; each trial gets ``why``.
     """
 
     def __init__(
-        self, distributions: Mapping[str, BaseDistribution], *, gpus: int = 1, seed: int | None = None
+        self,
+        distributions: Mapping[str, BaseDistribution],
+        *,
+        gpus: int = 1,
+        seed: int | None = None,
+        physics: Physics | None = None,
     ) -> None:
         self._distributions = dict(distributions)
         self._coordinates = Coordinates(
@@ -79,6 +104,7 @@ class ThroughputSampler(BaseSampler):
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
         self._scales: Scales | None = None
+        self._physics = physics
         self._chosen: tuple[object, tuple[Choice | None, list[Observation]]] = (None, (None, []))
 
     def reseed_rng(self) -> None:
@@ -130,7 +156,7 @@ class ThroughputSampler(BaseSampler):
             return None, observations
         model = learn(self._coordinates, Goal(), observations, self._scales)
         self._scales = model.scales
-        return best(model, points), observations
+        return best(model, points, self._physics), observations
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -139,14 +165,14 @@ class ThroughputSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-def best(model: SearchModel, points: Sequence[Values]) -> Choice:
-    """The point of the highest expected improvement per second, under ``model``."""
-    mean, covariance, _, _ = model.predict_speed(points)
-    risk = risk_of(model, points)
+def best(model: SearchModel, points: Sequence[Values], physics: Physics | None = None) -> Choice:
+    """The point of the highest expected improvement per second, under ``model`` and ``physics`` where that is known."""
+    mean, sd = speeds_of(model, points, physics)
+    risk = risk_of(model, points, physics)
     measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
     # Before anything was measured, everything is compared with something slow.
     known = max(measured, default=float(mean.min()) - 1)
-    gain = (1 - risk) * expected_improvement(mean, np.sqrt(np.diag(covariance)), known)
+    gain = (1 - risk) * expected_improvement(mean, sd, known)
     rate = gain / (1 - (1 - DEATH_SHARE) * risk)
     at = int(np.argmax(rate))
     return Choice(
@@ -158,10 +184,58 @@ def best(model: SearchModel, points: Sequence[Values]) -> Choice:
     )
 
 
-def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
+def speeds_of(model: SearchModel, points: Sequence[Values], physics: Physics | None) -> tuple[Array, Array]:
+    """ln samples/s of points (n) and their sd (n): by physics and how the measured ones depart from it, if known."""
+    if physics is None:
+        mean, covariance, _, _ = model.predict_speed(points)
+        return mean, np.sqrt(np.diag(covariance))
+    c = model.coordinates
+    seen = [o for o in model.observations if o.samples_per_second > 0 and not o.source]
+    x, known = _features(c.speed_features, points), _features(c.speed_features, [o.values for o in seen])
+    y = [math.log(o.samples_per_second / physics.samples_per_second(o.values)) for o in seen]
+    width = x.shape[1]
+    prior = Prior(
+        mean=np.zeros(1 + width), sd=np.r_[0.3, np.full(width, 0.05)], amplitude=0.04, length=1.5, shift=0.03,
+        departure=0.03, weights=np.ones(width),
+    )  # fmt: skip
+    posterior = condition(plain_data(known.reshape(len(seen), width), np.array(y), SPEED_NOISE), prior)
+    mean, covariance = posterior.predict(x, trend(x, ()))
+    expected = np.array([math.log(physics.samples_per_second(p)) for p in points])
+    return mean + expected, np.sqrt(np.diag(covariance))
+
+
+def _features(of: Callable[[Values], list[float]], points: Sequence[Values]) -> Array:
+    return np.array([of(p) for p in points])
+
+
+def plain_data(x: Array, y: Array, sd: float) -> Data:
+    """Readings of this study, each of the same noise."""
+    n = len(y)
+    return Data(
+        x=x, basis=trend(x, ()), y=y, sd=np.full(n, sd), source=np.full(n, HERE, dtype=np.int64),
+        below=np.zeros(n, dtype=np.bool_), extended=np.zeros(n),
+    )  # fmt: skip
+
+
+def _risk_by_physics(model: SearchModel, points: Sequence[Values], physics: Physics) -> Array:
+    """Chance of each point (n) to die of memory: GiB against the GPU's, corrected by this study's trials."""
+    c = model.coordinates
+    seen = [o for o in model.observations if (o.ran or o.infeasible) and not o.source]
+    width = len(c.memory_labels)
+    peaks = Peaks(
+        gib=np.array([physics.gib(o.values) for o in seen]),
+        features=_features(c.memory_features, [o.values for o in seen]).reshape(len(seen), width),
+        died=[o.infeasible for o in seen],
+        measured=np.array([o.attributes.get("peak_gib", math.nan) for o in seen], dtype=np.float64),
+    )
+    belief = fits_in_memory.learn(peaks, physics.limit)
+    return belief.risk(np.array([physics.gib(p) for p in points]), _features(c.memory_features, points))
+
+
+def risk_of(model: SearchModel, points: Sequence[Values], physics: Physics | None = None) -> Array:
     """Chance of each point (n) to die of memory: as learned; near certain where a point that died needed no more."""
     c = model.coordinates
-    risk, _ = model.oom_probability(points)
+    risk = _risk_by_physics(model, points, physics) if physics else model.oom_probability(points)[0]
     x, dead = (
         np.array(rows).reshape(len(rows), len(c.memory_labels))
         for rows in (

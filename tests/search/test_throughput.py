@@ -114,7 +114,7 @@ def test_points_are_valued_once_until_a_trial_begins_or_ends(monkeypatch: pytest
     study = new_study()
     add(study, point(LAYOUTS[0]), 1.0)
     valued: list[int] = []
-    monkeypatch.setattr(throughput, "best", lambda model, points: valued.append(0) or best(model, points))
+    monkeypatch.setattr(throughput, "best", lambda *known: valued.append(0) or best(*known))
     sampler = study.sampler
     assert isinstance(sampler, ThroughputSampler)
     assert sampler.expected_gain(study) == sampler.expected_gain(study)

@@ -1,0 +1,121 @@
+"""Memory and speed from physics: against measured peaks and deaths, and in the search that uses them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+from benchmarks.layout_replay import RECORDS, recorded, replay
+from lora_tune.base.llama import SHAPES
+from lora_tune.config.layout import Layout
+from lora_tune.config.study import load_study, parse_study
+from lora_tune.search import physics
+from lora_tune.search.fits_in_memory import Peaks, learn
+from lora_tune.search.samplers import make_sampler
+from lora_tune.search.study_physics import far_over, physics_of
+
+TWO = RECORDS / "nemo_h200x2"
+PROBES = json.loads((RECORDS / "nemo_70b_probes_h200x4" / "probes.json").read_text(encoding="utf-8"))["records"]
+SEVENTY = SHAPES["70b"]
+
+
+def step(**values) -> physics.Step:
+    return physics.step_of(SEVENTY, 8192, values)
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=[p["name"] for p in PROBES])
+def test_peaks_and_speeds_are_near_those_measured_on_four_gpus(probe) -> None:
+    values = probe["variables"]
+    layout = Layout(tp=values["TP"], cp=values.get("CP", 1), sp=values.get("SP", 0), minibs=4)
+    assert physics.gib(step(**values), layout, 4) == pytest.approx(probe["gib"], rel=0.05)
+    assert physics.samples_per_second(step(**values), layout, 4) == pytest.approx(probe["samples_per_second"], rel=0.25)
+
+
+def test_which_trials_of_the_recorded_sweep_died_follows_from_physics_alone() -> None:
+    study = load_study(TWO / "study.toml")
+    known = physics_of(study)
+    assert known is not None
+    for trial in recorded(TWO, study):
+        assert (known.gib(trial.values) > known.limit) == trial.infeasible, trial.number
+
+
+def test_what_saves_memory_and_what_costs_it() -> None:
+    one = Layout(tp=1, minibs=4)
+    plain = physics.gib(step(), one, 8)
+    for less in (
+        physics.gib(step(), Layout(tp=2, minibs=4), 8),
+        physics.gib(step(), Layout(tp=1, cp=2, minibs=4), 8),
+        physics.gib(step(), Layout(tp=1, pp=2, minibs=4), 8),
+        physics.gib(step(RECOMPUTE_GRANULARITY="full", RECOMPUTE_METHOD="block", RECOMPUTE_NUM_LAYERS=40), one, 8),
+    ):
+        assert less < plain
+    assert physics.gib(step(), Layout(tp=1, minibs=4, mbs=2), 8) > plain
+    assert physics.gib(step(), Layout(tp=2, sp=1, minibs=4), 8) < physics.gib(step(), Layout(tp=2, minibs=4), 8)
+    assert physics.gib(step(FP8=1, FP8_PARAMS=1), one, 8) < physics.gib(step(FP8=1), one, 8)
+
+
+def test_what_costs_time() -> None:
+    def speed(layout: Layout, **values) -> float:
+        return physics.samples_per_second(step(**values), layout, 8)
+
+    fast = speed(Layout(tp=2, sp=1, minibs=8), FP8=1)
+    assert fast > speed(Layout(tp=2, sp=1, minibs=8))
+    assert fast > speed(Layout(tp=4, sp=1, minibs=8), FP8=1), "more of it is sent"
+    full = {"RECOMPUTE_GRANULARITY": "full", "RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": 80}
+    assert fast > speed(Layout(tp=2, sp=1, minibs=8), FP8=1, **full)
+    assert speed(Layout(tp=2, pp=2, minibs=16), FP8=1) > speed(Layout(tp=2, pp=2, minibs=2), FP8=1), "a pipeline idles"
+
+
+def test_trials_correct_physics() -> None:
+    """A peak that was measured 20% above it moves all layouts; a death and a survival bound it."""
+    none = np.zeros((2, 0))
+    gib, at = np.array([100.0, 130.0]), np.array([110.0, 125.0])
+    before = learn(Peaks(gib=np.empty(0), features=np.empty((0, 0)), died=(), measured=np.empty(0)), 140.0)
+    assert (before.risk(at, none) < 0.2).all()
+    measured = Peaks(gib=gib[:1], features=none[:1], died=[False], measured=np.array([120.0]))
+    after = learn(measured, 140.0)
+    assert after.risk(at, none)[0] < 0.1 < 0.9 < after.risk(at, none)[1]
+    assert after.expected(at[:1], none[:1])[0] == pytest.approx(132, rel=0.02)
+    died = learn(Peaks(gib=gib[1:], features=none[1:], died=[True], measured=np.array([math.nan])), 140.0)
+    assert died.risk(at, none)[1] > 2 * before.risk(at, none)[1]
+
+
+def test_the_replayed_sweep_proposes_nothing_that_dies_and_finds_the_fastest_early() -> None:
+    study = load_study(TWO / "study.toml")
+    world = recorded(TWO, study)
+    told = replay(study, world, physics_of(study))
+    fastest = max(o.samples_per_second for o in world if not o.infeasible)
+    assert sum(o.infeasible for o in told) < 0.2 * len(told)
+    assert [o.samples_per_second for o in told].index(fastest) < 12
+    assert len(told) == sum(not o.infeasible for o in world), "and misses nothing that fits"
+
+
+def test_the_first_proposals_of_the_four_gpu_study_fit_by_physics() -> None:
+    study = load_study(Path(__file__).resolve().parents[2] / "studies" / "nemo_h200x4.toml")
+    known = physics_of(study)
+    assert known is not None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    made = optuna.create_study(direction="maximize", sampler=make_sampler(study))
+    for _ in range(4):
+        trial = made.ask(study.search_space.distributions())
+        assert known.gib(trial.params) < known.limit
+        trial.set_user_attr("samples_per_second", 1.0)
+        made.tell(trial, 1.0)
+
+
+def test_a_death_far_over_the_limit_is_certain_and_one_at_the_limit_is_not() -> None:
+    study = load_study(TWO / "study.toml")
+    points = {o.number: study.search_space.resolve(o.values) for o in recorded(TWO, study)}
+    assert far_over(study, points[10]), "268 GiB of weights and activations on 140"
+    assert not far_over(study, points[23]), "153 GiB by physics, which may be 10% off"
+
+
+def test_of_other_models_and_machines_physics_says_nothing() -> None:
+    text = (TWO / "study.toml").read_text(encoding="utf-8")
+    for changed in (text.replace('LLAMA = "70b"', 'LLAMA = "mine"'), text.replace('system = "H200"', 'system = "X"')):
+        assert physics_of(parse_study(changed, TWO / "study.toml")) is None
