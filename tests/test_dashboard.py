@@ -126,7 +126,7 @@ def test_a_file_is_shown_as_text_with_secrets_hidden(shown: dashboard.Applicatio
 
 def test_the_figures_and_the_summary_are_there(shown: dashboard.Application) -> None:
     _, detail = ask(shown, "/api/studies/1")
-    assert detail["objective_names"] == ["time to target (s)"]
+    assert detail["objective_names"] == ["time to eval loss 0.925 (s)"]
     assert "| Recommended |" in detail["note"]["body"]
     assert "| Best run |" in detail["note"]["body"]
     figures = {f["id"]: json.loads(f["graph_object"]) for f in detail["plotly_graph_objects"]}

@@ -211,7 +211,7 @@ def interrupt(place: Path, answer: str) -> tuple[int, str]:
     os.close(follower)
     wait_for(lambda: list((place / "sweeps/quick/trials").glob("*/*/started.json")), 60, "a running trial")
     os.write(leader, b"\x03")
-    shown = until(leader, b"[k] ")
+    shown = until(leader, b"[keep] ")
     # Python notices no signal between a prompt and the reading of its answer; nobody presses a key that fast.
     wait_for(lambda: Path(f"/proc/{driver.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S", 20, "it reads")
     os.write(leader, answer.encode())
@@ -234,17 +234,26 @@ def until(terminal: int, text: bytes | None) -> bytes:
 
 def test_ctrl_c_keeps_the_jobs_on_request_and_the_next_start_adopts_them(place: Path) -> None:
     (place / "studies" / "quick.toml").write_text(study(trials=2, pace=0.4))
-    code, shown = interrupt(place, "k\n")
+    code, shown = interrupt(place, "\n")
     assert code == 130
-    assert "the same command adopts them" in shown
+    assert "the same command adopts them: " in shown
+    assert "-m lora_tune.sweep --study quick" in shown
     assert any(t.state is not TrialState.FINISHED for t in records(place).trials.values())
     assert sweep(place).returncode == 0
     assert executions(place) == {"0000": 1, "0001": 1}
 
 
-def test_a_second_ctrl_c_cancels_the_jobs(place: Path) -> None:
+def test_a_second_ctrl_c_keeps_the_jobs_as_the_prompt_says(place: Path) -> None:
+    (place / "studies" / "quick.toml").write_text(study(trials=1, pace=0.4))
+    code, shown = interrupt(place, "\x03")
+    assert (code, "the jobs go on" in shown) == (130, True)
+    assert sweep(place).returncode == 0
+    assert executions(place) == {"0000": 1}
+
+
+def test_cancelling_the_jobs_needs_the_word(place: Path) -> None:
     (place / "studies" / "quick.toml").write_text(study(trials=2, pace=30))
-    code, _ = interrupt(place, "\x03")
+    code, _ = interrupt(place, "cancel\n")
     assert code == 130
     assert {t.verdict for t in records(place).trials.values()} == {Verdict.CANCELLED}
     folders = (place / "sweeps/quick/trials").glob("*/*")
@@ -257,6 +266,12 @@ def test_a_dry_run_shows_all_and_writes_nothing(place: Path) -> None:
     assert "trial.py" in done.stdout
     assert "LR=" in done.stdout
     assert not (place / "sweeps").exists()
+
+
+def test_a_dry_run_says_that_the_script_is_not_there(place: Path) -> None:
+    (place / "trial.py").rename(place / "elsewhere.py")
+    shown = sweep(place, "--dry-run").stdout
+    assert "# no trial would run: study quick: workload.argv: there is no file 'trial.py' in " in shown
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(place: Path) -> None:
@@ -287,6 +302,10 @@ def test_nothing_reached_is_exit_code_4(place: Path) -> None:
     [
         (["--study", "quik"], None, 2, "there is no study 'quik'; did you mean quick?"),
         ([], ("[budget]", "[budget"), 2, "quick.toml: is not valid TOML"),
+        ([], ("trials = 6", 'trials = "6"'), 2, "budget.trials: must be a number, not '6'; write it without quotes"),
+        ([], ("trials = 6", "trials = true"), 2, "budget.trials: must be a number, not True"),
+        ([], ("[site]", 'cwd = "/no/where"\n[site]'), 3, "workload.cwd = '/no/where': there is no such folder"),
+        ([], ("trial.py", "trail.py"), 3, "workload.argv: there is no file 'trail.py' in "),
         ([], ("trials = 6", "trails = 6"), 2, "quick.toml: budget.trails: unknown key; did you mean trials?"),
         ([], ("low = 1e-4", "low = 1.0"), 2, "space.LR: low = 1.0 is above high = 0.01; swap them"),
         ([], ("GBS = 8", "layout = { type = 'layout', tp = [3], minibs = [1] }"), 2, "no layout of 1 GPUs satisfies"),
@@ -333,6 +352,28 @@ def test_a_damaged_database_is_left_as_it_is(place: Path) -> None:
     assert done.returncode == 3
     assert "sweep.db is damaged" in done.stderr
     assert database.read_bytes() == garbage
+
+
+def test_a_larger_budget_in_the_file_is_offered_as_an_option(place: Path) -> None:
+    sweep(place, "--trials", "1")
+    file = place / "studies" / "quick.toml"
+    file.write_text(file.read_text().replace("trials = 6", "trials = 9"))
+    refused = sweep(place)
+    assert "undo that and add --trials 9 to the command" in refused.stderr
+    file.write_text(file.read_text().replace("trials = 9", "trials = 6"))
+    assert sweep(place, "--trials", "2").returncode == 0
+
+
+def test_hints_name_the_folder_and_the_study_as_they_were_given(place: Path) -> None:
+    elsewhere = place / "elsewhere"
+    done = sweep(place, "--trials", "1", "--output", str(elsewhere))
+    line = next(x for x in done.stdout.splitlines() if x.startswith("review")).removeprefix("review").strip()
+    assert line.endswith(f"-m lora_tune.dashboard --study quick --output {elsewhere}")
+    missing = subprocess.run(
+        [sys.executable, "-m", "lora_tune.status", "--study", "quick", "--output", str(place / "no where")],
+        cwd=place, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert f"-m lora_tune.sweep --study quick --output '{place}/no where'" in missing.stderr
 
 
 def test_a_changed_study_is_named_and_refused_unless_accepted(place: Path) -> None:

@@ -6,8 +6,6 @@ import datetime
 import json
 import platform
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.format import visible
 from lora_tune.base.paths import near
 from lora_tune.base.versions import installed
+from lora_tune.commands.again import again, python
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
@@ -167,13 +166,6 @@ def typed(written: Written, workload: Workload) -> str:
     return line.replace(" python -m ", f" {python()} -m ")
 
 
-def python() -> str:
-    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active."""
-    found = shutil.which("python")
-    same = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
-    return "python" if same else shlex.quote(near(Path(sys.executable)))
-
-
 def chosen(
     study: Study, sweep: Sweep, number: int | None, *, near_miss: bool = False
 ) -> tuple[Trial, Recommended | None]:
@@ -186,7 +178,9 @@ def chosen(
         return closest.trial, None
     if number is None:
         if (believed := recommended(study, sweep)) is None:
-            hint = f"; {nearest_words(closest)}; --nearest exports it" if closest else ""
+            hint = ""
+            if closest:
+                hint = f"; {nearest_words(closest)}; to export it: {again('export', study.name, '--nearest')}"
             raise NothingReachedError(f"{study.name}: {objective_of(study).nothing} yet{hint}")
         return believed.trial, believed
     if number not in sweep.trials:

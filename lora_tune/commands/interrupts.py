@@ -39,21 +39,29 @@ def run_interruptibly(driver: Driver) -> Outcome:
             signal.signal(number, handler)
 
 
-def after_interrupt(driver: Driver, ask: Callable[[str], str] = input) -> None:
-    """Keep or cancel the jobs that run; a second Ctrl-C cancels. Without a terminal they are kept."""
+CANCEL = "cancel"
+"""The word that ends the jobs; anything else, a second Ctrl-C among it, keeps them."""
+
+
+def after_interrupt(driver: Driver, command: str, ask: Callable[[str], str] = input) -> None:
+    """Keep the jobs that run, unless the user types ``cancel``. Without a terminal they are kept.
+
+    command: the line that goes on with them.
+    """
     running = [t.number for t in driver.sweep.trials.values() if t.verdict is None]
     if not running:
         return
-    answer = "k"
+    answer = ""
     if sys.stdin.isatty():
         # Also where whoever started us ignores Ctrl-C, as shells do for jobs in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        count = "1 trial still runs" if len(running) == 1 else f"{len(running)} trials still run"
         try:
-            answer = ask(f"\n{len(running)} trials still run. Keep them (k) or cancel them (c)? [k] ").strip().lower()
+            answer = ask(f"\n{count}. Enter keeps them, the word {CANCEL} cancels them [keep] ").strip().lower()
         except (KeyboardInterrupt, EOFError):
-            answer = "c"
-    if answer.startswith("c"):
+            click.echo(err=True)
+    if answer == CANCEL:
         gone = driver.cancel_all(_CANCEL_SECONDS)
         click.echo("cancelled." if gone else "some jobs do not end; see lora_tune.status", err=True)
     else:
-        click.echo("the jobs go on; the same command adopts them.", err=True)
+        click.echo(f"the jobs go on; the same command adopts them: {command}", err=True)

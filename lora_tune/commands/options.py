@@ -16,6 +16,7 @@ import click
 from lora_tune.base.errors import EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.terminal import print_anything
+from lora_tune.commands.again import as_typed
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
 from lora_tune.store import Store, has_password, safe_url, sqlite_url
@@ -77,7 +78,7 @@ def guarded(command: Command) -> Command:
         try:
             return command(*arguments, **options)
         except LoraTuneError as error:
-            click.echo(f"lora_tune: {' '.join(str(error).split())}", err=True)
+            click.echo(f"lora_tune: {as_typed(' '.join(str(error).split()))}", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:  # where a command does nothing better about it itself
             click.echo("interrupted", err=True)

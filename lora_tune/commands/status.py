@@ -32,6 +32,7 @@ from lora_tune.analysis.summary import (
 )
 from lora_tune.base import errors
 from lora_tune.base.format import duration, visible
+from lora_tune.commands.again import again
 from lora_tune.commands.options import (
     Review,
     guarded,
@@ -224,9 +225,9 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
         who = visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
-        again = f"python -m lora_tune.sweep --study {study.name}"
+        line = again("sweep", study.name)
         what = "trials are open and nobody drives them" if _open(sweep) else "it is not over and nobody drives it"
-        return Text(f"{what}; take over with: {again}", style="bold red")
+        return Text(f"{what}; take over with: {line}", style="bold red")
     return Text("ended")
 
 

@@ -21,6 +21,7 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands import export
+from lora_tune.commands.again import again
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
 from lora_tune.commands.logs import check_logs
 from lora_tune.commands.options import (
@@ -188,7 +189,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving)
+                after_interrupt(driving, again("sweep", study.name))
             else:
                 _finish(store, lease, outcome.reason, watcher)
     finally:
@@ -246,8 +247,9 @@ def _hand_over(
         click.echo(summary(study, sweep, outcome))
         if written is not None:
             click.echo(f"config   {near(written.path)}\nrun it   {export.typed(written, workload)}")
-        review = f"{export.python()} -m lora_tune.dashboard --study {study.name}"
-        click.echo(f"report   {near(paths.report)}\nreview   {review}")
+        if written is None and nearest(study, sweep):
+            click.echo(f"config   {again('export', study.name, '--nearest')}")
+        click.echo(f"report   {near(paths.report)}\nreview   {again('dashboard', study.name)}")
     return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
 
 

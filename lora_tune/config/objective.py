@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.kinds import OBJECTIVES, WORKLOADS
+from lora_tune.config.section import Section
 
 if TYPE_CHECKING:
     from lora_tune.config.study import Study
@@ -20,10 +21,8 @@ def _known_objective(name: str | None) -> str | None:
     return None if name is None else OBJECTIVES.known(name)
 
 
-class Objective(BaseModel):
+class Objective(Section):
     """What trials are compared by."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     benchmark: str | None = Field(
         None,

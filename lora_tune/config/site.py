@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator
 from lora_tune.base.hostlist import hostnames
 from lora_tune.base.kinds import LAUNCHERS
 from lora_tune.config.secrets import Variables
+from lora_tune.config.section import numbers_are_numbers
 
 
 class Site(Variables):
@@ -20,6 +21,8 @@ class Site(Variables):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    _numbers = field_validator("*", mode="before")(numbers_are_numbers)
 
     profile: str | None = Field(None, description="TOML file with these keys, relative to the study file")
     launcher: Annotated[str, AfterValidator(LAUNCHERS.known)] = Field(

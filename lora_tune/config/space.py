@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from lora_tune.config.formula import Formula, FormulaError
 from lora_tune.config.layout import LAYOUT_VALUES, LayoutAxes, LayoutTable, parse_layout
+from lora_tune.config.section import numbers_are_numbers
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -25,6 +26,9 @@ Value = str | int | float | bool
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # Not of every field: pydantic tells the kinds apart by ``type`` before any validator.
+    _numbers = field_validator("low", "high", "step", "log", mode="before", check_fields=False)(numbers_are_numbers)
 
 
 Role = Literal["speed", "convergence", "both"]

@@ -19,6 +19,7 @@ from lora_tune.base.format import number
 from lora_tune.base.kinds import LOG_READERS, SAMPLERS, WORKLOADS
 from lora_tune.config.objective import Objective, check_goal, check_objective, filled_in
 from lora_tune.config.secrets import with_secrets_apart
+from lora_tune.config.section import Section
 from lora_tune.config.site import Site
 from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_parameter
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from lora_tune.logs.run import Eval
     from lora_tune.mlperf.benchmark import Benchmark
     from lora_tune.mlperf.gate import Violation
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class WorkloadTable(BaseModel):
@@ -52,7 +49,7 @@ class WorkloadTable(BaseModel):
     )
 
 
-class Search(_Frozen):
+class Search(Section):
     """How trials are proposed."""
 
     sampler: Annotated[str, AfterValidator(SAMPLERS.known)] = Field(
@@ -67,7 +64,7 @@ class Search(_Frozen):
     enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
 
 
-class Pruning(_Frozen):
+class Pruning(Section):
     """When a running trial is stopped."""
 
     rule: Literal["stall", "none"] = Field("stall", description="stop stalled and diverging eval curves, or nothing")
@@ -99,7 +96,7 @@ CHEAP_TRIALS = 50
 """Trials within the budget from which on one of them is cheap."""
 
 
-class Budget(_Frozen):
+class Budget(Section):
     """Where the sweep ends. At least one of trials, node_hours and wall_hours is needed."""
 
     trials: int | None = Field(None, ge=1, description="proposals, retries not counted")
@@ -118,7 +115,7 @@ class Budget(_Frozen):
     price_per_node_hour: float | None = Field(None, ge=0, description="money shown beside node-hours")
 
 
-class Study(_Frozen):
+class Study(Section):
     """A whole study. Load it with :func:`load_study`; it never changes afterwards."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="folder under sweeps/ and job prefix")

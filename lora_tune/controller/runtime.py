@@ -122,8 +122,7 @@ def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool
             raise errors.StudyError(
                 plan.file,
                 "",
-                f"changed since this sweep began ({'; '.join(changes)}); "
-                "undo that, use another --output, or resume with --accept-changes",
+                f"changed since this sweep began ({'; '.join(changes)}); {_remedy(changes, plan.from_file)}",
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
     if not accept_changes:
@@ -131,6 +130,20 @@ def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool
     kept = found.study_toml if found.digest == plan.from_file.digest else plan.text
     store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)
+
+
+_BUDGET = {"budget.trials": "--trials", "budget.parallel": "--parallel", "budget.node_hours": "--budget-node-hours"}
+"""What a command line may change of a sweep's budget, without a change of its study."""
+
+
+def _remedy(changes: Sequence[str], study: Study) -> str:
+    """What to do about a study that changed since its sweep began; of a budget alone, the option that changes it."""
+    keys = [change.partition(":")[0] for change in changes]
+    values = study.model_dump(mode="json")["budget"]
+    if all(key in _BUDGET and values[key.partition(".")[2]] is not None for key in keys):
+        words = " ".join(f"{_BUDGET[key]} {values[key.partition('.')[2]]:g}" for key in keys)
+        return f"undo that and add {words} to the command, or take the file as it is with --accept-changes"
+    return "undo that, use another --output, or resume with --accept-changes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         study, sweep = self._snapshot.study, self._snapshot.sweep()
         now = time.time()
         attributes = dict(self._inner.get_study_system_attrs(study_id))
-        names = [f"{o.name} ({o.unit})" for o in objectives_of(study)]
+        names = [f"{o.name} (s)" if o.timed else f"{o.name} ({o.unit})" for o in objectives_of(study)]
         attributes |= {"dashboard:objective_names": names, "dashboard:note_ver": 1}
         attributes |= {"dashboard:note_str:0": notes.study_note(study, sweep, overview(study, sweep, now))}
         return attributes | self._figures(study, sweep, now)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from lora_tune.base.errors import StudyError
+from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.kinds import LOG_READERS, on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
@@ -117,6 +118,34 @@ class CommandWorkload:
             program = self._study.site.python or sys.executable
         return (program, *words)
 
+    def check(self) -> Sequence[str]:
+        """The working folder and the script that the command names, where trials run on this machine.
+
+        Elsewhere they may lie in a container or on another file system, so that they are only doubted.
+        """
+        missing = self._missing()
+        if missing and on_this_machine(self._study.site.launcher):
+            raise SetupError(f"study {self._study.name}: {missing}")
+        return [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
+
+    def _missing(self) -> str:
+        """What of the command is not there, with the key to correct; "" where all is, or nobody can know."""
+        folder = self._cwd or Path()
+        if not folder.is_dir():
+            return f"workload.cwd = {str(folder)!r}: there is no such folder; correct it, or make it"
+        place = "" if self._cwd is None else f" in {folder}"
+        program, *words = self._settings.argv
+        inner = next((w for w in words if not w.startswith("-")), "") if Path(program).stem in _INTERPRETERS else ""
+        if self._settings.script:
+            program, inner = "", program
+        if inner.endswith(_SCRIPTS) and not _PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
+            where = place or f" in {Path.cwd()}"
+            return f"workload.argv: there is no file {inner!r}{where}; correct it, or set workload.cwd"
+        found = _PLACE.search(program) or not program or program in ("python", "python3")
+        if not found and shutil.which(program if "/" not in program else str(folder / program)) is None:
+            return f"workload.argv: there is no program {program!r}{place}; correct it, or install it"
+        return ""
+
     def preparation(self, folder: Path) -> Job | None:
         """``[workload.prepare]`` as a job: the same environment, but for what varies between trials."""
         prepare = self._settings.prepare
@@ -191,6 +220,9 @@ class CommandWorkload:
         named = {name: value_text(value) for name, value in values.items() if name != "folder"}
         return {**places(site), **site.environment, **named, **{k: fill(v, values) for k, v in further.items()}}
 
+
+_INTERPRETERS = ("python", "python3", "bash", "sh")
+_SCRIPTS = (".py", ".sh")
 
 _OWN_NAMES = ("SEED", "folder", "NODES", "GPUS")
 

@@ -236,7 +236,7 @@ def test_where_nothing_reached_the_target_the_nearest_trial_is_named_and_exporte
     assert (seen["best"], seen["nearest"]["trial"], seen["nearest"]["missing"]) == (None, 1, words)
     refused = CliRunner().invoke(export.main, where(file))
     assert refused.exit_code == 4
-    assert "--nearest exports it" in refused.output
+    assert f"--output {tmp_path / 'out'} --nearest" in refused.output
     config = Path(told(export.main, file, "--nearest").splitlines()[0]).read_text()
     assert "val_acc 0.95 was NOT reached" in config
     told(report.main, file)

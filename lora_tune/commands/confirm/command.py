@@ -17,6 +17,7 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import redact
 from lora_tune.commands import export, report
+from lora_tune.commands.again import again
 from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
 from lora_tune.commands.confirm.submission import Checks, check, run_text, write_results
@@ -194,7 +195,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving)
+                after_interrupt(driving, again("confirm", review.study.name))
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
