@@ -285,6 +285,21 @@ def test_a_run_is_compared_with_good_runs_once_there_are_enough() -> None:
     assert "further above 8 good runs" in found.sentence
 
 
+@pytest.mark.parametrize(("spread", "capped"), [(0.001, True), (0.3, False)])
+def test_the_cap_counts_how_far_equal_settings_of_the_sweep_differ(spread: float, capped: bool) -> None:
+    """A run at twice the best one's time, where runs of one setting differ by a tenth of a percent, or by a third."""
+    well = finished_well(12)
+    seconds = [100 * math.exp(spread * (-1) ** n) for n in well.trials]
+    repeats = {
+        n: replace(t, seconds=s, metrics=TrialMetrics(objective=s), parameters={"LR": n // 2})
+        for (n, t), s in zip(well.trials.items(), seconds, strict=True)
+    }
+    slow = replace(run(*FLAT[:1]), run_start_ms=0, last_ms=200_000)
+    free = study().with_options({"pruning": {"references": 99}})
+    found = pruning.judge_curve(free, replace(well, trials=repeats), trial(), slow)
+    assert (isinstance(found, policy.Stop) and found.kind is StopKind.CAPPED) == capped
+
+
 def test_a_run_of_a_batch_size_without_references_goes_on() -> None:
     wide = trial(parameters={"GBS": 16})
     sweep = finished_well(12, parameters={"GBS": 8})
