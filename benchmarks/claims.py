@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.laboratory.ours import METHODS
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import h100_wide
-from lora_tune.config.space import LayoutParameter, Space
+from lora_tune.config.parameters import LayoutParameter
+from lora_tune.config.space import Space
 from lora_tune.logs.mllog import Eval
 from lora_tune.search.grey_box.acquisition import recommend_from
 from lora_tune.search.grey_box.model import learn

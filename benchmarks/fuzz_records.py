@@ -37,6 +37,7 @@ from lora_tune.launchers.job_records import alive, describe, read_records
 from lora_tune.launchers.job_runner import command_record, read_command
 from lora_tune.launchers.slurm import launcher as slurm
 from lora_tune.logs import arrival_times
+from lora_tune.simulation import courses
 from lora_tune.simulation import launcher as simulated
 from lora_tune.store import SaveCount, buffer, rows
 from lora_tune.store.records import Attempt, Sweep, Trial
@@ -155,7 +156,7 @@ class Room:
         assert ends == sorted(set(ends))
 
     def virtual_job(self) -> None:
-        simulated._record(simulated.read_json(self.simulated).content)
+        courses.record_of(simulated.read_json(self.simulated).content)
 
 
 class _Saved:

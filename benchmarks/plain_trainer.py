@@ -72,9 +72,9 @@ def main() -> None:
         settings.model, dtype=torch.bfloat16 if cuda else torch.float32, attn_implementation=settings.attn
     )
     adapters = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
-        lora_dropout=settings.lora_dropout,
+        r=settings.adapters.rank,
+        lora_alpha=settings.adapters.alpha,
+        lora_dropout=settings.adapters.dropout,
         target_modules=list(ATTENTION),
     )
     arguments = TrainingArguments(

@@ -19,6 +19,7 @@ from typing import Any
 
 from lora_tune.commands import dashboard, report
 from lora_tune.commands.options import load_review
+from lora_tune.commands.web_server import Application
 from tests.builders import stored, study_of, sweep_of
 
 TRIALS, EVALS = 2000, 30
@@ -31,7 +32,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def ask(application: dashboard.Application, path: str) -> bytes:
+def ask(application: Application, path: str) -> bytes:
     """The body of one request."""
     request = {
         "REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": "", "SERVER_NAME": "127.0.0.1",

@@ -47,7 +47,7 @@ def test_without_a_model_the_changes_are_listed_and_nothing_is_claimed() -> None
     sweep, best = with_base(study)
     lines = list(base_changes.told(study, sweep, best))
     assert not any("saves" in line for line in lines)
-    assert lines[-1] == "  (what each of them is worth cannot be told from this sweep)"
+    assert lines[-1] == "  (what each of them is worth is not shown by this sweep)"
 
 
 def test_a_base_that_never_reached_the_target_is_no_comparison() -> None:

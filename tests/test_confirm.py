@@ -119,7 +119,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=30)
     assert first.returncode == 130, said
-    assert "the same command adopts them" in said
+    assert "the jobs keep running; resume with: " in said
     second = there.start("--seeds", "10")
     begun = len(there.logs)
     wait_for(lambda: len(there.logs) >= begun + 2 or second.poll() is not None, 60, "further replicates")

@@ -21,6 +21,7 @@ from lora_tune.base.net import is_loopback
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import dashboard
 from lora_tune.commands.options import Review
+from lora_tune.commands.web_server import Application
 from lora_tune.review import dashboard_storage, notes
 from lora_tune.store.records import Sweep, Verdict
 from tests.browser import Browser
@@ -52,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Review:
     return Review(study, sweep, SweepPaths(folder), Path("built.toml"))
 
 
-def ask(application: dashboard.Application, path: str, **environ: str) -> tuple[str, Any]:
+def ask(application: Application, path: str, **environ: str) -> tuple[str, Any]:
     """Status and body of one request; JSON comes parsed."""
     heard: list[Any] = []
     request = {
@@ -72,14 +73,12 @@ def ask(application: dashboard.Application, path: str, **environ: str) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def shown(built: Review) -> dashboard.Application:
+def shown(built: Review) -> Application:
     hosts = frozenset({"127.0.0.1", "localhost"})
     return dashboard.only_shown(dashboard.application(built, None), hosts)
 
 
-def test_each_trial_comes_with_a_note_attributes_with_units_and_its_files(
-    shown: dashboard.Application, built: Review
-) -> None:
+def test_each_trial_comes_with_a_note_attributes_with_units_and_its_files(shown: Application, built: Review) -> None:
     _, detail = ask(shown, "/api/studies/1")
     assert len(detail["trials"]) == len(built.sweep.trials)
     for trial in detail["trials"]:
@@ -93,9 +92,7 @@ def test_each_trial_comes_with_a_note_attributes_with_units_and_its_files(
         assert {"job.log", "config_H100_1x8x4xtp4pp1cp1.sh"} <= {a["filename"] for a in trial["artifacts"]}
 
 
-def test_only_trials_that_reached_the_target_have_a_value_among_the_seconds(
-    shown: dashboard.Application, built: Review
-) -> None:
+def test_only_trials_that_reached_the_target_have_a_value_among_the_seconds(shown: Application, built: Review) -> None:
     """Optuna would show a pruned trial at its last eval loss, which among seconds looks like the best of all."""
     _, detail = ask(shown, "/api/studies/1")
     valued = {t["number"]: t["values"][0] for t in detail["trials"] if t.get("values")}
@@ -103,7 +100,7 @@ def test_only_trials_that_reached_the_target_have_a_value_among_the_seconds(
     assert valued == reached
 
 
-def test_a_failed_attempt_offers_its_diagnosis(shown: dashboard.Application, built: Review) -> None:
+def test_a_failed_attempt_offers_its_diagnosis(shown: Application, built: Review) -> None:
     failed = next(a for a in built.sweep.attempts.values() if a.failure)
     _, detail = ask(shown, "/api/studies/1")
     trial = next(t for t in detail["trials"] if t["number"] == failed.trial)
@@ -114,7 +111,7 @@ def test_a_failed_attempt_offers_its_diagnosis(shown: dashboard.Application, bui
     assert failed.remedy in text
 
 
-def test_a_file_is_shown_as_text_with_secrets_hidden(shown: dashboard.Application) -> None:
+def test_a_file_is_shown_as_text_with_secrets_hidden(shown: Application) -> None:
     _, detail = ask(shown, "/api/studies/1")
     trial = detail["trials"][0]
     log = next(a for a in trial["artifacts"] if a["filename"] == "job.log")
@@ -124,7 +121,7 @@ def test_a_file_is_shown_as_text_with_secrets_hidden(shown: dashboard.Applicatio
     assert "hf_abcdefghijklmnopqrstuvwxyz012345" not in text
 
 
-def test_the_figures_and_the_summary_are_there(shown: dashboard.Application) -> None:
+def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
     _, detail = ask(shown, "/api/studies/1")
     assert detail["objective_names"] == ["time to eval loss 0.925 (s)"]
     assert "| Recommended |" in detail["note"]["body"]
@@ -136,14 +133,14 @@ def test_the_figures_and_the_summary_are_there(shown: dashboard.Application) -> 
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_changed(shown: dashboard.Application, method: str) -> None:
+def test_nothing_can_be_changed(shown: Application, method: str) -> None:
     for path in ("/api/studies/1", "/api/studies/1/note", "/api/trials/1/tell", "/api/studies"):
         status, body = ask(shown, path, REQUEST_METHOD=method)
         assert status.startswith("403")
         assert "only shows" in body["reason"]
 
 
-def test_a_page_elsewhere_cannot_read_it_by_another_name(shown: dashboard.Application) -> None:
+def test_a_page_elsewhere_cannot_read_it_by_another_name(shown: Application) -> None:
     status, _ = ask(shown, "/api/studies/1", HTTP_HOST="attacker.example:80")
     assert status.startswith("403")
     assert ask(shown, "/api/studies", HTTP_HOST="localhost:8080")[0].startswith("200")

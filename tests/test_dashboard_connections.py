@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIServer
 
 import pytest
 
-from lora_tune.commands.dashboard import listen
+from lora_tune.commands.web_server import listen
 from tests.waiting import wait_for
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.controller import budgets, evidence, policy, pruning, results
+from lora_tune.controller import budgets, evidence, policy, pruning, queueing, results
 from lora_tune.curves.overlay import Course, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
@@ -111,8 +111,10 @@ def test_a_queued_job_is_given_up_with_the_class_of_what_it_waits_for(
 
 
 def test_what_a_person_can_do_for_a_waiting_job_is_said_while_it_waits() -> None:
-    assert policy.waiting(queued(Waits.NORMAL, 1).status) == ""
-    assert policy.waiting(queued(Waits.HELD, 1).status).startswith("job 7 waits, held: its reason; scontrol release 7")
+    assert queueing.waiting(queued(Waits.NORMAL, 1).status) == ""
+    assert queueing.waiting(queued(Waits.HELD, 1).status).startswith(
+        "job 7 waits, held: its reason; scontrol release 7"
+    )
 
 
 def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_cancelled() -> None:

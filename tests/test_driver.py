@@ -15,8 +15,9 @@ import pytest
 from lora_tune.base.errors import LauncherError, SetupError, StoreError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
-from lora_tune.controller.driver import SURVEY_SECONDS, Dependencies, Driver
+from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.controller.jobs import write_files
+from lora_tune.controller.orphans import SURVEY_SECONDS
 from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
@@ -220,7 +221,7 @@ def test_while_the_database_is_away_it_is_asked_once_a_tick(tmp_path: Path) -> N
     store.away = True
     driver.tick()
     store.asked.clear()
-    driver._surveyed_at -= SURVEY_SECONDS
+    driver._orphans.surveyed_at -= SURVEY_SECONDS
     for _ in range(60):
         there.clock.sleep(1)
         driver.tick()
@@ -415,7 +416,7 @@ def test_a_driver_that_was_overtaken_while_it_stood_still_cancels_no_job_of_the_
         there.clock.sleep(1)
     going = [name for name, job in cluster.jobs.items() if job.ended is None]
     assert any(name not in {a.job_name for a in first.sweep.attempts.values()} for name in going)
-    first._surveyed_at -= SURVEY_SECONDS
+    first._orphans.surveyed_at -= SURVEY_SECONDS
     with pytest.raises(SweepBusyError, match="taken over"):
         first.tick()
     assert all(cluster.jobs[name].ended is None for name in going)
@@ -434,7 +435,7 @@ def test_without_the_database_nobody_knows_which_jobs_are_orphans(tmp_path: Path
         second.tick()
         there.clock.sleep(1)
     going = [name for name, job in cluster.jobs.items() if job.ended is None]
-    first._surveyed_at -= SURVEY_SECONDS
+    first._orphans.surveyed_at -= SURVEY_SECONDS
     first.tick()
     assert all(cluster.jobs[name].ended is None for name in going)
     store.away = False
@@ -482,7 +483,7 @@ def test_a_node_where_two_trials_failed_in_a_row_is_left_out(tmp_path: Path) -> 
     assert left_out == [(), (), ("n1",)]
     assert cluster.jobs["fake-0002-0"].job.exclude_nodes == ("n1",)
     said = [json.loads(line).get("text", "") for line in there.paths.driver_log.read_text().splitlines()]
-    assert [text for text in said if "node n1 is left out for a day: 2 trials in a row" in text]
+    assert [text for text in said if "node n1 is excluded for a day: 2 trials in a row" in text]
 
 
 def test_trials_that_print_nothing_end_the_sweep_with_the_reason(tmp_path: Path) -> None:

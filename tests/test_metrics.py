@@ -89,7 +89,7 @@ def test_beyond_this_machine_there_is_a_warning() -> None:
     Metrics().serve("127.0.0.1:0", said.append)
     assert len(said) == 1
     Metrics().serve("0.0.0.0:0", said.append)
-    assert said[2].startswith("warning: whoever reaches 0.0.0.0 can read these metrics")
+    assert said[2].startswith("warning: anyone who can reach 0.0.0.0 can read these metrics")
 
 
 def test_a_taken_port_is_said() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.logs import run as facts
+from lora_tune.logs import run_builder
 from lora_tune.logs.mllog import MAX_RECORD, MllogReader, RunLog
 
 START = 1_700_000_000_000
@@ -375,19 +375,19 @@ class TestDamage:
 
     def test_a_flood_of_facts_takes_bounded_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A trial that prints evals, losses, marks, hyperparameters and new runs for ever."""
-        monkeypatch.setattr(facts, "MAX_EVALS", facts.MAX_POINTS)
+        monkeypatch.setattr(run_builder, "MAX_EVALS", run_builder.MAX_POINTS)
         reader = MllogReader()
         reader.feed(record("run_start").encode())
-        for step in range(3 * facts.MAX_POINTS):
+        for step in range(3 * run_builder.MAX_POINTS):
             line = record("eval_accuracy", 0.9, at=step, samples_count=step)
             line += record("train_loss", 1.0, at=step, samples_count=step) + record(f"hyper{step}", step)
             line += record("block_stop", at=step) + record("tracked_stats", {"throughput": 1.0}, at=step)
             reader.feed(line.encode())
         run = reader.run()
-        assert (len(run.evals), run.lost_evals) == (facts.MAX_EVALS, 2 * facts.MAX_POINTS)
-        assert facts.MAX_POINTS // 2 <= len(run.train) <= facts.MAX_POINTS
-        assert run.train[-1].samples == 3 * facts.MAX_POINTS - 1, "the newest train points are kept"
-        assert len(run.hyperparameters) == facts.MAX_HYPERPARAMETERS
+        assert (len(run.evals), run.lost_evals) == (run_builder.MAX_EVALS, 2 * run_builder.MAX_POINTS)
+        assert run_builder.MAX_POINTS // 2 <= len(run.train) <= run_builder.MAX_POINTS
+        assert run.train[-1].samples == 3 * run_builder.MAX_POINTS - 1, "the newest train points are kept"
+        assert len(run.hyperparameters) == run_builder.MAX_HYPERPARAMETERS
         for start in range(100):
             reader.feed(record("init_start", at=1e6 + start).encode() + record("run_start", at=1e6 + start).encode())
         assert len(reader.runs()) == 33

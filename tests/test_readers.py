@@ -229,7 +229,7 @@ class TestSettings:
             ({"kind": "hf_trainer", "samples_per_epoch": 0}, "must be a number above 0"),
             ({"kind": "hf_trainer", "samples_per_epoch": True}, "must be a number above 0"),
             ({"kind": "regex"}, "needs the setting 'eval'"),
-            ({"kind": "regex", "eval": "("}, "'eval' is no regular expression"),
+            ({"kind": "regex", "eval": "("}, "'eval' is not a valid regular expression"),
             ({"kind": "regex", "eval": r"(?P<loss>\d)"}, "needs the named groups loss and samples, step or epoch"),
             ({"kind": "regex", "eval": r"(?P<loss>.)(?P<step>.)(?P<foo>.)"}, "unknown group 'foo'"),
         ],

@@ -199,7 +199,7 @@ def test_a_server_ends_in_order_and_its_standby_goes_on(place: Place) -> None:
     wait_for(lambda: "standby" in place.output(second), 60, "the standby")
     first.send_signal(signal.SIGTERM)
     assert first.wait(30) == 0
-    assert "jobs go on" in place.output(first)
+    assert "the jobs keep running" in place.output(first)
     assert second.wait(120) == 0, place.output(second)
     assert_all_ran_once(place, name, 4)
 

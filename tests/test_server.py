@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.commands import serve
+from lora_tune.commands import serving
 from lora_tune.commands.metrics import Metrics
-from lora_tune.commands.serve import SERVER, Server
+from lora_tune.commands.serve import SERVER
+from lora_tune.commands.serving import Server
 from lora_tune.config.study import parse_study
 from lora_tune.controller.quota import NodeQuota
 from lora_tune.store import Registered, Store, sqlite_url
@@ -47,14 +48,14 @@ def test_a_mistake_in_one_study_ends_neither_the_server_nor_the_others(
     store = Store(sqlite_url(tmp_path / "team.db"))
     for name in ("broken", "sound"):
         registered(tmp_path, store, name)
-    real: Callable[..., object] = getattr(serve, where)
+    real: Callable[..., object] = getattr(serving, where)
 
     def mistaken(of: object, *more: object) -> object:
         if of.name == "broken":  # type: ignore[attr-defined]  # a Registered or a Study
             raise ZeroDivisionError("a mistake of ours")
         return real(of, *more)
 
-    monkeypatch.setattr(serve, where, mistaken)
+    monkeypatch.setattr(serving, where, mistaken)
     said: list[str] = []
     server = Server(store, NodeQuota(None), Metrics(), said.append)
     lease = store.take_lease(SERVER, "test", 0.0)

@@ -93,7 +93,7 @@ def test_audits_go_on_though_they_are_condemned_and_status_states_their_price(tm
     where = ["--study", str(study), "--output", str(tmp_path / "sweep")]
     run = CliRunner().invoke(main, [*where, "--trials", "30"])
     assert "stopping: the first 3 good runs go free" in run.output
-    assert "an audit, goes on although stalled: " in run.output
+    assert "an audit, continues although stalled: " in run.output
     shown = json.loads(CliRunner().invoke(status, [*where, "--json"]).output)
     assert shown["stopping"]["stopped"] == 0
     assert shown["stopping"]["audited"] > 0

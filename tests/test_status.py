@@ -66,7 +66,7 @@ def test_a_sweep_that_nobody_drives_and_nobody_ended_calls_for_somebody(tmp_path
     store.release(lease)
     left = run(tmp_path)
     assert left.exit_code == 3
-    assert "it is not over and nobody drives it; take over with: python -m lora_tune.sweep" in _flat(left.output)
+    assert "it is not over and no driver is running; take over with: python -m lora_tune.sweep" in _flat(left.output)
     assert json.loads(run(tmp_path, "--json").stdout)["state"] == "unattended"
     lease = store.take_lease("built", OWNER, BEGAN)
     assert run(tmp_path).exit_code == 3, "its driver has not been heard of since it began"

@@ -136,7 +136,7 @@ def test_the_same_command_resumes(place: Path) -> None:
     first = records(place).trials
     again = sweep(place, "--trials", "5")
     assert again.returncode == 0, again.stderr
-    assert again.stdout.startswith("going on with quick: 3 of 5 trials ended; 2 at a time, records in sweeps/quick\n")
+    assert again.stdout.startswith("resuming quick: 3 of 5 trials ended; 2 at a time, records in sweeps/quick\n")
     trials = records(place).trials
     assert len(trials) == 5
     assert all(trials[number] == trial for number, trial in first.items())
@@ -236,7 +236,7 @@ def test_ctrl_c_keeps_the_jobs_on_request_and_the_next_start_adopts_them(place: 
     (place / "studies" / "quick.toml").write_text(study(trials=2, pace=0.4))
     code, shown = interrupt(place, "\n")
     assert code == 130
-    assert "the same command adopts them: " in shown
+    assert "the jobs keep running; resume with: " in shown
     assert "-m lora_tune.sweep --study quick" in shown
     assert any(t.state is not TrialState.FINISHED for t in records(place).trials.values())
     assert sweep(place).returncode == 0
@@ -246,7 +246,7 @@ def test_ctrl_c_keeps_the_jobs_on_request_and_the_next_start_adopts_them(place: 
 def test_a_second_ctrl_c_keeps_the_jobs_as_the_prompt_says(place: Path) -> None:
     (place / "studies" / "quick.toml").write_text(study(trials=1, pace=0.4))
     code, shown = interrupt(place, "\x03")
-    assert (code, "the jobs go on" in shown) == (130, True)
+    assert (code, "the jobs keep running" in shown) == (130, True)
     assert sweep(place).returncode == 0
     assert executions(place) == {"0000": 1}
 

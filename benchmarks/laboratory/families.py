@@ -12,7 +12,8 @@ import numpy as np
 from benchmarks.laboratory.made import Array, MadeSurface, Physics, late_drop
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import PUBLISHED_H100, h100_layouts, h100_wide, hyperparameters
-from lora_tune.config.space import CategoricalParameter, FloatParameter, IntParameter, Parameter, Space
+from lora_tune.config.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
+from lora_tune.config.space import Space
 from lora_tune.simulation import convergence
 from lora_tune.simulation.convergence import Site
 from lora_tune.simulation.h100 import function as h100

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.laboratory.problem import Problem
-from lora_tune.config.space import FloatParameter, IntParameter, LayoutParameter, Parameter, Space
+from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter, Parameter
+from lora_tune.config.space import Space
 from lora_tune.simulation.gb200 import function as gb200x72
 from lora_tune.simulation.h100 import function as h100
 from lora_tune.simulation.h100 import sixty_four_nodes, time_to_target

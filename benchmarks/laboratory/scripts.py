@@ -14,15 +14,15 @@ import numpy as np
 
 from benchmarks.laboratory.made import MadeSurface, Physics, exponential, late_drop, power, two_steps
 from benchmarks.laboratory.problem import Problem
-from lora_tune.config.space import (
+from lora_tune.config.parameters import (
     CategoricalParameter,
     DerivedParameter,
     FixedParameter,
     FloatParameter,
     IntParameter,
     Parameter,
-    Space,
 )
+from lora_tune.config.space import Space
 
 Values = Mapping[str, Any]
 SAMPLES = 20_000.0

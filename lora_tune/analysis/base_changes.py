@@ -100,7 +100,7 @@ def told(study: Study, sweep: Sweep, trial: Trial) -> Iterator[str]:
     if worth:
         yield "  (each with the other changes in place, as the search's model expects it)"
     elif len(found) > 1:
-        yield "  (what each of them is worth cannot be told from this sweep)"
+        yield "  (what each of them is worth is not shown by this sweep)"
 
 
 def _measured(study: Study, base: Trial, trial: Trial) -> str:

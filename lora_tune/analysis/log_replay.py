@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
-from lora_tune.config.space import FixedParameter
+from lora_tune.config.parameters import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.controller import policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times

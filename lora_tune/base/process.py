@@ -38,7 +38,7 @@ def boot() -> str:
 
 
 def steady() -> float:
-    """Seconds, sleep of the machine included, by a clock that nobody sets."""
+    """Seconds, sleep of the machine included, by a monotonic clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

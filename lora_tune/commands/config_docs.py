@@ -12,24 +12,24 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from lora_tune.base.kinds import WORKLOADS
-from lora_tune.config import space, study
+from lora_tune.config import parameters, tables
 from lora_tune.config.objective import Objective
 from lora_tune.config.site import Site
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("[objective]", "what is minimised", Objective),
-    ("[search]", "how trials are proposed", study.Search),
-    ("[pruning]", "when a trial is stopped", study.Pruning),
-    ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", study.Budget),
+    ("[search]", "how trials are proposed", tables.Search),
+    ("[pruning]", "when a trial is stopped", tables.Pruning),
+    ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", tables.Budget),
     ("[site]", "where trials run", Site),
 )
 _PARAMETERS = (
-    space.FloatParameter,
-    space.IntParameter,
-    space.CategoricalParameter,
-    space.LayoutParameter,
-    space.DerivedParameter,
-    space.FixedParameter,
+    parameters.FloatParameter,
+    parameters.IntParameter,
+    parameters.CategoricalParameter,
+    parameters.LayoutParameter,
+    parameters.DerivedParameter,
+    parameters.FixedParameter,
 )
 
 

@@ -9,20 +9,15 @@ import os
 import re
 import secrets
 import signal
-import socket
-import sys
-import threading
 from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs, quote
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
 
-from lora_tune.base.errors import SetupError, StoreError
+from lora_tune.base.errors import StoreError
 from lora_tune.base.net import is_loopback
 from lora_tune.commands.options import (
     Review,
@@ -33,13 +28,9 @@ from lora_tune.commands.options import (
     storage_option,
     study_option,
 )
+from lora_tune.commands.web_server import Application, listen
 from lora_tune.store import full_url, sqlite_url
 from lora_tune.store.records import Sweep
-
-REQUEST_SECONDS = 30.0
-SILENCE_SECONDS = 60.0
-
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def application(review: Review, storage: str | None) -> Application:
@@ -161,8 +152,8 @@ def main(study_name: str, storage: str | None, output: Path | None, host: str, p
         return
     token = os.environ.get("LORA_TUNE_TOKEN") or secrets.token_urlsafe(24)
     click.echo(
-        f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Whoever has the "
-        "address below with its token reads all parameters and logs. Safer: leave --host out and use ssh -L, or put a "
+        f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Anyone with the "
+        "address and token below can read all parameters and logs. Safer: leave --host out and use ssh -L, or put a "
         "reverse proxy with TLS in front (docs/review.md)",
         err=True,
     )
@@ -185,68 +176,3 @@ def serve(shown: Application, host: str, port: int, name: str, query: str = "") 
         click.echo("")
     finally:
         server.server_close()
-
-
-def listen(
-    shown: Application,
-    host: str,
-    port: int,
-    *,
-    request_seconds: float = REQUEST_SECONDS,
-    silence_seconds: float = SILENCE_SECONDS,
-) -> WSGIServer:
-    """A server of ``shown`` that listens already.
-
-    request_seconds: in which a client must have said what it wants. silence_seconds: for which it may take nothing of
-    the answer. Beyond these its connection is closed, so that nobody holds threads and files for ever.
-    Raises SetupError when the port is taken.
-    """
-
-    class Server(ThreadingMixIn, WSGIServer):
-        daemon_threads = True
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        def server_bind(self) -> None:
-            """As wsgiref's, without asking the name service for this machine's name."""
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind(self.server_address)
-            self.server_address = self.socket.getsockname()
-            self.server_name, self.server_port = host, self.server_address[1]
-            self.setup_environ()
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that went away, or was too slow, is nobody's news; a mistake of ours is."""
-            if not isinstance(sys.exception(), OSError):
-                super().handle_error(request, client_address)
-
-    class Handler(WSGIRequestHandler):
-        timeout = silence_seconds
-
-        def setup(self) -> None:
-            super().setup()
-            self._patience = threading.Timer(request_seconds, _hang_up, (self.connection,))
-            self._patience.daemon = True
-            self._patience.start()
-
-        def parse_request(self) -> bool:
-            try:
-                return super().parse_request()
-            finally:
-                self._patience.cancel()
-
-        def finish(self) -> None:
-            self._patience.cancel()
-            super().finish()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are nobody's news."""
-
-    try:
-        return make_server(host, port, shown, server_class=Server, handler_class=Handler)
-    except OSError as error:
-        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the client was sooner
-        connection.shutdown(socket.SHUT_RDWR)

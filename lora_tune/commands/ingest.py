@@ -17,7 +17,7 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED, InputError
 from lora_tune.commands.options import guarded, output_option, study_option, sweep_paths
-from lora_tune.config.space import FixedParameter, LayoutParameter
+from lora_tune.config.parameters import FixedParameter, LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import MllogReader
@@ -112,7 +112,7 @@ def _given(pairs: Sequence[str]) -> dict[str, Value]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise InputError(f"--set {pair!r}: NAME=VALUE is wanted, such as LR=4e-4")
+            raise InputError(f"--set {pair!r}: expected NAME=VALUE, such as LR=4e-4")
         try:
             number = float(text)
             found[name] = int(number) if number.is_integer() and "." not in text and "e" not in text.lower() else number

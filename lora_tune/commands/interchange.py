@@ -227,6 +227,6 @@ def main(
         click.echo(f"{parquet}: {len(rows)} trials")
     if mlflow:
         written, there = to_mlflow(study, sweep, mlflow)
-        click.echo(f"MLflow experiment {study.name}: {written} runs written, {there} were there")
+        click.echo(f"MLflow experiment {study.name}: {written} runs written, {there} already existed")
     if tensorboard:
         click.echo(f"{tensorboard}: {to_tensorboard(study, sweep, tensorboard)} runs written")

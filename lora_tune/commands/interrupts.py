@@ -64,4 +64,4 @@ def after_interrupt(driver: Driver, command: str, ask: Callable[[str], str] = in
         gone = driver.cancel_all(_CANCEL_SECONDS)
         click.echo("cancelled." if gone else "some jobs do not end; see lora_tune.status", err=True)
     else:
-        click.echo(f"the jobs go on; the same command adopts them: {command}", err=True)
+        click.echo(f"the jobs keep running; resume with: {command}", err=True)

@@ -97,8 +97,8 @@ class Metrics:
             say(f"metrics  http://{host}:{server.server_port}/metrics")
             if not is_loopback(host):
                 say(
-                    f"warning: whoever reaches {host} can read these metrics, unencrypted; leave them on 127.0.0.1 "
-                    "and put a web server that asks for passwords in front (docs/service.md)"
+                    f"warning: anyone who can reach {host} can read these metrics, unencrypted; leave them on "
+                    "127.0.0.1 and put a web server that asks for passwords in front (docs/service.md)"
                 )
         return self
 
@@ -165,7 +165,7 @@ def address(where: str) -> tuple[str, int]:
     """Host and port of ``[HOST:]PORT``; the host is 127.0.0.1 when none is given. Raises InputError."""
     host, _, port = where.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise InputError(f"--metrics {where!r} is no [HOST:]PORT; write for example 9464")
+        raise InputError(f"--metrics {where!r} is not of the form [HOST:]PORT; write for example 9464")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

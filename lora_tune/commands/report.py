@@ -34,13 +34,13 @@ from lora_tune.analysis.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.base.errors import SetupError
 from lora_tune.base.format import duration, visible
 from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
+from lora_tune.review.figure_files import write_figures
 from lora_tune.review.plots import charts, svg
 from lora_tune.search.recommendation import recommended
 from lora_tune.store.metrics import Choice
@@ -277,39 +277,6 @@ def _where(study: Study) -> str:
 
 def _moment(seconds: float) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def write_figures(study: Study, sweep: Sweep, folders: Mapping[str, Path | None]) -> list[Path]:
-    """Each figure as a file of each form ("svg", "png", "pdf") that has a folder; returns the files.
-
-    Raises SetupError where PNG or PDF is asked for and CairoSVG is missing.
-    """
-    drawings = {name: svg.standalone(chart) for name, chart in charts(study, sweep, time.time()).items()}
-    written = []
-    for form, folder in folders.items():
-        if folder is None:
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, drawing in drawings.items():
-            file = folder / f"{name}.{form}"
-            file.write_bytes(drawing.encode() if form == "svg" else _converted(drawing, form))
-            written.append(file)
-    return written
-
-
-def _converted(drawing: str, form: str) -> bytes:
-    """An SVG as PNG (twice its size, for sharp slides) or PDF."""
-    try:
-        import cairosvg
-    except (ModuleNotFoundError, OSError) as error:  # OSError: the package is there, the cairo library is not
-        raise SetupError(
-            "PNG and PDF need CairoSVG: pip install 'lora-tune[slides]', and Debian's libcairo2; --svg needs nothing"
-        ) from error
-    if form == "png":
-        made: bytes = cairosvg.svg2png(drawing.encode(), output_width=2 * svg.WIDTH)
-    else:
-        made = cairosvg.svg2pdf(drawing.encode())
-    return made
 
 
 @click.command()

@@ -226,7 +226,7 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
         line = again("sweep", study.name)
-        what = "trials are open and nobody drives them" if _open(sweep) else "it is not over and nobody drives it"
+        what = "trials are open and no driver is running" if _open(sweep) else "it is not over and no driver is running"
         return Text(f"{what}; take over with: {line}", style="bold red")
     return Text("ended")
 

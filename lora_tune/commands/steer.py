@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from lora_tune.base.errors import InputError
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
-from lora_tune.config.space import Value
+from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, refusal_of_values, words
 from lora_tune.store import LEASE_SECONDS, Store, sqlite_url

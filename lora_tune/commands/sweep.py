@@ -33,8 +33,9 @@ from lora_tune.commands.options import (
     study_option,
     sweep_paths,
 )
+from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in, text_to_keep
-from lora_tune.config.study import Study, closed_violations, find_study, load_study
+from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
@@ -209,7 +210,7 @@ def beginning(study: Study, sweep: Sweep, paths: SweepPaths) -> str:
     if not sweep.trials:
         return f"{study.name}: {planned.removeprefix(' of ') or 'any number of'} trials, {at_once}"
     taken = f", {len(sweep.trials) - ended} open ones are taken over" if ended < len(sweep.trials) else ""
-    return f"going on with {study.name}: {ended}{planned} trials ended{taken}; {at_once}"
+    return f"resuming {study.name}: {ended}{planned} trials ended{taken}; {at_once}"
 
 
 def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:

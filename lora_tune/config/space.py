@@ -7,140 +7,27 @@ Optuna sees a flat set of distributions; the trial sees the resolved values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing import TYPE_CHECKING
 
 from lora_tune.config.formula import Formula, FormulaError
-from lora_tune.config.layout import LAYOUT_VALUES, LayoutAxes, LayoutTable, parse_layout
-from lora_tune.config.section import numbers_are_numbers
+from lora_tune.config.layout import LAYOUT_VALUES, LayoutTable, parse_layout
+from lora_tune.config.parameters import (
+    CategoricalParameter,
+    DerivedParameter,
+    FixedParameter,
+    FloatParameter,
+    IntParameter,
+    LayoutParameter,
+    Parameter,
+    Role,
+    TunedParameter,
+    Value,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-Value = str | int | float | bool
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    # Not of every field: pydantic tells the kinds apart by ``type`` before any validator.
-    _numbers = field_validator("low", "high", "step", "log", mode="before", check_fields=False)(numbers_are_numbers)
-
-
-Role = Literal["speed", "convergence", "both"]
-
-
-class _Tuned(_Frozen):
-    """What every number or category that is tuned may say."""
-
-    role: Role | None = Field(
-        None,
-        description="what it decides: speed (and memory), convergence (samples to the target), or both; left out: "
-        "guessed from its name and tested by the trials",
-    )
-
-
-class FloatParameter(_Tuned):
-    """A real number in ``[low, high]``, drawn on a log scale with ``log = true``."""
-
-    type: Literal["float"]
-    low: float = Field(description="smallest value")
-    high: float = Field(description="largest value")
-    log: bool = Field(False, description="draw on a log scale; low must be above 0")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> FloatParameter:
-        _check_range(self.low, self.high, self.log)
-        return self
-
-    def written(self, value: float) -> float:
-        """``value`` as a person would write it: three significant digits, more where the range is narrow.
-
-        A step of the last digit is at most a hundredth of the range.
-        """
-        if value == 0 or not math.isfinite(value):
-            return value
-        digit = math.floor(math.log10(abs(value))) - 2
-        if self.high > self.low:
-            digit = min(digit, math.floor(math.log10((self.high - self.low) / 100)))
-        return min(max(round(value, -digit), self.low), self.high)
-
-
-class IntParameter(_Tuned):
-    """A whole number ``low, low + step, ...`` up to ``high``."""
-
-    type: Literal["int"]
-    low: int = Field(description="smallest value")
-    high: int = Field(description="largest value")
-    step: int = Field(1, ge=1, description="distance between neighbours")
-    log: bool = Field(False, description="draw on a log scale; low must be above 0 and step 1")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> IntParameter:
-        _check_range(self.low, self.high, self.log)
-        if self.log and self.step != 1:
-            raise ValueError("log = true allows only step = 1; drop one of the two")
-        return self
-
-
-class CategoricalParameter(_Tuned):
-    """One of a list of values."""
-
-    type: Literal["categorical"]
-    choices: tuple[Value, ...] = Field(min_length=1, description="the values")
-
-    @model_validator(mode="after")
-    def _distinct(self) -> CategoricalParameter:
-        if len({(type(c), c) for c in self.choices}) != len(self.choices):
-            raise ValueError(f"choices {list(self.choices)} repeat a value; list each once")
-        return self
-
-
-class LayoutParameter(LayoutAxes):
-    """One categorical over the valid parallel layouts of the trial's GPUs."""
-
-    type: Literal["layout"]
-
-
-class DerivedParameter(_Frozen):
-    """A value computed from others by plain arithmetic, e.g. ``formula = "ceil(0.1 * MAX_STEPS)"``."""
-
-    type: Literal["derived"]
-    formula: str = Field(
-        description="numbers, names, + - * / // %, min, max, ceil, floor, round; also GBS, DP, GPUS, NODES"
-    )
-
-    @model_validator(mode="after")
-    def _parses(self) -> DerivedParameter:
-        try:
-            Formula(self.formula)
-        except FormulaError as error:
-            raise ValueError(str(error)) from error
-        return self
-
-
-class FixedParameter(_Frozen):
-    """A value that does not vary."""
-
-    type: Literal["fixed"]
-    value: Value = Field(description="the value")
-
-    @field_validator("value", mode="before")
-    @classmethod
-    def _plain(cls, value: Any) -> Any:
-        if not isinstance(value, str | int | float | bool) or not (isinstance(value, str) or math.isfinite(value)):
-            raise ValueError(f"{value!r} is not a string, a truth value or a finite number")
-        return value
-
-
-Parameter = Annotated[
-    FloatParameter | IntParameter | CategoricalParameter | LayoutParameter | DerivedParameter | FixedParameter,
-    Field(discriminator="type"),
-]
 
 
 class SpaceError(ValueError):
@@ -264,7 +151,7 @@ class Space:
 
     def roles(self) -> dict[str, Role]:
         """What parameters decide, by name, where the study says it."""
-        return {n: p.role for n, p in self.parameters.items() if isinstance(p, _Tuned) and p.role is not None}
+        return {n: p.role for n, p in self.parameters.items() if isinstance(p, TunedParameter) and p.role is not None}
 
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
         """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.
@@ -342,17 +229,3 @@ def _derive(
             # To the last bit: MLPerf's checker compares some rates exactly, and 12 digits of them fail.
             values[name] = waiting.pop(name).value(name, {**context, **values})
     return values
-
-
-def _check_range(low: float, high: float, log: bool) -> None:
-    if low > high:
-        raise ValueError(f"low = {low} is above high = {high}; swap them")
-    if log and low <= 0:
-        raise ValueError(f"log = true needs low above 0, not {low}")
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("low and high must be finite")
-
-
-def as_parameter(value: Any) -> Any:
-    """A bare TOML value as a fixed parameter; a table unchanged."""
-    return value if isinstance(value, dict) else {"type": "fixed", "value": value}

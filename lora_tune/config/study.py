@@ -10,109 +10,25 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.format import number
-from lora_tune.base.kinds import LOG_READERS, SAMPLERS, WORKLOADS
-from lora_tune.config.objective import Objective, check_goal, check_objective, filled_in
-from lora_tune.config.secrets import with_secrets_apart
+from lora_tune.base.kinds import LOG_READERS, WORKLOADS
+from lora_tune.config.checks import check_whole
+from lora_tune.config.objective import Objective, check_goal, filled_in
+from lora_tune.config.parameters import Parameter, Value, as_parameter
+from lora_tune.config.problems import first_problem
 from lora_tune.config.section import Section
 from lora_tune.config.site import Site
-from lora_tune.config.space import Parameter, Space, SpaceError, Value, as_parameter
+from lora_tune.config.space import Space
+from lora_tune.config.tables import CHEAP_TRIALS, DEFAULT_AUDIT, Budget, Pruning, Search, WorkloadTable
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-
     from lora_tune.logs.run import Eval
     from lora_tune.mlperf.benchmark import Benchmark
-    from lora_tune.mlperf.gate import Violation
-
-
-class WorkloadTable(BaseModel):
-    """What runs. ``kind`` names the workload; the other keys are that workload's own."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _secrets_apart(cls, table: Any) -> Any:
-        return with_secrets_apart(table) if isinstance(table, dict) else table
-
-    kind: str = Field(description="peft, nemo, bridge, mlperf, mlperf_docker, command or surface")
-    stop_at_target: bool | None = Field(
-        None,
-        description="a trial whose log shows training beyond the target is asked to end (SIGTERM, which the script may "
-        "catch); false: it trains to its own end [true; false for MLPerf's submissions]",
-    )
-
-
-class Search(Section):
-    """How trials are proposed."""
-
-    sampler: Annotated[str, AfterValidator(SAMPLERS.known)] = Field(
-        "portfolio", description="who proposes: portfolio, tpe, random, gp, cmaes, grey_box, or one that was added"
-    )
-    seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
-    startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
-    probes: bool = Field(
-        False,
-        description="portfolio and grey_box may propose short runs that end once their layout's speed is measured",
-    )
-    enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
-
-
-class Pruning(Section):
-    """When a running trial is stopped."""
-
-    rule: Literal["stall", "none"] = Field("stall", description="stop stalled and diverging eval curves, or nothing")
-    false_prune_rate: float = Field(
-        0.01,
-        gt=0,
-        lt=0.5,
-        description="share of good runs that may be stopped by error; n references support no less than 1/(n+1)",
-    )
-    references: int = Field(
-        8, ge=3, description="good runs that end before others are compared with them; more support a smaller rate"
-    )
-    audit: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="share of condemned trials that go on to their end, so that the sweep measures its own false-prune "
-        "rate; left out: 0.05 where the budget allows 50 trials or more, else 0",
-    )
-    no_verdict_before: float = Field(0, ge=0, description="samples before which nothing is stopped but NaN")
-    cap: bool = Field(True, description="stop a run that can no longer beat the best one")
-    cap_risk: float = Field(0.01, gt=0, lt=0.5, description="accepted chance that a capped run would have won")
-
-
-DEFAULT_AUDIT = 0.05
-"""Share of condemned trials that go on where trials are cheap."""
-
-CHEAP_TRIALS = 50
-"""Trials within the budget from which on one of them is cheap."""
-
-
-class Budget(Section):
-    """Where the sweep ends. At least one of trials, node_hours and wall_hours is needed."""
-
-    trials: int | None = Field(None, ge=1, description="proposals, retries not counted")
-    node_hours: float | None = Field(None, gt=0, description="node-hours of all attempts together")
-    wall_hours: float | None = Field(None, gt=0, description="hours since the sweep began")
-    stop_below: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="end when the next node-hour is expected to improve the score by less than this share "
-        "(0.002: 0.2%); needs sampler portfolio or grey_box, and a limit beside it",
-    )
-    parallel: int = Field(1, ge=1, description="trials at one time")
-    trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")
-    attempts: int = Field(3, ge=1, description="attempts of one trial when the machine fails it")
-    price_per_node_hour: float | None = Field(None, ge=0, description="money shown beside node-hours")
 
 
 class Study(Section):
@@ -328,7 +244,7 @@ def parse_study(text: str, path: Path) -> Study:
     except ValidationError as error:
         key, problem = first_problem(error, Study)
         raise StudyError(path, key, problem) from error
-    _check_whole(study, path)
+    check_whole(study, path)
     return study
 
 
@@ -360,91 +276,6 @@ def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**base, **site}
 
 
-def _check_whole(study: Study, path: Path) -> None:
-    """The checks that need more than one section."""
-    space = study.search_space
-    try:
-        space.check()
-    except SpaceError as error:
-        raise StudyError(path, f"space.{error.key}", str(error)) from error
-    budget = study.budget
-    if budget.trials is None and budget.node_hours is None and budget.wall_hours is None:
-        raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
-    for violation in closed_violations(study):
-        if violation.fatal:
-            raise StudyError(path, f"space.{violation.name}", violation.sentence)
-    check_objective(study, path)
-    if study.objective.score == "mlperf_score" and study.benchmark is None:
-        raise StudyError(path, "objective.score", "mlperf_score needs objective.benchmark beside it")
-    _check_search(study, path)
-
-
-def _check_search(study: Study, path: Path) -> None:
-    """What the search needs of the other sections."""
-    space, budget = study.search_space, study.budget
-    sampler = SAMPLERS.load(study.search.sampler)
-    if budget.stop_below is not None and not getattr(sampler, "knows_gain", False):
-        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not know its expected gain'
-        raise StudyError(path, "budget.stop_below", problem)
-    if study.search.probes and not getattr(sampler, "proposes_probes", False):
-        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not propose them'
-        raise StudyError(path, "search.probes", problem)
-    models = getattr(sampler, "objectives", None)
-    if models is not None and (study.objective.score not in models or study.objective.second is not None):
-        problem = f"{study.search.sampler} models {', '.join(models)} alone; use tpe"
-        raise StudyError(path, "search.sampler", problem)
-    if space.varies_nodes and not getattr(sampler, "several_node_counts", True):
-        problem = f"{study.search.sampler} models trials of one size, and NODES varies here; use tpe"
-        raise StudyError(path, "search.sampler", problem)
-    tuned = space.distributions()
-    for index, point in enumerate(study.search.enqueue):
-        for key, value in point.items():
-            if key not in tuned:
-                raise StudyError(
-                    path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {', '.join(sorted(tuned))}"
-                )
-            if not within(tuned[key], value):
-                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} is not {range_words(tuned[key])}")
-
-
-def range_words(distribution: BaseDistribution) -> str:
-    """What a distribution can propose, for people."""
-    if choices := getattr(distribution, "choices", None):
-        return f"one of {', '.join(map(repr, choices))}"
-    low, high = getattr(distribution, "low", -math.inf), getattr(distribution, "high", math.inf)
-    step = getattr(distribution, "step", None)
-    return f"within {low:g} to {high:g}" + (f" in steps of {step:g}" if step not in (None, 1) else "")
-
-
-def within(distribution: BaseDistribution, value: Value) -> bool:
-    """Whether a distribution can propose ``value``."""
-    try:
-        return distribution._contains(distribution.to_internal_repr(value))
-    except ValueError:  # no choice of a categorical
-        return False
-
-
-def closed_violations(study: Study) -> list[Violation]:
-    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
-    benchmark = study.benchmark
-    if study.division == "open" or benchmark is None:
-        return []
-    from lora_tune.mlperf.gate import check_space
-
-    space = study.search_space
-    return check_space(benchmark, {name: _ends(d) for name, d in space.distributions().items()}, space.each_layout())
-
-
-def _ends(distribution: BaseDistribution) -> tuple[Value, ...]:
-    """The lowest and the highest value that a distribution proposes, or its choices."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(distribution, CategoricalDistribution):
-        return tuple(distribution.choices)  # type: ignore[arg-type]  # studies hold no None
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    return distribution.low, distribution.high
-
-
 def study_changes(before: Study, after: Study) -> list[str]:
     """What differs, one line a key: ``space.LR.high: 0.01 -> 0.02``. Empty when nothing that counts differs."""
     old, new = _flat("", before.model_dump(mode="json")), _flat("", after.model_dump(mode="json"))
@@ -462,72 +293,3 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
             found |= _flat(f"{prefix}.{key}" if prefix else str(key), inner)
         return found
     return {prefix: value}
-
-
-def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The key path and a one-line problem with its remedy, of the first of pydantic's findings on ``model``."""
-    # A misspelt key is often the cause of the missing one.
-    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    parts = [str(p) for p in first["loc"] if p not in ("float", "int", "categorical", "layout", "derived", "fixed")]
-    key = ".".join(parts)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "unknown key; see the study-file reference for the allowed ones"
-        if near := _allowed_near(parts, model):
-            message = f"unknown key; {near}"
-    elif first["type"] == "missing":
-        message = f"is missing; add it{_meant(parts, model)}"
-    elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        message = "needs type = one of float, int, categorical, layout, derived, fixed"
-    elif words := _PLAIN_WORDS.get(first["type"]):
-        message = words.format(**first.get("ctx", {})) + _what_came(first["input"])
-        if first["type"] in ("tuple_type", "list_type") and isinstance(first["input"], str):
-            message += f"; write {json.dumps(first['input'].split())}"
-    return key, message.replace("\n", " ")
-
-
-_PLAIN_WORDS = {
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "literal_error": "must be {expected}",
-    "finite_number": "must be a finite number",
-    "string_pattern_mismatch": "must be of the form {pattern}",
-    "too_short": "must have at least {min_length} entry",
-    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-    **dict.fromkeys(("string_type",), "must be text"),
-    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a table"),
-}
-"""Pydantic's type of a finding -> what is allowed."""
-
-
-def _what_came(value: object) -> str:
-    """The refused value, where it is short enough for a line."""
-    shown = repr(value)
-    return f", not {shown}" if isinstance(value, str | int | float) and len(shown) <= 80 else ""
-
-
-def _meant(parts: list[str], model: type[BaseModel]) -> str:
-    """What a missing key is for, as the model describes it."""
-    for part in parts[:-1]:
-        inner = model.model_fields.get(part)
-        if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
-            return ""
-        model = inner.annotation
-    field = model.model_fields.get(parts[-1]) if parts else None
-    return f": {field.description}" if field is not None and field.description else ""
-
-
-def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
-    """The allowed keys of the section in which an unknown key stands, the nearest first."""
-    for part in parts[:-1]:
-        inner = model.model_fields.get(part)
-        if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
-            return ""
-        model = inner.annotation
-    near = difflib.get_close_matches(parts[-1], model.model_fields, n=1)
-    return f"did you mean {near[0]}?" if near else f"allowed are {', '.join(model.model_fields)}"

@@ -83,19 +83,19 @@ def other_log(attempt: Attempt, status: JobStatus, head: bytes, size: int) -> Di
     found = token_in(head)
     if found and found != attempt.token:
         what = f"the log is of another attempt (token {found[:32]}), not of this one (token {attempt.token})"
-        return Diagnosis(FailureKind.FOREIGN, what, "somebody put another log in its place; the trial is run again")
+        return Diagnosis(FailureKind.FOREIGN, what, "another log was put in its place; the trial is run again")
     if found and size >= status.log_bytes:
         return None
     cut = f"of the {status.log_bytes:,} bytes that its job wrote the log holds {size:,}"
     what = cut if found else "the line at the log's head that says whose it is is gone"
-    remedy = "somebody cut it, or its disk lost a part; the trial is run again"
+    remedy = "it was truncated, or its disk lost a part; the trial is run again"
     return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)
 
 
 def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagnosis | None:
     """Why a run's times cannot be true, or None; also for one that goes on.
 
-    A log without time stamps is timed by a clock that nobody sets, so steps of the wall clock do not touch it. A
+    A log without time stamps is timed by a monotonic clock, so steps of the wall clock do not touch it. A
     packed trial's log counts its own time alone, and its launcher says nothing of its job's.
     """
     points: list[Eval | TrainPoint] = [*run.evals, *run.train]
@@ -113,13 +113,13 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagno
         return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")
     steps = [step for step in status.clock_steps if abs(step) >= STEP_SECONDS]
     if stamped and steps:
-        return _clock(f"somebody set the wall clock by {steps[0]:+.1f} s while the job ran")
+        return _clock(f"the wall clock was set by {steps[0]:+.1f} s while the job ran")
     return None
 
 
 def _clock(what: str) -> Diagnosis:
     return Diagnosis(
-        FailureKind.CLOCK, what, "the time stamps cannot be true: the trial is measured again; see to the host's clock"
+        FailureKind.CLOCK, what, "the time stamps cannot be true: the trial is measured again; check the host's clock"
     )
 
 
@@ -159,7 +159,7 @@ def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:
     if not attempt.token or found is None or found == attempt.token:
         return None
     what = f"the log is of another attempt (token {str(found)[:32]}), not of this one (token {attempt.token})"
-    return Diagnosis(FailureKind.FOREIGN, what, "somebody put another log in its place; the trial is run again")
+    return Diagnosis(FailureKind.FOREIGN, what, "another log was put in its place; the trial is run again")
 
 
 def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
@@ -172,7 +172,7 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
                 FailureKind.MISMATCH,
                 f"the log announces {key} = {run.hyperparameters[key]}, the trial's {name} is {trial.parameters[name]}",
                 f"either the log is another run's, or the program does not use {name} as it is given, or announces "
-                "something else under this key: see to the program",
+                "something else under this key: check the program",
             )
     return None
 

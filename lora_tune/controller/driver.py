@@ -12,21 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lora_tune.base.errors import DatabaseChangedError, LauncherError, RefusedError, SetupError, StoreError
-from lora_tune.base.identity import new_token
+from lora_tune.base.errors import SetupError, StoreError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import base_watch, budgets, eval_schedule, healing, node_faults
+from lora_tune.controller import budgets, eval_schedule
 from lora_tune.controller.dependencies import Clock, Dependencies, RealClock, Search, View
 from lora_tune.controller.event_log import EventLog
-from lora_tune.controller.jobs import Jobs, proposal, write_files
+from lora_tune.controller.jobs import Jobs, proposal
 from lora_tune.controller.monitor import JobMonitor
-from lora_tune.controller.refusals import Refusal
-from lora_tune.controller.rescue import Rescue
+from lora_tune.controller.orphans import Orphans
 from lora_tune.controller.steering import Steering
-from lora_tune.launchers.base import JobState, Surveys
+from lora_tune.controller.submissions import Submissions
+from lora_tune.controller.sweep_records import SweepRecords
 from lora_tune.logs.failure_signatures import FailureKind
-from lora_tune.store import LEASE_SECONDS, Changes, Lease
+from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from lora_tune.search.session import Asked
 
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "RealClock", "Search", "View", "proposal"]
-
-SURVEY_SECONDS = 600.0
-"""Between two looks for jobs of this sweep that no trial wants."""
 
 FILL_SECONDS = 0.5
 """Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
@@ -72,8 +68,8 @@ class Driver:
         fixed_at: float = -math.inf,
     ) -> None:
         self.interrupt = False
-        self._fixed_at, self._refusal = fixed_at, Refusal()
-        self._study, self._paths, self._dependencies, self._lease = study, paths, ports, lease
+        self._fixed_at = fixed_at
+        self._study, self._dependencies = study, ports
         self._period, self._submit_grace = period, submit_grace_seconds
         found = ports.store.load(study.name)
         assert found is not None, "the sweep's row is made before its driver"
@@ -82,10 +78,9 @@ class Driver:
         self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
         self._steering = Steering(study, ports.requests, ports.session, self._work, self._watch, self._events)
-        self._unsaved = Changes()
-        self._rescue = Rescue(paths.rescued, ports.store)
-        self._away = False  # the database took nothing when it was last asked, at _asked_at
-        self._asked_at = self._surveyed_at = -math.inf
+        self._records = SweepRecords(ports.store, lease, self._work.sweep, paths, self._events, self._now)
+        self._orphans = Orphans(ports.launcher, paths, self._events)
+        self._submissions = Submissions(study, paths, ports, self._work, self._jobs, self._events, self._save)
 
     @property
     def sweep(self) -> Sweep:
@@ -115,10 +110,10 @@ class Driver:
 
     def tick(self) -> str:
         """One round. Returns why the sweep is over, "" while it is not."""
-        if self._now() - self._asked_at >= LEASE_SECONDS:
+        if self._now() - self._records.asked_at >= LEASE_SECONDS:
             self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
         self._cancel_orphans()
-        if not self._away:
+        if not self._records.away:
             self._steering.look(self._now())
             self._study = self._steering.course.study
         self._look_at_jobs()
@@ -129,17 +124,19 @@ class Driver:
                 sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
                 self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
-            if self._refusal.final is None and not self._away:
-                self._submit(trial)
+            if self._submissions.refused is None and not self._records.away:
+                self._submissions.submit(trial)
         reason = self._refill()
         self._save()
-        if self._rescue.lost and not self._on_cluster():
-            raise SetupError(self._rescue.advice)
+        if self._records.lost and not self._on_cluster():
+            raise SetupError(self._records.lost)
         self._tell()
         self._dependencies.view.update(self._study, self.sweep, self._now())
-        if self._refusal.final is not None and not (self._on_cluster() or self._work.untold() or self._unsaved):
-            raise SetupError(f"{self._refusal.final}; fix it and rerun the same command")
-        if self._work.open_trials() or self._work.untold() or self._unsaved:
+        if self._submissions.refused is not None and not (
+            self._on_cluster() or self._work.untold() or self._records.unsaved
+        ):
+            raise SetupError(f"{self._submissions.refused}; fix it and rerun the same command")
+        if self._work.open_trials() or self._work.untold() or self._records.unsaved:
             return ""
         return reason
 
@@ -152,35 +149,20 @@ class Driver:
             if attempt.stop is StopKind.USER:
                 self._work.put_attempt(replace(attempt, ended_at=self._now()))
                 self._cancelled(self.sweep.trials[attempt.trial])
-            elif self._refusal.final is None and not self._away:
-                self._launch(attempt)
+            elif self._submissions.refused is None and not self._records.away:
+                self._submissions.launch(attempt)
         # The search hears of evals when everything is decided: jobs wait to be stopped.
         for number, evals in seen.fresh.items():
             if evals:
                 self._guard(functools.partial(self._dependencies.session.report, number, evals))
-        if any(seen.fresh.values()) and not self._away:
+        if any(seen.fresh.values()) and not self._records.away:
             self._flush()
 
     def _cancel_orphans(self) -> None:
-        """End jobs of this sweep that no open trial wants, such as those of records that were lost since.
-
-        Not without the lease, and not while the database is away: what is unknown here may be another driver's.
-        """
-        launcher = self._dependencies.launcher
-        if not isinstance(launcher, Surveys) or self._now() - self._surveyed_at < SURVEY_SECONDS:
-            return
-        if self._away or not self._save():
-            return
-        self._surveyed_at = self._now()
-        wanted = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
-        try:
-            for ticket in launcher.jobs_below(self._paths.trials.absolute()):
-                if ticket.name not in wanted:
-                    text = f"job {ticket.job_id} ({ticket.name}) belongs to no open trial of this sweep: cancelled"
-                    self._events.note(text, "orphan", job=ticket.job_id)
-                    launcher.cancel(ticket)
-        except LauncherError as error:
-            self._events.trouble("cluster", str(error))
+        """Not without the lease, and not while the database is away: what is unknown here may be another driver's."""
+        if self._orphans.due(self._now()) and not self._records.away and self._save():
+            wanted = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
+            self._orphans.cancel(wanted, self._now())
 
     # -- proposals and submissions -----------------------------------------------------------------------------
 
@@ -200,13 +182,13 @@ class Driver:
                 f"{self._newest(failed).remedy or 'see the job logs'}; fix it and rerun the same command"
             )
         until = self._now() + FILL_SECONDS
-        while not self.interrupt and self._refusal.final is None and self._now() <= until:
+        while not self.interrupt and self._submissions.refused is None and self._now() <= until:
             reason = budgets.may_propose(self._study, self.sweep, self._dependencies.clock.monotonic_now())
             if reason:
                 return reason
             if self._steering.course.paused:
                 return ""
-            if self._away:  # another driver may have taken over, and proposes as well
+            if self._records.away:  # another driver may have taken over, and proposes as well
                 return ""
             try:
                 asked = self._dependencies.session.ask()
@@ -215,7 +197,7 @@ class Driver:
                 return ""
             if isinstance(asked, str):
                 return asked
-            self._submit(self._new_trial(asked))
+            self._submissions.submit(self._new_trial(asked))
         return ""
 
     def _new_trial(self, asked: Asked) -> Trial:
@@ -238,71 +220,6 @@ class Driver:
         )
         self._work.put_trial(trial)
         return trial
-
-    def _submit(self, trial: Trial) -> None:
-        """A new attempt: the intention is on record before the launcher hears of it."""
-        words = base_watch.edited(self._dependencies.workload)
-        self._events.trouble("base", words and f"{words}; nothing is started until it is put back")
-        if words:
-            self._refusal.delayed(RefusedError(f"trial {trial.number}", words, base_watch.REMEDY), self._now())
-            return
-        number = len(self.sweep.attempts_of(trial.number))
-        attempt = Attempt(
-            trial=trial.number,
-            number=number,
-            job_name=self._study.job_name(trial.number, number),
-            folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
-            token=new_token(),
-            intended_at=self._now(),
-            node_count=self._study.search_space.node_count(trial.parameters),
-            exclude_nodes=self._nodes_to_leave_out(trial),
-        )
-        self._work.put_attempt(attempt)
-        self._work.put_trial(replace(trial, state=TrialState.RUNNING, sentence=""))
-        if self._save():
-            self._launch(attempt)
-
-    def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
-        """Where this trial failed before, and nodes where others fail one after another."""
-        suspect = node_faults.suspect_nodes(self.sweep, self._now())
-        for node, why in suspect.items():
-            self._events.trouble(f"node {node}", f"node {node} is left out for a day: {why}")
-        own = {n for a in self.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
-        return tuple(sorted(own | suspect.keys()))
-
-    def _launch(self, attempt: Attempt) -> None:
-        trial, now = self.sweep.trials[attempt.trial], self._now()
-        if found := self._jobs.foreign_folder(attempt):
-            attempt = self._jobs.elsewhere(attempt)
-            text = f"trial {trial.number}: {found}; it is left as it is, and this attempt runs in {attempt.folder}"
-            self._events.note(text, "foreign folder", trial=trial.number)
-            self._work.put_attempt(attempt)
-            if not self._save():
-                return
-        job = self._jobs.job(trial, attempt)
-        stated = trial.metrics | healing.remembered({**trial.parameters, **job.environment})
-        if stated != trial.metrics:
-            trial = replace(trial, metrics=stated)
-            self._work.put_trial(trial)
-        try:
-            write_files(job)
-            job_id = self._dependencies.launcher.submit(job)
-        except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
-            self._events.trouble(f"submission of {attempt.job_name}", str(error))
-            told = replace(trial, sentence=str(error))
-            if isinstance(error, RefusedError):
-                told, attempt = self._refusal.heard(self._study, trial, attempt, error, now)
-                self._work.put_attempt(attempt)
-            if told != trial:
-                self._work.put_trial(told)
-            return
-        self._events.trouble(f"submission of {attempt.job_name}", "")
-        self._refusal.taken()
-        if trial.sentence:
-            self._work.put_trial(replace(trial, sentence=""))
-        there = replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value)
-        self._work.put_attempt(replace(there, failure="", line="", remedy=""))
-        self._events.log("submitted", trial=trial.number, attempt=attempt.number, job=job_id)
 
     def cancel_all(self, limit: float) -> bool:
         """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True when all are gone."""
@@ -327,40 +244,12 @@ class Driver:
 
     def _save(self) -> bool:
         """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
-        changes = self._work.take_changes()
-        self._unsaved = self._unsaved + changes
-        try:
-            self._dependencies.store.save(self._lease, self._unsaved, self._now())
-        except DatabaseChangedError as error:
-            if changes or not self._rescue.lost:
-                self._keep_elsewhere(error)
-            self._away = True
-            return False
-        except StoreError as error:
-            words = f"{error}; going on, {len(self._unsaved.trials)} trial changes wait to be written"
-            self._events.trouble("database", words)
-            self._away = True
-            return False
-        finally:
-            self._asked_at = self._now()
-        self._events.trouble("database", "")
-        self._rescue.forget()
-        self._unsaved, self._away = Changes(), False
-        return True
-
-    def _keep_elsewhere(self, error: DatabaseChangedError) -> None:
-        """All that is known goes into a fresh database: the sweep's own was deleted, replaced or set back."""
-        try:
-            self._rescue.keep(str(error), self.sweep, self._now())
-        except (StoreError, OSError) as second:
-            self._events.trouble("database", f"{error}; {second}: what is known is in memory only")
-            return
-        self._events.trouble("database", self._rescue.advice)
+        return self._records.save(self._work.take_changes())
 
     def _tell(self) -> None:
         """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""
         untold = self._work.untold()
-        if self._away or not untold:
+        if self._records.away or not untold:
             return
         told = [t for t in untold if self._guard(functools.partial(self._dependencies.session.tell, t))]
         if self._flush():

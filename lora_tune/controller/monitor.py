@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
-from lora_tune.controller import healing, node_faults, policy, pruning, results
+from lora_tune.controller import healing, node_faults, policy, pruning, queueing, results
 from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
@@ -73,7 +73,7 @@ class JobMonitor:
         log = self._log(attempt)
         log.poll(now, drain=not status.state.alive)
         if (unseen := log.newly_guessed()) >= LOOK_SECONDS:
-            text = f"nobody read its log for {unseen:.0f} s, and it has no time stamps"
+            text = f"its log was not read for {unseen:.0f} s, and it has no time stamps"
             self._events.note(
                 f"trial {attempt.trial}: {text}: times of that stretch are estimated", "guessed", trial=attempt.trial
             )
@@ -118,7 +118,7 @@ class JobMonitor:
             self._work.put_attempt(replace(attempt, killed_at=now))
             self._cancel(attempt, force=True)
         elif attempt.stop is StopKind.NONE:
-            self._remark(trial, policy.waiting(status))
+            self._remark(trial, queueing.waiting(status))
 
     def _audit(self, trial: Trial, found: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""
@@ -127,7 +127,7 @@ class JobMonitor:
         metrics = replace(trial.metrics, audited=found.sentence, audited_samples=run.evals[-1].samples)
         self._work.put_trial(replace(trial, metrics=metrics))
         self._events.note(
-            f"trial {trial.number}: an audit, goes on although {found.sentence}", "audit", trial=trial.number
+            f"trial {trial.number}: an audit, continues although {found.sentence}", "audit", trial=trial.number
         )
 
     def _remark(self, trial: Trial, sentence: str) -> None:
@@ -192,7 +192,7 @@ class JobMonitor:
     ) -> Diagnosis | None:
         """Why one of the attempt's runs cannot be believed, or None."""
         if foreign := self._jobs.foreign_record(attempt):
-            remedy = "somebody exchanged files of trials; the trial is run again"
+            remedy = "files of different trials were swapped; the trial is run again"
             return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
         if incomplete := log.incomplete():
             return _incomplete(incomplete)
@@ -208,7 +208,7 @@ class JobMonitor:
     def _found(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
         """Why the attempt failed, if it did."""
         if log.unreadable:
-            remedy = "see to the file and its disk; the trial is run again"
+            remedy = "check the file and its disk; the trial is run again"
             return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
         state, code = status.state.value, status.exit_code
         if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
@@ -258,5 +258,5 @@ class JobMonitor:
 
 
 def _incomplete(what: str) -> Diagnosis:
-    remedy = "somebody changed it, and what it does not show is unknown; the trial is run again"
+    remedy = "it was changed while the job ran, so part of the run is unknown; the trial is run again"
     return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)

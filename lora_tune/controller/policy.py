@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from lora_tune import curves
 from lora_tune.config.study import Study
-from lora_tune.launchers.base import JobState, JobStatus, Waits, launcher_kind
+from lora_tune.controller import queueing
+from lora_tune.launchers.base import JobState, JobStatus, launcher_kind
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog
 from lora_tune.objectives import objective_of
@@ -16,9 +17,6 @@ from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
 GRACE_SECONDS = 30.0
 """How long a job whose log shows the target may take to end by itself."""
-
-UNSATISFIABLE_SECONDS = 600.0
-"""How long a job may wait that the cluster says it can never run: nodes that come back may yet change that."""
 
 RETRIED = ("flaky", "infrastructure", "preempted", "held", "drained", "clock", "foreign", "unknown")
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
@@ -139,40 +137,11 @@ def _went_on(run: RunLog, stop: Eval) -> float:
     return (run.last_ms - run.run_start_ms) / 1000 - stop.seconds
 
 
-_WAITS = {
-    Waits.NORMAL: (FailureKind.INFRASTRUCTURE, "raise site.queue_minutes, or ask for less"),
-    Waits.HELD: (FailureKind.HELD, "scontrol release {job}, or ask the administrator why it is held"),
-    Waits.DRAINED: (FailureKind.DRAINED, "sinfo --list-reasons; the administrator resumes the nodes"),
-    Waits.UNSATISFIABLE: (
-        FailureKind.UNSATISFIABLE,
-        "scontrol show partition; then correct site.nodes, gpus_per_node, partition, account, or budget.trial_minutes",
-    ),
-}
-
-
 def _queued(study: Study, look: JobSnapshot, now: float) -> Stop | None:
     """For a job in the queue: give it up when it waited for too long, or can never start."""
-    waited, status = now - (look.attempt.submitted_at or look.attempt.intended_at), look.status
-    limit = study.site.queue_minutes * 60
-    if status.waits is Waits.UNSATISFIABLE:
-        limit = min(limit, UNSATISFIABLE_SECONDS)
-    if waited <= limit:
-        return None
-    sentence = f"waited {waited / 60:.0f} min in the queue; {status.reason}".rstrip("; ")
-    return Stop(StopKind.QUEUE, sentence, _why_it_waits(status))
-
-
-def _why_it_waits(status: JobStatus) -> Diagnosis:
-    kind, remedy = _WAITS[status.waits]
-    return Diagnosis(kind, status.reason or "in the queue", remedy.format(job=status.job_id))
-
-
-def waiting(status: JobStatus) -> str:
-    """What a person should know of a job that waits for more than its turn; "" for all others."""
-    if status.state is not JobState.QUEUED or status.waits is Waits.NORMAL:
-        return ""
-    found = _why_it_waits(status)
-    return f"job {status.job_id} waits, {found.kind.value}: {found.line}; {found.remedy}"
+    waited = now - (look.attempt.submitted_at or look.attempt.intended_at)
+    found = queueing.too_long(study, look.status, waited)
+    return None if found is None else Stop(StopKind.QUEUE, *found)
 
 
 def _undying(look: JobSnapshot) -> str:

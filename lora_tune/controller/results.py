@@ -27,9 +27,7 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
     change = healing.healing_samples(trial, run)
     timing = curves.timing(run, change)
     unlike = change or (math.inf if healing.own_shape(trial, run) else 0.0)
-    family = None
-    if not unlike and pruning.envelope(study, trial) is not None:
-        family = published_curves.crossing_family(float(trial.parameters["GBS"]))
+    family = None if unlike else _public_family(study, trial)
     crossing = curves.estimate(run, study.target, family=family, healing=unlike)
     objective = objective_of(study)
     stop, aimed = objective.stop(run), objective.has_target
@@ -39,10 +37,6 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
     found = TrialMetrics(
         samples_per_second=_known(speed),
         seconds_per_eval=_known(timing.seconds_per_eval),
-        crossing_samples=_known(crossing.samples) if aimed else None,
-        crossing_low=_known(crossing.low) if aimed else None,
-        crossing_high=_known(crossing.high) if aimed else None,
-        crossing_method=crossing.method if run.evals and aimed else None,
         eval_samples=_known(curves.samples_between_evals(run)),
         pace_spread=_known(curves.pace_spread(run)),
         init_seconds=_known(run.init_seconds),
@@ -53,6 +47,8 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
         node_hours=_known(sum(a.node_hours(now) for a in attempts)),
         seed=seed if (seed := _announced_seed(run)) != trial.seed else None,
     )
+    if aimed:
+        found |= _where_it_crosses(crossing, run)
     if timing.healed is not None and math.isfinite(change):
         found |= _second_phase(timing.healed)
     if stop is None:
@@ -65,6 +61,22 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
         found, stop_samples=_known(stop.samples), stop_seconds=_known(stop.seconds), mlperf_score=_known(score)
     )
     return _valued(study, Finished(trial=trial, run=run, metrics=found, seconds=seconds))
+
+
+def _where_it_crosses(crossing: curves.Crossing, run: RunLog) -> TrialMetrics:
+    return TrialMetrics(
+        crossing_samples=_known(crossing.samples),
+        crossing_low=_known(crossing.low),
+        crossing_high=_known(crossing.high),
+        crossing_method=crossing.method if run.evals else None,
+    )
+
+
+def _public_family(study: Study, trial: Trial) -> curves.Family | None:
+    """The shape of public curves, where the study compares with them and the trial's has it."""
+    if pruning.envelope(study, trial) is None:
+        return None
+    return published_curves.crossing_family(float(trial.parameters["GBS"]))
 
 
 def _valued(study: Study, done: Finished) -> TrialMetrics:
@@ -90,7 +102,7 @@ def _second_phase(healed: curves.Healed) -> TrialMetrics:
 def estimate_words(metrics: TrialMetrics) -> str:
     """What of a trial's time is an estimate, for people; "" for a time that was measured."""
     estimated = metrics.estimated_seconds
-    return f"{estimated:.3g} s of it are estimated, nobody read its log then" if estimated else ""
+    return f"{estimated:.3g} s of it are estimated: its log was not being read then" if estimated else ""
 
 
 def _announced_seed(run: RunLog) -> int | None:

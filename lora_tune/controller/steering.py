@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from lora_tune.base.errors import InputError, StoreError
-from lora_tune.config.space import Value
-from lora_tune.config.study import Study, range_words, within
+from lora_tune.config.checks import range_words, within
+from lora_tune.config.parameters import Value
+from lora_tune.config.study import Study
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.store.records import TrialState, Verdict

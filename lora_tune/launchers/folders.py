@@ -29,7 +29,7 @@ def pickle_folder(attempt: AttemptPaths) -> Path:
         mode = above.stat().st_mode
         if mode & _OTHERS and not mode & stat.S_ISVTX:
             raise LauncherError(
-                f"{above} is writable for everybody: others could put their code into your jobs; "
+                f"{above} is writable by everyone: others could put their code into your jobs; "
                 f"chmod o-w {above}, or use another --output"
             )
     return folder

@@ -40,7 +40,7 @@ class ProcessRecord:
 class EndRecord:
     """How a job ended.
 
-    seconds: how long its command ran by a clock that nobody sets, None where unknown. clock_steps: by how many seconds
+    seconds: how long its command ran by a monotonic clock, None where unknown. clock_steps: by how many seconds
     somebody set the wall clock meanwhile, one number a time. node_share: how much of the node's time was the job's.
     log_bytes: how long its log was then, None where unknown.
     """

@@ -2,7 +2,7 @@
 
 :class:`FailureScanner` remembers which failure texts a log holds and where; :func:`diagnose` weighs them against the
 cluster's verdict. Evidence begins where the run begins, a specific text beats a general one, the last error before the
-end beats an early warning, and the second reason is told beside the first.
+end beats an early warning, and the second reason is reported beside the first.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ _STATES_ABOVE_LOG = {
 _STATES_BELOW_LOG = {
     "out of memory": (FailureKind.INFEASIBLE, "ask for more host memory (--mem=0), or use fewer data workers"),
     "time limit": (FailureKind.CONFIGURATION, "raise budget.trial_minutes, or WALLTIME"),
-    "cancelled": (FailureKind.INFRASTRUCTURE, "somebody cancelled it: run it again"),
+    "cancelled": (FailureKind.INFRASTRUCTURE, "it was cancelled: run it again"),
     "lost": (FailureKind.INFRASTRUCTURE, "the cluster has no trace of it: run it again"),
 }
 _EXITS = {
@@ -144,7 +144,7 @@ _EXITS = {
     7: (FailureKind.FLAKY, " (bus error)", "raise /dev/shm or --mem, or run it on another node"),
     9: (FailureKind.INFRASTRUCTURE, " (killed)", "by the kernel for memory, or by hand: see the node's dmesg"),
     11: (FailureKind.FLAKY, " (segmentation fault)", "run it on another node"),
-    15: (FailureKind.INFRASTRUCTURE, " (terminated)", "somebody ended it: run it again"),
+    15: (FailureKind.INFRASTRUCTURE, " (terminated)", "it was ended from outside: run it again"),
     126: (FailureKind.CONFIGURATION, " (not executable)", "check the command's mode and its interpreter"),
     127: (FailureKind.CONFIGURATION, " (command not found)", "this command is not on the node's PATH"),
 }

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_tune.base.identity import without_head
-from lora_tune.logs.run import LogReader, RunBuilder, RunLog, as_number
+from lora_tune.logs.run import LogReader, RunLog, as_number
+from lora_tune.logs.run_builder import RunBuilder
 from lora_tune.logs.unmatched import Unmatched
 
 Clock = Callable[[], float]

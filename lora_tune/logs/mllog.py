@@ -15,53 +15,35 @@ What is believed when a log repeats itself:
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from lora_tune.logs.announced import MAX_TEXT
 from lora_tune.logs.line_reader import Clock, ReaderKind
-from lora_tune.logs.run import MAX_TEXT, Eval, LogReader, RunBuilder, RunLog, TrainPoint, as_number
+from lora_tune.logs.mllog_records import (
+    LEAD,
+    MARKER,
+    MAX_RECORD,
+    RECORD,
+    SPEEDS,
+    START,
+    STATED,
+    STATUS,
+    Metadata,
+    decode,
+    fields,
+    metric_name,
+)
+from lora_tune.logs.printed_config import printed_settings
+from lora_tune.logs.run import Eval, LogReader, RunLog, TrainPoint, as_number
+from lora_tune.logs.run_builder import RunBuilder
 
 __all__ = ["MAX_RECORD", "Eval", "LogReader", "MllogReader", "RunLog", "TrainPoint"]
-
-MAX_RECORD = 1 << 20
-"""A record that does not end within this many bytes is dropped; nothing longer is ever held."""
 
 MAX_EARLIER_RUNS = 32
 WINDOW = 4096
 """Bytes in which records are searched for at a time; from 1 to 64 KiB make no difference beyond a tenth."""
 
-_MARKER = b":::MLLOG"
-_LEAD = len(_MARKER) + 16  # the marker, and the most blanks between it and the brace
-_START = re.compile(rb":::MLLOG[ \t]{0,16}\{")
-
-# Either a record in the form in which mlperf_logging.mllog prints it, whose fields come out undecoded (time, key,
-# value, samples, what else is in metadata); or the rest of a line that starts with a record in any other form, for
-# the JSON decoder, at a tenth of the speed. No text within a usual record has a brace, so that no record starts
-# within a record, and lengths are bounded, so that none is longer than MAX_RECORD.
-_TEXT = rb'"[^"\\\n{]{0,4096}+"'
-_NUMBER = rb"-?\d[\d.eE+-]{0,64}+"
-_RECORD = re.compile(
-    rb':::MLLOG(?: \{"namespace": "", "time_ms": (\d{1,14}+), "event_type": "[A-Z_]{0,64}+", '
-    rb'"key": "([^"\\\n{]{0,256}+)", "value": (null|%b|true|false|%b|\{[^{}\n]{0,4096}+\}), '
-    rb'"metadata": \{"file": %b, "lineno": \d{1,9}+(?:, "samples_count": (\d{1,18}+))?([^{}\n]{0,4096}+)\}\}'
-    rb"|([ \t]{0,16}+\{[^\n]*+))" % (_NUMBER, _TEXT, _TEXT)
-)
-_SPEEDS, _LOSSES = ("throughput", "train_step_time"), ("train_loss", "reduced_train_loss")
-_STATED = re.compile(rb'"(%b)": (%b|NaN|-?Infinity)[,}]' % ("|".join(_SPEEDS + _LOSSES).encode(), _NUMBER))
-_STATUS = re.compile(rb'"status": "([^"]*)"')
-_decode = json.JSONDecoder(strict=False).raw_decode
-_Metadata = bytes | Mapping[str, Any]
-
-# What a training prints of its precision in plain text, as a resolved YAML config, an export or a shell's trace. MLLOG
-# does not announce it up to v6.0. A value counts with the character behind it, so that none is cut between chunks.
-_SETTING_WORDS = (b"healing_iter", b"HEALING_ITER", b"fp4", b"FP4", b"fp8", b"FP8", b"CP=", b"context_parallel_size")
-_SETTING = re.compile(
-    rb"""(?i)(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size)["']?[:=] ?"""
-    rb"""["']?(true|false|\d{1,7})(?=[\s"',;}\])])"""
-)
 _KEPT = 40
 """Bytes of an unfinished line that are held although no record has begun in it: longer than any printed setting."""
 
@@ -94,17 +76,16 @@ class MllogReader:
         """
         held = self._tail + chunk if self._tail else chunk
         lines = held.rfind(b"\n") + 1
-        if any(word in held for word in _SETTING_WORDS):
-            self._printed |= {name.lower(): value.lower() for name, value in _SETTING.findall(held)}
+        self._printed |= printed_settings(held)
         at = 0
         while (brace := held.find(b"{", at, lines)) >= 0:
             end = held.find(b"\n", brace + WINDOW, lines) + 1 or lines
-            self._records(_RECORD.findall(held, max(at, brace - _LEAD), end))
+            self._records(RECORD.findall(held, max(at, brace - LEAD), end))
             at = end
         self._tail = self._line(held[lines:], whole=False)
 
     def _records(self, records: list[tuple[bytes, ...]]) -> None:
-        """Take what _RECORD found in whole lines."""
+        """Take what RECORD found in whole lines."""
         find_take = _TAKE.get
         for time, key, value, samples, metadata, rest in records:
             take = find_take(key)
@@ -114,16 +95,16 @@ class MllogReader:
             elif time:
                 self._current.announce(key, value)
             else:
-                self._line(_MARKER + rest, whole=True)
+                self._line(MARKER + rest, whole=True)
 
     def _line(self, line: bytes, *, whole: bool) -> bytes:
         """Take the records of a line, or of what is there of it yet; return the bytes that must be held for later."""
-        start, at = _START.search(line), 0
+        start, at = START.search(line), 0
         while start:
             at = start.end()
-            following = _START.search(line, at)
+            following = START.search(line, at)
             end = following.start() if following else len(line)
-            usual = _RECORD.match(line, start.start(), end)
+            usual = RECORD.match(line, start.start(), end)
             if usual and usual[1]:
                 self._records([usual.groups(b"")])
             elif not self._take_json(line[at - 1 : end][:MAX_RECORD]):
@@ -147,7 +128,7 @@ class MllogReader:
     def _take_json(self, text: bytes) -> bool:
         """Take a record in any other JSON, whatever stands behind it; tell whether it was understood."""
         try:
-            record, _ = _decode(text.decode("utf-8", "replace"))
+            record, _ = decode(text.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             return False
         if not isinstance(record, dict):
@@ -163,19 +144,19 @@ class MllogReader:
             return False
         return True
 
-    def _samples(self, metadata: _Metadata) -> float | None:
+    def _samples(self, metadata: Metadata) -> float | None:
         """Training samples consumed at a record: samples_count, or step times batch size, or epochs.
 
         ``epoch_num`` of older stacks is epochs, or samples where it is at least one batch.
         """
-        fields = _fields(metadata)
+        found = fields(metadata)
         batch = as_number(self._current.hyperparameter(b"global_batch_size"))
-        samples = as_number(fields.get("samples_count"))
+        samples = as_number(found.get("samples_count"))
         if samples is None and batch is not None:
-            step = as_number(fields.get("step_num", fields.get("step")))
+            step = as_number(found.get("step_num", found.get("step")))
             samples = None if step is None else step * batch
         if samples is None:
-            samples = as_number(fields.get("epoch_num"))
+            samples = as_number(found.get("epoch_num"))
             epoch = as_number(self._current.hyperparameter(b"train_samples"))
             if samples is not None and batch is not None and epoch is not None and samples < batch:
                 samples *= epoch
@@ -189,7 +170,7 @@ class MllogReader:
     # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is
     # undecoded and ``metadata`` is what follows samples_count; else both are decoded and ``samples`` is None.
 
-    def _init_start(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+    def _init_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
         current = self._current
         began = current.init_stop if current.run_start is None else current.run_start
         if began is not None and ms > began:
@@ -199,14 +180,14 @@ class MllogReader:
         current.mark(ms)
         return True
 
-    def _init_stop(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+    def _init_stop(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
         current = self._current
         if current.init_stop is None:
             current.init_stop = ms
         current.mark(ms)
         return True
 
-    def _run_start(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+    def _run_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
         current = self._current
         if 0 <= current.measured < ms:
             current = self._next_run()
@@ -215,67 +196,65 @@ class MllogReader:
         current.mark(ms)
         return True
 
-    def _run_stop(self, ms: int, _value: object, _samples: float | None, metadata: _Metadata) -> bool:
+    def _run_stop(self, ms: int, _value: object, _samples: float | None, metadata: Metadata) -> bool:
         current = self._current
         if current.run_stop is None:
             current.run_stop = ms
             current.measured = max(current.measured, ms)
             if isinstance(metadata, bytes):
-                found = _STATUS.search(metadata)
+                found = STATUS.search(metadata)
                 status: object = found[1].decode(errors="replace") if found else None
             else:
                 status = metadata.get("status")
             current.status = status[:MAX_TEXT] if isinstance(status, str) else None
         return True
 
-    def _eval_accuracy(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
-        loss = as_number(value)
-        if samples is None:
-            samples = self._samples(metadata)
-        if loss is None or samples is None:
+    def _eval_accuracy(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
+        if (point := self._point(value, samples, metadata)) is None:
             return False
-        self._current.add_eval(samples, loss, ms, _metric(metadata))
+        self._current.add_eval(*point, ms, metric_name(metadata))
         return True
 
-    def _train_loss(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
-        loss = as_number(value)
-        if samples is None:
-            samples = self._samples(metadata)
-        if loss is None or samples is None:
+    def _train_loss(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
+        if (point := self._point(value, samples, metadata)) is None:
             return False
-        self._current.add_train(samples, loss, ms)
+        self._current.add_train(*point, ms)
         return True
 
-    def _reduced_train_loss(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+    def _reduced_train_loss(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         """v6.0 prints the tensor that it differentiates: the loss times CP over the micro-batches of a step."""
+        if (point := self._point(value, samples, metadata)) is None:
+            return False
+        self._current.add_scaled_train(*point, ms)
+        return True
+
+    def _point(self, value: object, samples: float | None, metadata: Metadata) -> tuple[float, float] | None:
+        """Samples and loss, None where the record lacks one of them."""
         loss = as_number(value)
         if samples is None:
             samples = self._samples(metadata)
-        if loss is None or samples is None:
-            return False
-        self._current.add_scaled_train(samples, loss, ms)
-        return True
+        return None if loss is None or samples is None else (samples, loss)
 
-    def _eval_start(self, ms: int, _value: object, samples: float | None, metadata: _Metadata) -> bool:
+    def _eval_start(self, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
         self._current.add_eval_start(self._samples(metadata) if samples is None else samples, ms)
         return True
 
-    def _eval_stop(self, ms: int, _value: object, samples: float | None, metadata: _Metadata) -> bool:
+    def _eval_stop(self, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
         self._current.add_eval_stop(self._samples(metadata) if samples is None else samples, ms)
         return True
 
-    def _block_stop(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+    def _block_stop(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
         self._current.add_eval_start(None, ms)
         return True
 
-    def _block_start(self, ms: int, _value: object, _samples: float | None, _metadata: _Metadata) -> bool:
+    def _block_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
         self._current.add_eval_stop(None, ms)
         return True
 
-    def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: _Metadata) -> bool:
+    def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         """A speed, a training loss, or both in one record, as v6.0 prints them after single steps."""
         if isinstance(value, bytes):
-            stats: Mapping[str, object] = {name.decode(): number for name, number in _STATED.findall(value)}
+            stats: Mapping[str, object] = {name.decode(): number for name, number in STATED.findall(value)}
         else:
             stats = value if isinstance(value, dict) else {}
         taken = True
@@ -283,34 +262,16 @@ class MllogReader:
             if name in stats:
                 taken = take(ms, stats[name], samples, metadata)
                 break
-        name = next((name for name in _SPEEDS if name in stats), "")
+        name = next((name for name in SPEEDS if name in stats), "")
         speed = as_number(stats.get(name))
         if speed is not None:
             self._current.add_stated(ms, speed, name == "train_step_time")
         return taken
 
 
-def _metric(metadata: _Metadata) -> str:
-    """The name of an eval's metric, where a log has several."""
-    if isinstance(metadata, bytes) and b'"metric"' not in metadata:
-        return ""
-    return str(_fields(metadata).get("metric", ""))[:MAX_TEXT]
-
-
-def _fields(metadata: _Metadata) -> Mapping[str, Any]:
-    """The metadata of either form; nothing where a number is malformed."""
-    if not isinstance(metadata, bytes):
-        return metadata
-    try:
-        fields: dict[str, Any] = json.loads(b"{%b}" % metadata[2:])
-    except ValueError:
-        return {}
-    return fields
-
-
 # The train loss was renamed from round to round (and once misspelt). In block marks, samples_count is cumulative
 # up to v5.0 and the block's length from v5.1 on: it is not read.
-_TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, _Metadata], bool]] = {
+_TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, Metadata], bool]] = {
     b"init_start": MllogReader._init_start,
     b"init_stop": MllogReader._init_stop,
     b"run_start": MllogReader._run_start,

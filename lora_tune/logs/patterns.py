@@ -24,7 +24,9 @@ def compile_safely(name: str, pattern: str, *, progress_apart: bool = False) -> 
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"log setting {name!r} is no regular expression ({error}); got {pattern!r}") from error
+        raise ValueError(
+            f"log setting {name!r} is not a valid regular expression ({error}); got {pattern!r}"
+        ) from error
     if _repeats_repetition(_parser.parse(pattern)):
         raise ValueError(
             f"log setting {name!r} repeats a repetition or an alternative, which can hang on a long line; "

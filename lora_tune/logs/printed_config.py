@@ -40,3 +40,20 @@ def printed_values(text: bytes) -> dict[str, Value]:
         value: Value = word == b"true" if word in (b"true", b"false") else int(word)
         found.setdefault(_NAMES[match[1].lower()], value)
     return found
+
+
+_SETTING_WORDS = (b"healing_iter", b"HEALING_ITER", b"fp4", b"FP4", b"fp8", b"FP8", b"CP=", b"context_parallel_size")
+_SETTING = re.compile(
+    rb"""(?i)(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size)["']?[:=] ?"""
+    rb"""["']?(true|false|\d{1,7})(?=[\s"',;}\])])"""
+)
+
+
+def printed_settings(chunk: bytes) -> dict[bytes, bytes]:
+    """What a piece of a log prints of its precision and of CP: the last value of each name, all in lower case.
+
+    A value counts with the character behind it, so that none is cut between pieces.
+    """
+    if not any(word in chunk for word in _SETTING_WORDS):
+        return {}
+    return {name.lower(): value.lower() for name, value in _SETTING.findall(chunk)}

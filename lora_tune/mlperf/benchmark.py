@@ -11,7 +11,8 @@ from typing import Literal
 from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf import convergence, rules_text
 from lora_tune.mlperf.convergence import Reference
-from lora_tune.mlperf.rules import Direction, Metric, Rules, metrics, read_rules
+from lora_tune.mlperf.rule_state import Direction
+from lora_tune.mlperf.rules import Metric, Rules, metrics, read_rules
 from lora_tune.mlperf.rules_text import TextRules
 from lora_tune.mlperf.rulesets import as_ruleset, newest_with
 

@@ -74,33 +74,41 @@ def predict(
     rng = np.random.default_rng(seed)
     schedule = benchmark.eval_schedule(gbs) if interval is None else None
     interval = interval or (schedule.interval_samples if schedule else 1.0)
-    seen, clock = np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64)
-    kept = len(seen) + unconverged if len(seen) + unconverged < benchmark.runs else 0
-    drawn = _draw_samples(seen, interval, benchmark.runs - kept, rng)
-    times = _draw_minutes(seen, clock, drawn, rng)
-    fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(samples), size=DRAWS)
-    failed = rng.random(drawn.shape) < fail[:, None]
-    if kept:
-        lost = np.concatenate([np.zeros(len(seen), dtype=bool), np.ones(unconverged, dtype=bool)])
-        drawn, times = _before(np.resize(seen, kept), drawn), _before(np.resize(clock, kept), times)
-        failed = np.concatenate([np.tile(lost, (DRAWS, 1)), failed], axis=1)
+    drawn, times, failed = _submissions(
+        np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64), interval, benchmark.runs,
+        unconverged, rng,
+    )  # fmt: skip
     means, scores = _olympic(drawn, failed), _olympic(times, failed)
-    against = benchmark.reference(gbs)
-    if against is None:
-        factor, passing = np.ones(DRAWS), np.zeros(DRAWS, dtype=bool)
-    else:
-        factor = np.maximum(1.0, against.mean / means)
-        passing = (means >= against.fastest) & np.isfinite(means)
     finite = np.isfinite(scores)
     if not finite.any():
         return _hopeless(len(samples), unconverged)
+    against = benchmark.reference(gbs)
+    factor = np.ones(DRAWS) if against is None else np.maximum(1.0, against.mean / means)
+    passes = 0.0 if against is None else float(((means >= against.fastest) & np.isfinite(means)).mean())
     scores, factor = (scores * factor)[finite], factor[finite]
     low, high = (float(v) for v in np.quantile(scores, [0.05, 0.95]))
-    passes, scaled = float(passing.mean()), float((factor > 1).mean())
+    scaled = float((factor > 1).mean())
     return Prediction(
         len(samples), passes, scaled, float(factor.mean()), float(scores.mean()), low, high,
         _sentence(len(samples), passes, scaled, float(factor.mean()), float(scores.mean()), (low, high)),
     )  # fmt: skip
+
+
+def _submissions(
+    seen: NDArray[np.float64], clock: NDArray[np.float64], interval: float, runs: int, unconverged: int,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:  # fmt: skip
+    """(DRAWS, runs) samples, minutes, and whether a run did not converge, of submissions of ``runs`` runs each."""
+    kept = len(seen) + unconverged if len(seen) + unconverged < runs else 0
+    drawn = _draw_samples(seen, interval, runs - kept, rng)
+    times = _draw_minutes(seen, clock, drawn, rng)
+    fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(seen), size=DRAWS)
+    failed = rng.random(drawn.shape) < fail[:, None]
+    if not kept:
+        return drawn, times, failed
+    lost = np.concatenate([np.zeros(len(seen), dtype=bool), np.ones(unconverged, dtype=bool)])
+    drawn, times = _before(np.resize(seen, kept), drawn), _before(np.resize(clock, kept), times)
+    return drawn, times, np.concatenate([np.tile(lost, (DRAWS, 1)), failed], axis=1)
 
 
 def _hopeless(runs: int, unconverged: int) -> Prediction:

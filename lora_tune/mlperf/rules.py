@@ -1,28 +1,22 @@
 """The closed division's rules of one benchmark as the package's YAML states them: what each MLLOG key must be.
 
-The YAML holds Python expressions over ``v`` (the record) and ``s`` (a state that records leave behind). Those that
-state a value are read off their syntax tree; what they demand of a value is always asked of the expression itself.
+The YAML holds Python expressions; ``rule_state`` reads and evaluates them.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from lora_tune.base.errors import InputError
+from lora_tune.mlperf.rule_state import Direction, RuleState, bounds
 from lora_tune.mlperf.rulesets import rules_file
-
-Direction = Literal["minimize", "maximize"]
-
-NEIGHBOURS = 8
-"""Floating-point numbers on either side of a formula's value that are tried where the rule compares exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +76,7 @@ class Rules:
 
         Others are taken from what the rule itself names; a key none of them fits is left out.
         """
-        state = _State(self.begin)
+        state = RuleState(self.begin)
         found: dict[str, object] = {}
         for rule in self.keys:
             candidates = (given[rule.key],) if rule.key in given else state.candidates(rule.tests)
@@ -107,9 +101,9 @@ class Rules:
             interval = second - first if second is not None and second > first else None
         return first, interval
 
-    def _announced(self, given: Mapping[str, object]) -> tuple[dict[str, object], _State]:
+    def _announced(self, given: Mapping[str, object]) -> tuple[dict[str, object], RuleState]:
         """What is demanded, and the state behind a header with the given and the demanded values."""
-        state = _State(self.begin)
+        state = RuleState(self.begin)
         found: dict[str, object] = {}
         for rule in self.keys:
             wanted = next((w for test in rule.tests if (w := state.value(test)) is not None), None)
@@ -164,171 +158,13 @@ def metrics(rules: Rules) -> tuple[Metric, ...]:
     test = next((rule.target_test for rule in rules.keys if rule.target_test), "")
     if not test:
         raise ValueError("no key has a test for the target")
-    state = _State(rules.begin)
-    bounds: dict[str, list[tuple[Direction, float, bool]]] = {}
-    for name, direction, bound, strict in _bounds(ast.parse(test.strip(), mode="eval").body, state):
-        bounds.setdefault(name, []).append((direction, bound, strict))
+    state = RuleState(rules.begin)
+    found_bounds: dict[str, list[tuple[Direction, float, bool]]] = {}
+    for name, direction, bound, strict in bounds(ast.parse(test.strip(), mode="eval").body, state):
+        found_bounds.setdefault(name, []).append((direction, bound, strict))
     found = []
-    for name, all_bounds in bounds.items():
+    for name, all_bounds in found_bounds.items():
         telling = [b for b in all_bounds if b[:2] not in (("maximize", 0.0), ("minimize", 1.0))] or all_bounds
         direction, bound, strict = telling[0]
         found.append(Metric(name, bound, direction, strict))
     return tuple(found)
-
-
-def _bounds(node: ast.expr, state: _State) -> Iterator[tuple[str, Direction, float, bool]]:
-    """The comparisons of a test as (metric, direction, bound, strict): ``v['value'] <= 3.3`` is to be minimised."""
-    if isinstance(node, ast.BoolOp):
-        for part in node.values:
-            yield from _bounds(part, state)
-    elif isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
-            below = isinstance(operator, ast.Lt | ast.LtE)
-            strict = isinstance(operator, ast.Lt | ast.Gt)
-            if (name := _metric_name(left)) is not None:
-                yield name, "minimize" if below else "maximize", state.number(right), strict
-            elif (name := _metric_name(right)) is not None:
-                yield name, "maximize" if below else "minimize", state.number(left), strict
-
-
-def _metric_name(node: ast.expr) -> str | None:
-    """ "" for ``v['value']``, "FID" for ``v['value']['FID']``, None for anything else."""
-    text = ast.unparse(node)
-    if text == "v['value']":
-        return ""
-    inner = text.removeprefix("v['value']['").removesuffix("']")
-    return inner if text == f"v['value']['{inner}']" else None
-
-
-class _State:
-    """The names that the rules' code sees, as the checker sets them up."""
-
-    def __init__(self, begin: tuple[str, ...]) -> None:
-        self._names: dict[str, Any] = {"s": {}, "math": math, "is_integer": _is_integer, "enqueue_config": _ignore}
-        for code in begin:
-            self._exec(code, {"loglines": []})
-
-    def run(self, code: str, value: object, metadata: Mapping[str, object] | None = None) -> None:
-        """Let a record with this value leave its traces."""
-        if code:
-            self._exec(code, {"v": {"value": value, "metadata": dict(metadata or {})}})
-
-    def candidates(self, tests: tuple[str, ...]) -> Iterator[object]:
-        """Values that the tests may accept: what they demand, what they name, what records have left, plain ones."""
-        yield from (w for test in tests if (w := self.value(test)) is not None)
-        for test in tests:
-            yield from _constants(test)
-        yield from (1, 0.0, "none")
-        yield from (left for left in self._names["s"].values() if type(left) in (int, float))
-
-    def holds(self, tests: tuple[str, ...], value: object) -> bool:
-        """Whether all tests pass for a record with this value."""
-        try:
-            return all(self._eval(test.strip(), {"v": {"value": value, "metadata": {}}}) for test in tests)
-        except _RULES_RAISE:
-            return False
-
-    def samples(self, tests: tuple[str, ...]) -> float | None:
-        """The samples_count that a test asks of the next eval by name: ``samples_count == E``."""
-        return next((self.number(right) for left, right in _equalities(tests) if ast.unparse(left) in _SAMPLES), None)
-
-    def interval(self, tests: tuple[str, ...]) -> float | None:
-        """The grid that a test asks of every eval: E of ``samples_count % E == 0``."""
-        for left, right in _equalities(tests):
-            if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and ast.unparse(left.left) in _SAMPLES:
-                return self.number(left.right) if ast.unparse(right) == "0" else None
-        return None
-
-    def number(self, node: ast.expr) -> float:
-        """The value of an expression over the state. Raises ValueError where it is no number."""
-        try:
-            return float(self._eval(ast.unparse(node), {}))
-        except _RULES_RAISE as error:
-            raise ValueError(f"{ast.unparse(node)} is no number: {error}") from error
-
-    def value(self, test: str) -> object:
-        """The one value for which a test holds, read off its form; None where it leaves a choice or lacks a name."""
-        wanted, scale = _equation(test)
-        if not wanted:
-            return None
-        try:
-            value = self._eval(wanted, {})
-            return self._exact(test, value / scale) if scale != 1 else value
-        except _RULES_RAISE:
-            return None
-
-    def _exact(self, test: str, value: float) -> object:
-        """The number nearest to ``value`` for which the test holds."""
-        up = down = value
-        for _ in range(NEIGHBOURS):
-            for candidate in (up, down):
-                if self._eval(test.strip(), {"v": {"value": candidate}}):
-                    return candidate
-            up, down = math.nextafter(up, math.inf), math.nextafter(down, -math.inf)
-        return value
-
-    def _eval(self, text: str, local: dict[str, Any]) -> Any:
-        return eval(text, self._names, local)  # the installed package's own rules
-
-    def _exec(self, code: str, local: dict[str, Any]) -> None:
-        try:
-            exec(code.strip(), self._names, local)
-        except _RULES_RAISE:  # a value of another kind than the rule expects: its test has failed already
-            return
-
-
-@cache
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<rules>", "eval")
-
-
-_SAMPLES = ("v['metadata']['samples_count']", "int(v['metadata']['samples_count'])")
-
-
-def _equalities(tests: tuple[str, ...]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Both sides of the tests that are one equation."""
-    for test in tests:
-        tree = ast.parse(test.strip() or "None", mode="eval").body
-        if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
-            yield tree.left, tree.comparators[0]
-
-
-_RULES_RAISE = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
-"""What the rules' code raises on values that it does not foresee."""
-
-
-@cache
-def _constants(test: str) -> tuple[object, ...]:
-    """The constants that a test names."""
-    nodes = [node for node in ast.walk(ast.parse(test.strip(), mode="eval")) if isinstance(node, ast.Constant)]
-    return tuple(node.value for node in nodes if node.value not in ("value", "metadata"))
-
-
-@cache
-def _equation(test: str) -> tuple[str, float]:
-    """E and c of a test ``v['value'] == E``, ``v['value'] * c == E`` or ``abs(v['value'] - E) < x``; else "" and 1."""
-    tree = ast.parse(test.strip(), mode="eval").body
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-        return "", 1.0
-    left, operator, right = tree.left, tree.ops[0], tree.comparators[0]
-    if isinstance(operator, ast.Eq):
-        if _metric_name(left) == "":
-            return ast.unparse(right), 1.0
-        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mult) and _metric_name(left.left) == "":
-            scale = left.right
-            if isinstance(scale, ast.Constant) and isinstance(scale.value, int | float):
-                return ast.unparse(right), float(scale.value)
-    if isinstance(operator, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
-        inner = left.args[0]
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub) and _metric_name(inner.left) == "":
-            return ast.unparse(inner.right), 1.0
-    return "", 1.0
-
-
-def _is_integer(value: float) -> bool:
-    return abs(round(value) - value) < 1e-5
-
-
-def _ignore(_config: str) -> None:
-    """In place of the checker's queue of further files: those are named by the caller."""

@@ -15,7 +15,7 @@ def olympic_mean(values: Sequence[float]) -> float:
     Raises ValueError with fewer than three values.
     """
     if len(values) < 3:
-        raise ValueError(f"an olympic mean needs at least 3 runs, {len(values)} came")
+        raise ValueError(f"an olympic mean needs at least 3 runs, got {len(values)}")
     kept = sorted(values)[1:-1]
     return math.fsum(kept) / len(kept)
 

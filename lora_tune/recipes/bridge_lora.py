@@ -13,8 +13,8 @@ from typing import Any
 
 from lora_tune.recipes.bridge.settings import read
 from lora_tune.recipes.ending import end_with
+from lora_tune.recipes.hand_over import hand_over
 from lora_tune.recipes.megatron.program import run_program
-from lora_tune.recipes.warm_worker import hand_over
 
 
 def main(*, cuda: bool = True) -> int:

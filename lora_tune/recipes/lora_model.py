@@ -29,7 +29,7 @@ TENSOR_PARALLEL_SINCE = (5, 23)
 def build(settings: Settings) -> Any:
     """The base of ``load_base`` with fresh adapters in float32, as ``settings.seed`` makes them."""
     base = load_base(settings)
-    adapters = lora_config(settings, target_names(adaptable_names(base), settings.lora_targets))
+    adapters = lora_config(settings, target_names(adaptable_names(base), settings.adapters.targets))
     with warnings.catch_warnings():
         # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
         warnings.simplefilter("ignore", FutureWarning)
@@ -46,14 +46,14 @@ def lora_config(settings: Settings, modules: Sequence[str]) -> LoraConfig:
     return LoraConfig(
         base_model_name_or_path=str(settings.model),
         task_type="CAUSAL_LM",
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
-        lora_dropout=settings.lora_dropout,
+        r=settings.adapters.rank,
+        lora_alpha=settings.adapters.alpha,
+        lora_dropout=settings.adapters.dropout,
         target_modules=list(modules),
-        rank_pattern=dict(settings.rank_pattern),
-        alpha_pattern=dict(settings.alpha_pattern),
-        use_rslora=settings.rslora,
-        use_dora=settings.dora,
+        rank_pattern=dict(settings.adapters.rank_pattern),
+        alpha_pattern=dict(settings.adapters.alpha_pattern),
+        use_rslora=settings.adapters.rslora,
+        use_dora=settings.adapters.dora,
     )
 
 

@@ -18,7 +18,7 @@ import traceback
 from lora_tune.base.errors import LoraTuneError, SetupError
 from lora_tune.recipes import settings
 from lora_tune.recipes.ending import end_with
-from lora_tune.recipes.warm_worker import hand_over
+from lora_tune.recipes.hand_over import hand_over
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",

@@ -22,10 +22,30 @@ EVAL_EVERY = 384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """The adapters of a trial: LORA_RANK, LORA_ALPHA, LORA_DROPOUT, LORA_TARGETS and their kin."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    """Modules that get adapters, by the last part of their names."""
+    rank_pattern: tuple[tuple[str, int], ...]
+    """Modules whose rank is another one: (last part of the name, rank)."""
+    alpha_pattern: tuple[tuple[str, int], ...]
+    """Modules whose alpha is another one."""
+    dora: bool
+    """Learn the magnitude of each adapted weight's columns, too (DoRA)."""
+    rslora: bool
+    """Scale the adapters by alpha over the root of the rank (rsLoRA) instead of over the rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One trial, checked.
 
-    Each field is the environment variable of the same name in capitals; ``recompute`` is RECOMPUTE_GRANULARITY.
+    Each field but ``adapters`` is the environment variable of the same name in capitals; ``recompute`` is
+    RECOMPUTE_GRANULARITY.
     """
 
     lr: float
@@ -52,21 +72,9 @@ class Settings:
     """Seed of the adapter's initial weights, of the order of the data and of dropout."""
     target: float | None
     """Eval loss at which the run stops with success; None trains all the steps."""
-    lora_rank: int
-    lora_alpha: float
-    lora_dropout: float
-    lora_targets: tuple[str, ...]
-    """Modules that get adapters, by the last part of their names."""
-    rank_pattern: tuple[tuple[str, int], ...]
-    """Modules whose rank is another one: (last part of the name, rank)."""
-    alpha_pattern: tuple[tuple[str, int], ...]
-    """Modules whose alpha is another one."""
-    dora: bool
-    """Learn the magnitude of each adapted weight's columns, too (DoRA)."""
+    adapters: AdapterSettings
     save_adapter: Path | None
     """Folder for the adapter at the end, in peft's format; None does not save it."""
-    rslora: bool
-    """Scale the adapters by alpha over the root of the rank (rsLoRA) instead of over the rank."""
     lora_plus_ratio: float
     """Learning rate of the B matrices over that of the A matrices (LoRA+); 1 is plain LoRA."""
     adam_beta1: float
@@ -120,31 +128,20 @@ def read(environment: Mapping[str, str]) -> Settings:
     """
     knobs = Knobs(environment)
     _refuse_foreign(knobs)
-    max_steps = knobs.integer("MAX_STEPS", 200, low=1)
-    warmup_steps = knobs.integer("WARMUP_STEPS", 0, low=0)
-    if warmup_steps >= max_steps:
-        raise knobs.refusal("WARMUP_STEPS", f"a whole number below MAX_STEPS={max_steps}")
-    minibs = knobs.integer("MINIBS", 4, low=1)
-    mbs = knobs.integer("MBS", minibs, low=1)
-    if minibs % mbs:
-        raise knobs.refusal("MBS", f"a divisor of MINIBS={minibs}")
-    lr = knobs.real("LR", 5e-3, low=0.0, exclusive=True, high=10.0)
-    min_lr = knobs.real("MIN_LR", 0.0)
-    if min_lr > lr:
-        raise knobs.refusal("MIN_LR", f"a number of at most LR={lr:g}")
+    max_steps, warmup_steps = _steps(knobs)
+    minibs, mbs = _batch(knobs)
+    lr, min_lr = _rates(knobs)
     model = knobs.folder("MODEL", TINY) or TINY
     datadir = knobs.folder("DATADIR", TINY) or TINY
     shipped = model == TINY and datadir == TINY
-    target = TINY_TARGET if shipped else None
-    if knobs.given("TARGET"):
-        target = knobs.real("TARGET", 0.0, exclusive=True)
+    target = knobs.real("TARGET", 0.0, exclusive=True) if knobs.given("TARGET") else TINY_TARGET if shipped else None
+    eval_every = knobs.integer("VAL_CHECK_INTERVAL", 0, low=0) or (TINY_EVAL_EVERY if shipped else EVAL_EVERY)
     return Settings(
         lr=lr,
         min_lr=min_lr,
         max_steps=max_steps,
         warmup_steps=warmup_steps,
-        val_check_interval=knobs.integer("VAL_CHECK_INTERVAL", 0, low=0)
-        or (TINY_EVAL_EVERY if shipped else EVAL_EVERY),
+        val_check_interval=eval_every,
         minibs=minibs,
         mbs=mbs,
         tp=knobs.integer("TP", 1, low=1),
@@ -152,15 +149,8 @@ def read(environment: Mapping[str, str]) -> Settings:
         fsdp=knobs.switch("FSDP", default=False),
         seed=knobs.integer("SEED", 1, low=0, high=2**31 - 1),
         target=target,
-        lora_rank=knobs.integer("LORA_RANK", 16, low=1),
-        lora_alpha=knobs.real("LORA_ALPHA", 32.0, exclusive=True),
-        lora_dropout=knobs.real("LORA_DROPOUT", 0.1, high=0.99),
-        lora_targets=_targets(knobs),
-        rank_pattern=_pattern(knobs, "RANK_PATTERN"),
-        alpha_pattern=_pattern(knobs, "ALPHA_PATTERN"),
-        dora=knobs.switch("DORA", default=False),
+        adapters=_adapters(knobs),
         save_adapter=Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
-        rslora=knobs.switch("RSLORA", default=False),
         lora_plus_ratio=knobs.real("LORA_PLUS_RATIO", 1.0, exclusive=True),
         adam_beta1=knobs.real("ADAM_BETA1", 0.9, high=0.9999),
         adam_beta2=knobs.real("ADAM_BETA2", 0.999, high=0.9999999),
@@ -180,6 +170,44 @@ def read(environment: Mapping[str, str]) -> Settings:
         submission_org=knobs.text("SUBMISSION_ORG", "lora_tune"),
         submission_platform=knobs.text("SUBMISSION_PLATFORM"),
         config_filename=knobs.text("CONFIG_FILENAME", "none"),
+    )
+
+
+def _steps(knobs: Knobs) -> tuple[int, int]:
+    """Steps of the training and of its warm-up."""
+    steps, warm_up = knobs.integer("MAX_STEPS", 200, low=1), knobs.integer("WARMUP_STEPS", 0, low=0)
+    if warm_up >= steps:
+        raise knobs.refusal("WARMUP_STEPS", f"a whole number below MAX_STEPS={steps}")
+    return steps, warm_up
+
+
+def _batch(knobs: Knobs) -> tuple[int, int]:
+    """Sequences per step and per forward pass."""
+    minibs = knobs.integer("MINIBS", 4, low=1)
+    mbs = knobs.integer("MBS", minibs, low=1)
+    if minibs % mbs:
+        raise knobs.refusal("MBS", f"a divisor of MINIBS={minibs}")
+    return minibs, mbs
+
+
+def _rates(knobs: Knobs) -> tuple[float, float]:
+    """Learning rates at the peak and at the end."""
+    lr, min_lr = knobs.real("LR", 5e-3, low=0.0, exclusive=True, high=10.0), knobs.real("MIN_LR", 0.0)
+    if min_lr > lr:
+        raise knobs.refusal("MIN_LR", f"a number of at most LR={lr:g}")
+    return lr, min_lr
+
+
+def _adapters(knobs: Knobs) -> AdapterSettings:
+    return AdapterSettings(
+        rank=knobs.integer("LORA_RANK", 16, low=1),
+        alpha=knobs.real("LORA_ALPHA", 32.0, exclusive=True),
+        dropout=knobs.real("LORA_DROPOUT", 0.1, high=0.99),
+        targets=_targets(knobs),
+        rank_pattern=_pattern(knobs, "RANK_PATTERN"),
+        alpha_pattern=_pattern(knobs, "ALPHA_PATTERN"),
+        dora=knobs.switch("DORA", default=False),
+        rslora=knobs.switch("RSLORA", default=False),
     )
 
 

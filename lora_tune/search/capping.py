@@ -114,29 +114,23 @@ def cap(
     if first_reached(evals, target) is not None:
         return GO_ON
     limit = incumbent.upper_quantile(1 - risk / 2)
+    most = f"{100 * (1 - risk / 2):.3g}% of runs of {incumbent.name}"
     if now_seconds > limit:
-        return Verdict(
-            True,
-            f"capped: {now_seconds:.0f} s have passed, and {100 * (1 - risk / 2):.3g}% of runs of {incumbent.name} "
-            f"need at most {limit:.0f} s",
-            "capped",
-        )
+        return _capped(f"{now_seconds:.0f} s have passed, and {most} need at most {limit:.0f} s")
     usable = [e for e in evals if usable_loss(e.loss) and usable_samples(e.samples)]
     fewest = FEWEST_HEALED if healing > 0 else FEWEST_EVALS
     if family is None or not math.isfinite(limit) or len(second_phase(usable, healing)) < fewest:
         return GO_ON
     ahead = forecast(usable, target, family=family, quantum=quantum, healing=healing)
-    if not ahead.stops:
-        return GO_ON
-    chance = _chance_within(ahead, usable[-1], timing, limit)
+    chance = _chance_within(ahead, usable[-1], timing, limit) if ahead.stops else None
     if chance is None or chance >= risk / 2:
         return GO_ON
-    return Verdict(
-        True,
-        f"capped: the chance of reaching {target:g} within {limit:.0f} s, the time that {100 * (1 - risk / 2):.3g}% of "
-        f"runs of {incumbent.name} stay under, is {chance_words(chance)}",
-        "capped",
-    )
+    within = f"within {limit:.0f} s, the time that {most} stay under"
+    return _capped(f"the chance of reaching {target:g} {within}, is {chance_words(chance)}")
+
+
+def _capped(sentence: str) -> Verdict:
+    return Verdict(True, f"capped: {sentence}", "capped")
 
 
 def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) -> float | None:

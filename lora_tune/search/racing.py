@@ -161,7 +161,7 @@ def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *,
 def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings) -> list[Contender] | RaceVerdict:
     """The verdict, or who should run on, the one whose run tells most first."""
     if not results:
-        raise ValueError("no configuration came; give at least one")
+        raise ValueError("no configuration was given; give at least one")
     configs = [contender(name, runs) for name, runs in results.items()]
     if short := [c for c in configs if c.runs < settings.fewest]:
         return short

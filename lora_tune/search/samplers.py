@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
-from lora_tune.config.space import FixedParameter
+from lora_tune.config.parameters import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 

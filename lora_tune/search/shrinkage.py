@@ -20,7 +20,7 @@ from lora_tune.objectives import objective_of
 from lora_tune.search.contenders import bounded_exp, seed_spread
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
-from lora_tune.search.grey_box.model import thinned
+from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fits
 from lora_tune.store.records import Sweep, Trial, Value, Verdict

@@ -8,7 +8,8 @@ from typing import Any
 
 from lora_tune.base.llama import SHAPES, Shape
 from lora_tune.config.layout import Layout
-from lora_tune.config.space import FixedParameter, Space, Value
+from lora_tune.config.parameters import FixedParameter, Value
+from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.search import physics
 

@@ -27,8 +27,9 @@ from lora_tune.search.fits_in_memory import Peaks
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, trend, unit
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Prior, condition
-from lora_tune.search.grey_box.model import SPEED_NOISE, Scales, SearchModel, learn
+from lora_tune.search.grey_box.model import SPEED_NOISE, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.grey_box.scales import Scales
 from lora_tune.search.observations import Observation, annotate, of_trial
 
 CANDIDATES = 600

@@ -10,41 +10,22 @@ import heapq
 import json
 import math
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
-from zlib import crc32
-
-import numpy as np
 
 from lora_tune.base.errors import InputError, LauncherError
-from lora_tune.base.small_files import number_of, read_json
+from lora_tune.base.small_files import read_json
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.simulation import SurfaceFunction, load
+from lora_tune.simulation.courses import PARAMETERS, Cluster, Course, JobRecord, course_of, luck, record_of
 from lora_tune.workloads.base import Job
 
 RECORD = "simulated.json"
 """What is remembered of a job, in its folder."""
 LONGEST_SLEEP = 300.0
 """Virtual seconds that may pass unlooked at: shorter than any limit on silence."""
-PARAMETERS = "parameters.json"
-"""The file of a job that says what to simulate (``workloads.surface``)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """nodes: how many there are. queue_minutes: mean wait beside waiting for nodes (exponential).
-
-    node_failures: of one node, preemptions: of a job, in 1,000 hours of running.
-    """
-
-    nodes: int
-    queue_minutes: float = 0.0
-    node_failures: float = 0.0
-    preemptions: float = 0.0
 
 
 def of_study(study: Study, jobs: int) -> SimulatedLauncher:
@@ -64,47 +45,6 @@ def of_study(study: Study, jobs: int) -> SimulatedLauncher:
     return SimulatedLauncher(load(table["surface"]), cluster)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
-    """One job on disk. Times are virtual epoch seconds, None while unknown."""
-
-    name: str
-    folder: str
-    log: str
-    minutes: float
-    wanted: int
-    submitted_at: float
-    eligible_at: float
-    started_at: float | None = None
-    nodes: tuple[str, ...] = ()
-    cancelled_at: float | None = None
-
-
-def _record(content: Mapping[str, Any] | None) -> _Record | None:
-    """What a job's record says, None where it says nothing that can be read: then nobody knows of the job."""
-    if content is None:
-        return None
-    try:
-        made = _Record(**{**content, "nodes": tuple(content["nodes"])})
-    except (TypeError, KeyError):
-        return None
-    given = ("submitted_at", "eligible_at", "minutes", *(n for n in ("started_at", "cancelled_at") if content.get(n)))
-    numbers = all(number_of(content, name) is not None for name in given)
-    texts = all(isinstance(text, str) for text in (made.name, made.folder, made.log, *made.nodes))
-    return made if numbers and texts and isinstance(made.wanted, int) else None
-
-
-@dataclass(slots=True)
-class _Course:
-    """What a started job will do: its lines still to be written, when and how it ends."""
-
-    lines: list[tuple[float, str]]
-    wakes: deque[float]
-    ends_at: float
-    state: JobState
-    written: int = 0
-
-
 class SimulatedLauncher:
     """Implements the launcher port, and the driver's clock with :meth:`now` and :meth:`sleep`."""
 
@@ -112,8 +52,8 @@ class SimulatedLauncher:
         """``start``: virtual epoch seconds at which time begins; now by default."""
         self._surface, self._cluster = surface, cluster
         self._now = time.time() if start is None else start
-        self._jobs: dict[str, _Record] = {}
-        self._courses: dict[str, _Course] = {}
+        self._jobs: dict[str, JobRecord] = {}
+        self._courses: dict[str, Course] = {}
         self._queue: set[str] = set()
         self._live: set[str] = set()
         self._free = [f"sim{n:04d}" for n in range(cluster.nodes)]
@@ -136,12 +76,12 @@ class SimulatedLauncher:
         event = min(ahead, default=math.inf)
         self._pass_until(max(self._now + seconds, min(event, self._now + LONGEST_SLEEP)))
 
-    def _next_event(self, course: _Course) -> float:
+    def _next_event(self, course: Course) -> float:
         while course.wakes and course.wakes[0] <= self._now:
             course.wakes.popleft()
         return min(course.wakes[0] if course.wakes else math.inf, course.ends_at)
 
-    def _waiting(self) -> list[_Record]:
+    def _waiting(self) -> list[JobRecord]:
         jobs = (self._jobs[name] for name in self._queue)
         return sorted((j for j in jobs if j.cancelled_at is None), key=lambda j: (j.eligible_at, j.name))
 
@@ -175,7 +115,7 @@ class SimulatedLauncher:
             self._queue.discard(job.name)
             self._live.add(job.name)
             self._keep(replace(job, started_at=self._now, nodes=nodes))
-            self._courses[job.name] = self._course(self._jobs[job.name])
+            self._courses[job.name] = course_of(self._jobs[job.name], self._surface, self._cluster)
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -191,10 +131,10 @@ class SimulatedLauncher:
                 f"{job.name} wants {job.resources.nodes} nodes, the simulated cluster has {self._cluster.nodes}; "
                 "raise workload.cluster_nodes"
             )
-        rng = self._luck(job.name)
+        rng = luck(job.name)
         wait = rng.exponential(60 * self._cluster.queue_minutes) if self._cluster.queue_minutes else 0.0
         self._keep(
-            _Record(
+            JobRecord(
                 name=job.name,
                 folder=str(folder),
                 log=str(job.log),
@@ -250,34 +190,6 @@ class SimulatedLauncher:
             exit_code=(1 if failed else 0) if course.state is JobState.ENDED else None,
         )  # fmt: skip
 
-    def _course(self, job: _Record) -> _Course:
-        """The job's lines in virtual epoch seconds, cut at its time limit, a node's failure or a preemption."""
-        data = json.loads((Path(job.folder) / PARAMETERS).read_text(encoding="utf-8"))
-        assert job.started_at is not None
-        lines = [(job.started_at + t, text) for t, text in self._surface(data["parameters"], int(data["seed"]))]
-        ends: list[tuple[float, JobState]] = [(lines[-1][0] if lines else job.started_at, JobState.ENDED)]
-        if job.minutes:
-            ends.append((job.started_at + 60 * job.minutes, JobState.TIME_LIMIT))
-        rng = self._luck(job.name)
-        rng.exponential()  # the draw of the queue
-        for rate, state in (
-            (self._cluster.node_failures * job.wanted, JobState.NODE_FAILED),
-            (self._cluster.preemptions, JobState.PREEMPTED),
-        ):
-            after = rng.exponential()
-            if rate:
-                ends.append((job.started_at + after * 3600_000 / rate, state))
-        if job.cancelled_at is not None:
-            ends.append((job.cancelled_at, JobState.CANCELLED))
-        ends_at, state = min(ends, key=lambda e: e[0])
-        kept = [line for line in lines if line[0] <= ends_at]
-        wakes = deque(t for t, text in kept if '"train_loss"' not in text or "NaN" in text)
-        return _Course(lines=kept, wakes=wakes, ends_at=ends_at, state=state)
-
-    @staticmethod
-    def _luck(name: str) -> np.random.Generator:
-        return np.random.default_rng(crc32(name.encode()))
-
     def _write_lines(self, name: str) -> None:
         """Append the lines that are due to the job's log."""
         course, job = self._courses.get(name), self._jobs[name]
@@ -294,13 +206,13 @@ class SimulatedLauncher:
 
     # -- records -----------------------------------------------------------------------------------------------
 
-    def _keep(self, job: _Record) -> None:
+    def _keep(self, job: JobRecord) -> None:
         self._jobs[job.name] = job
         (Path(job.folder) / RECORD).write_text(json.dumps(asdict(job)), encoding="utf-8")
 
     def _restored(self, name: str, folder: Path) -> bool:
         """Take up a job that an earlier launcher started; time goes on from its latest moment."""
-        job = _record(read_json(folder / RECORD).content)
+        job = record_of(read_json(folder / RECORD).content)
         if job is None:
             return False
         self._jobs[name] = job
@@ -308,7 +220,7 @@ class SimulatedLauncher:
         self._now = max(self._now, *moments)
         if job.started_at is not None:
             self._free = sorted(set(self._free) - set(job.nodes))
-            course = self._courses[name] = self._course(job)
+            course = self._courses[name] = course_of(job, self._surface, self._cluster)
             log = Path(job.log)
             course.written = len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
             self._live.add(name)

@@ -18,10 +18,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from lora_tune.base.errors import DatabaseChangedError, StoreError, SweepBusyError
 from lora_tune.base.identity import new_token
-from lora_tune.logs.mllog import Eval
 from lora_tune.store import engine, rows, schema
 from lora_tune.store.port import Held, Lease, Registered
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.reading import read_sweep
+from lora_tune.store.records import Sweep
 from lora_tune.store.rows import Changes
 from lora_tune.store.schema import LEASE_SECONDS
 
@@ -51,7 +51,7 @@ class Store:
                 raise StoreError(f"{engine.safe_url(self.url)} holds no sweep; check the URL")
             found = schema.found_version(connection)
         if found != schema.SCHEMA_VERSION:
-            old = f"has schema {found} of an earlier release; going on with the sweep brings it up to date"
+            old = f"has schema {found} of an earlier release; resuming the sweep brings it up to date"
             words = old if found < schema.SCHEMA_VERSION else schema.later(found)
             raise StoreError(f"{engine.safe_url(self.url)} {words}")
 
@@ -140,36 +140,8 @@ class Store:
         known: the sweep as it was loaded before; only the trials that were not finished then are read again, so that
         watching a long sweep costs the database next to nothing. When nothing is new, ``known`` itself comes back.
         """
-        trials, attempts, evals = schema.trials, schema.attempts, schema.evals
         with self._reading() as connection:
-            head = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).one_or_none()
-            if head is None:
-                return None
-            found = connection.scalars(_of(trials.c.record, name).where(_news(trials.c.number, known)))
-            read_trials = sorted(map(rows.trial_from, found), key=lambda t: t.number)
-            found = connection.scalars(_of(attempts.c.record, name).where(_news(attempts.c.trial, known)))
-            read_attempts = [rows.attempt_from(text) for text in found]
-            order = (evals.c.trial, evals.c.attempt, evals.c.position)
-            wanted = (evals.c.sweep == name) & _news(evals.c.trial, known)
-            points = connection.execute(sa.select(evals).where(wanted).order_by(*order)).all()
-        if known is not None and not read_trials and head.digest == known.digest:
-            return known
-        curves: dict[tuple[int, int], list[Eval]] = {}
-        for row in points:
-            point = Eval(row.samples, rows.number(row.loss), rows.number(row.seconds))
-            curves.setdefault((row.trial, row.attempt), []).append(point)
-        before = known or Sweep(name=name, digest="", study_toml="", began_at=0.0)
-        return Sweep(
-            name=name,
-            digest=head.digest,
-            study_toml=head.study_toml,
-            began_at=head.began_at,
-            id=head.id,
-            folder=head.folder,
-            trials={**before.trials, **{t.number: t for t in read_trials}},
-            attempts={**before.attempts, **{(a.trial, a.number): a for a in read_attempts}},
-            evals={**before.evals, **{key: tuple(found) for key, found in curves.items()}},
-        )
+            return read_sweep(connection, name, known)
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -296,15 +268,3 @@ def _held(connection: sa.Connection, name: str) -> Held:
 
 def _ours(lease: Lease) -> Any:
     return (schema.leases.c.name == lease.sweep) & (schema.leases.c.token == lease.token)
-
-
-def _of(column: sa.Column[Any], sweep: str) -> Any:
-    return sa.select(column).where(column.table.c.sweep == sweep)
-
-
-def _news(number: sa.Column[Any], known: Sweep | None) -> Any:
-    """Rows of trials that are not finished in ``known``, or not in it."""
-    if known is None:
-        return sa.true()
-    unfinished = [n for n, t in known.trials.items() if t.state is not TrialState.FINISHED]
-    return (number > max(known.trials, default=-1)) | number.in_(unfinished)

@@ -121,7 +121,7 @@ def reading_engine(url: sa.URL) -> sa.Engine:
     if path is None:
         return sa.create_engine(url, pool_pre_ping=True, execution_options={"postgresql_readonly": True})
     if not path.exists():
-        raise StoreError(f"there is no database at {path}; check --storage, --output or the present folder")
+        raise StoreError(f"there is no database at {path}; check --storage, --output or the current folder")
     _refuse_damaged(path)
     at_rest = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
     address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if at_rest else ''}"

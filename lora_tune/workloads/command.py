@@ -16,8 +16,8 @@ from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.kinds import LOG_READERS, on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
+from lora_tune.config.parameters import FixedParameter
 from lora_tune.config.secrets import Variables
-from lora_tune.config.space import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.logs.line_reader import SCALES
 from lora_tune.logs.mllog import LogReader

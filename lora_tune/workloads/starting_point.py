@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_tune.config.layout import Layout
-from lora_tune.config.space import (
+from lora_tune.config.parameters import (
     CategoricalParameter,
     DerivedParameter,
     FixedParameter,
@@ -14,8 +14,8 @@ from lora_tune.config.space import (
     IntParameter,
     LayoutParameter,
     Parameter,
-    Space,
 )
+from lora_tune.config.space import Space
 from lora_tune.workloads.base import Start, Value
 from lora_tune.workloads.base_config import as_value, equal
 from lora_tune.workloads.mlperf_names import ALIASES, NEUTRAL

@@ -1,6 +1,6 @@
 """A trial of the local chaos sweeps: its curve follows from its parameters alone, and it tells the truth elsewhere.
 
-What ran with which parameters, and how long by a clock that nobody sets, goes into a file of its own in the folder
+What ran with which parameters, and how long by a monotonic clock, goes into a file of its own in the folder
 ``CHAOS_LEDGER``, which no fault touches. What goes into the log is what a training prints: MLLOG lines with time stamps
 of a wall clock that the file ``CHAOS_CLOCK`` sets wrong, or with ``CHAOS_STAMPS=0`` plain lines.
 """

@@ -1,4 +1,4 @@
-"""A result is believed only if it can be true: by clocks that nobody sets, the trial's values, what a loss can be."""
+"""A result is believed only if it can be true: by monotonic clocks, the trial's values, what a loss can be."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_points_that_ranks_print_a_little_out_of_order_are_no_step() -> None:
 def test_evals_that_no_reader_keeps_are_said_where_one_of_them_may_have_met_the_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lora_tune.logs.run.MAX_EVALS", 10)
+    monkeypatch.setattr("lora_tune.logs.run_builder.MAX_EVALS", 10)
     reader = MllogReader()
     lines = [record(1 + i, "eval_accuracy", 2.0 - i / 10, samples_count=8 * i) for i in range(1, 13)]
     reader.feed("\n".join([record(1, "run_start", None), *lines, ""]).encode())

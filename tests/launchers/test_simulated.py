@@ -16,8 +16,9 @@ from lora_tune.config.study import load_study
 from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.samplers import make_sampler
+from lora_tune.simulation.courses import Cluster
 from lora_tune.simulation.h100 import function as h100
-from lora_tune.simulation.launcher import Cluster, SimulatedLauncher, of_study
+from lora_tune.simulation.launcher import SimulatedLauncher, of_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal, Resources
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from lora_tune.analysis.advice.rules import taken_back
 from lora_tune.base.errors import StudyError
-from lora_tune.config.study import closed_violations, parse_study
+from lora_tune.config.checks import closed_violations
+from lora_tune.config.study import parse_study
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.disclosures import disclosure_exports, disclosures, precisions
 from lora_tune.mlperf.gate import check_range, check_space, check_values

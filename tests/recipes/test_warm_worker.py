@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.recipes.warm_worker import VARIABLE, gpus
+from lora_tune.recipes.hand_over import VARIABLE
+from lora_tune.recipes.warm_worker import gpus
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRIAL = "tests.recipes.worker_trials"
-CLIENT = f"import sys; from lora_tune.recipes.warm_worker import hand_over; sys.exit(hand_over({TRIAL!r}) or 0)"
+CLIENT = f"import sys; from lora_tune.recipes.hand_over import hand_over; sys.exit(hand_over({TRIAL!r}) or 0)"
 BOUND = 20.0
 
 

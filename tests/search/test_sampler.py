@@ -16,7 +16,8 @@ from scipy.special import betaln
 from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import GreyBox, misleading
 from benchmarks.laboratory.problem import Problem
-from lora_tune.config.space import FloatParameter, IntParameter, LayoutParameter, Space
+from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter
+from lora_tune.config.space import Space
 from lora_tune.logs.mllog import Eval
 from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, value_actions
 from lora_tune.search.grey_box.candidates import Beliefs

@@ -58,7 +58,7 @@ def test_the_job_serves_a_registered_study_and_is_queued_again(house: Callable[.
         assert home.cluster.job_state(job) == "RUNNING"
         home.cluster.run("scancel", "--batch", "--signal=TERM", job)  # as --signal=B:TERM@120 does near its limit
         wait_for(lambda: "Restarts=1" in home.cluster.run("scontrol", "show", "job", job), 30, "it is queued again")
-        assert "ended; jobs go on" in said()
+        assert "stopped; the jobs keep running" in said()
         assert store.held(SERVER).owner == "", "its lease is free for a server elsewhere"
     finally:
         store.close()

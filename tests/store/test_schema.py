@@ -84,7 +84,7 @@ def test_a_watcher_leaves_an_older_database_as_it_is_and_says_what_to_do(
 ) -> None:
     url = filled(golden.read_text())
     before = columns(url)
-    with pytest.raises(StoreError, match=r"schema \d of an earlier release; going on with the sweep brings it up"):
+    with pytest.raises(StoreError, match=r"schema \d of an earlier release; resuming the sweep brings it up"):
         Store(url, read_only=True)
     assert columns(url) == before
 

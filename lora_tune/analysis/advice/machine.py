@@ -74,7 +74,7 @@ def evals_too_dear(study: Study, sweep: Sweep) -> Advice | None:
         "in the closed division the interval is fixed; use a layout that evaluates faster, or a larger eval batch"
     )  # fmt: skip
     return Advice(
-        seen="evals are dear",
+        seen="evaluations are expensive",
         do=do,
         evidence=f"evals take {median(shares):.0%} of the time to the target (median of {len(shares)} trials)",
     )
@@ -90,7 +90,7 @@ def evals_too_rare(study: Study, sweep: Sweep) -> Advice | None:
     if study.division != "open" or not steps or median(steps) <= RARE:
         return None
     return Advice(
-        seen="evals are rare",
+        seen="evaluations are infrequent",
         do="evaluate more often: every run goes on for half an interval after it has passed the target",
         evidence=f"one interval is {median(steps):.0%} of the samples to the target (median of {len(steps)} trials)",
     )

@@ -72,7 +72,7 @@ def partition(ask: Ask, site: Site) -> Finding:
     if len(fit) < site.nodes:
         return problem(
             f"{len(fit)} nodes of {label} have {site.gpus_per_node} GPUs; a trial needs {site.nodes}",
-            "trials would wait in the queue for ever",
+            "trials would wait in the queue forever",
             "sinfo --Node --format='%N %G', then correct site.partition or site.gpus_per_node",
         )
     if len(up) < site.nodes:

@@ -31,67 +31,65 @@ class Question:
 
 def questions(site: Site, places: Mapping[str, str], folder: Path, sudo: list[str]) -> list[Question]:
     """What to ask a node. folder: the sweep's, which the node must see. sudo: programs that run.sub calls with it."""
-    step = f"srun --ntasks={site.nodes * max(1, site.gpus_per_node)} --ntasks-per-node={max(1, site.gpus_per_node)}"
-    found = [
-        Question(
-            name="shared",
-            command=f"touch {shlex.quote(str(folder / 'doctor' / 'seen'))}",
-            what=f"the node sees and writes {folder}",
-            why="a trial's config and log lie there; the driver reads the log from here",
-            fix="--output on a file system that all nodes mount, and site.log_folder as well",
-        ),
-        Question(
-            name="mpi",
-            command=f"{step} true",
-            what=f"{site.gpus_per_node} tasks a node start with MPI type {site.mpi or 'as Slurm has it'}",
-            why="the training's ranks are started so",
-            fix="srun --mpi=list; then site.mpi, and site.cpu_bind = 'none' where binding is refused",
-        ),
-    ]
+    return [*_of_the_cluster(site, folder), *_of_places(places), *map(_of_sudo, sudo)]
+
+
+def _of_the_cluster(site: Site, folder: Path) -> Iterator[Question]:
+    tasks = max(1, site.gpus_per_node)
+    yield Question(
+        name="shared",
+        command=f"touch {shlex.quote(str(folder / 'doctor' / 'seen'))}",
+        what=f"the node sees and writes {folder}",
+        why="a trial's config and log lie there; the driver reads the log from here",
+        fix="--output on a file system that all nodes mount, and site.log_folder as well",
+    )
+    yield Question(
+        name="mpi",
+        command=f"srun --ntasks={site.nodes * tasks} --ntasks-per-node={tasks} true",
+        what=f"{site.gpus_per_node} tasks a node start with MPI type {site.mpi or 'as Slurm has it'}",
+        why="the training's ranks are started so",
+        fix="srun --mpi=list; then site.mpi, and site.cpu_bind = 'none' where binding is refused",
+    )
     if site.gpus_per_node:
-        found.append(
-            Question(
-                name="gpus",
-                command='test "$(srun --ntasks=1 bash -c \'tr , "\\n" <<<"$CUDA_VISIBLE_DEVICES" | grep -c .\')" '
-                f"= {site.gpus_per_node}",
-                what=f"a step sees {site.gpus_per_node} GPUs",
-                why="ranks without a GPU end at once, on some clusters with spank's Assertion (arg) failed",
-                fix=f"site.gres = 'gpu:{site.gpus_per_node}'",
-            )
+        counted = 'srun --ntasks=1 bash -c \'tr , "\\n" <<<"$CUDA_VISIBLE_DEVICES" | grep -c .\''
+        yield Question(
+            name="gpus",
+            command=f'test "$({counted})" = {site.gpus_per_node}',
+            what=f"a step sees {site.gpus_per_node} GPUs",
+            why="ranks without a GPU end at once, on some clusters with spank's Assertion (arg) failed",
+            fix=f"site.gres = 'gpu:{site.gpus_per_node}'",
         )
+
+
+def _of_places(places: Mapping[str, str]) -> Iterator[Question]:
     for name, value in places.items():
         if value.startswith("/"):
-            found.append(
-                Question(
-                    name=name,
-                    command=f"test -r {shlex.quote(value)}",
-                    what=f"the node reads {name}={value}",
-                    why="the trial runs there, not here",
-                    fix="use a path on a file system that all nodes mount",
-                )
+            yield Question(
+                name=name,
+                command=f"test -r {shlex.quote(value)}",
+                what=f"the node reads {name}={value}",
+                why="the trial runs there, not here",
+                fix="use a path on a file system that all nodes mount",
             )
     if "CONT" in places:
-        found.append(
-            Question(
-                name="enroot",
-                command="command -v enroot",
-                what="the node has enroot",
-                why="Pyxis starts containers with it, and run.sub cleans up with `enroot list`",
-                fix="ask the administrator to install enroot on the nodes",
-            )
+        yield Question(
+            name="enroot",
+            command="command -v enroot",
+            what="the node has enroot",
+            why="Pyxis starts containers with it, and run.sub cleans up with `enroot list`",
+            fix="ask the administrator to install enroot on the nodes",
         )
-    for program in sudo:
-        found.append(
-            Question(
-                name=f"sudo {program}",
-                command=f"sudo -n -l {shlex.quote(program)}",
-                what=f"sudo {program} needs no password",
-                why="run.sub calls it, and set -e ends the job when it fails",
-                fix="CLEAR_CACHES = 0 and VBOOST_VALUE = 0 in [space], or ask the administrator for a sudoers line",
-                needed=False,
-            )
-        )
-    return found
+
+
+def _of_sudo(program: str) -> Question:
+    return Question(
+        name=f"sudo {program}",
+        command=f"sudo -n -l {shlex.quote(program)}",
+        what=f"sudo {program} needs no password",
+        why="run.sub calls it, and set -e ends the job when it fails",
+        fix="CLEAR_CACHES = 0 and VBOOST_VALUE = 0 in [space], or ask the administrator for a sudoers line",
+        needed=False,
+    )
 
 
 def script(asked: list[Question]) -> str:

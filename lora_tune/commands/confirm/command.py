@@ -23,7 +23,8 @@ from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, intr
 from lora_tune.commands.confirm.submission import Checks, check, run_text, write_results
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
-from lora_tune.config.study import Pruning, Study
+from lora_tune.config.study import Study
+from lora_tune.config.tables import Pruning
 from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
@@ -179,13 +180,9 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         store.begin(study.name, review.sweep.digest, review.sweep.study_toml, clock.now())
         lease = take_lease(store, study.name, clock.now())
         race = Race(
-            options.field,
-            options.settings,
-            lambda: driving.sweep,
-            per_job=per_job,
-            together=study.budget.parallel > 1,
-            say=watcher.line,
-        )
+            options.field, options.settings, lambda: driving.sweep,
+            per_job=per_job, together=study.budget.parallel > 1, say=watcher.line,
+        )  # fmt: skip
         # What the sweep prepared serves its replicates.
         with (
             given_back(store, lease),
@@ -202,7 +199,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         runs = replicates(driving.sweep)
         found = confirmation(review.study, driving.sweep, options.field, runs, race.standing())
         if found is None:
-            click.echo(f"no verdict: {outcome.reason}; the same command with a larger budget goes on")
+            click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
         return _hand_over(options, store, driving.sweep, found, runs, clock.now(), say=say)
     finally:

@@ -54,8 +54,8 @@ class Speeds:
     def of(self, slot: Slot) -> Speed:
         """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
         settings = slot.settings
-        shape = (settings.seq, settings.mbs, settings.minibs, settings.lora_rank, settings.lora_targets)
-        key = (*shape, settings.lora_dropout > 0, len(slot.texts.validation))
+        shape = (settings.seq, settings.mbs, settings.minibs, settings.adapters.rank, settings.adapters.targets)
+        key = (*shape, settings.adapters.dropout > 0, len(slot.texts.validation))
         if key not in self._known:
             self._known[key] = self._measure(settings, slot.texts)
         return self._known[key]
@@ -78,7 +78,7 @@ class Speeds:
         gain = self._pair_gain(pack, Slot(settings, some), step_seconds)
         speed = Speed(step_seconds, eval_seconds, peak, gain)
         if not speed.packs:
-            shape = f"{settings.minibs} x {settings.seq} tokens, rank {settings.lora_rank}"
+            shape = f"{settings.minibs} x {settings.seq} tokens, rank {settings.adapters.rank}"
             print(f"trials of {shape} gain nothing side by side ({gain:.2f} x one): each trains alone", flush=True)
         return speed
 

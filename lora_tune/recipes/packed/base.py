@@ -109,7 +109,7 @@ class PackedBase:
     def widths(self, settings: Settings) -> Widths:
         """The modules that the trial adapts, with their widths; each is made ready to take adapters."""
         found = {}
-        for name in target_names(self._linear, settings.lora_targets):
+        for name in target_names(self._linear, settings.adapters.targets):
             if name not in self._packed:
                 owner, _, child = name.rpartition(".")
                 layer = PackedLinear(self.model.get_submodule(name), name, len(self._packed), self._parts)
@@ -166,10 +166,13 @@ def check_packable(settings: Settings) -> None:
             raise InputError(
                 f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
             )
-    for name, given in (("RANK_PATTERN", settings.rank_pattern), ("ALPHA_PATTERN", settings.alpha_pattern)):
+    for name, given in (
+        ("RANK_PATTERN", settings.adapters.rank_pattern),
+        ("ALPHA_PATTERN", settings.adapters.alpha_pattern),
+    ):
         if given:
             raise InputError(f"{name}: a trial in a pack has one rank and one alpha; take it out, or site.slots")
-    if settings.dora:
+    if settings.adapters.dora:
         raise InputError("DORA=1: not in a pack, whose products are shared and its norms would not be; allowed is 0")
     if settings.fsdp:
         raise InputError("FSDP=1: a trial in a pack has one process; allowed is 0")

@@ -88,11 +88,11 @@ class Group:
 
     def adapter(self, slot: Slot) -> dict[str, Pair]:
         """The slot's own adapter by module, without what fills its rank up."""
-        at, rank = self.slots.index(slot), slot.settings.lora_rank
+        at, rank = self.slots.index(slot), slot.settings.adapters.rank
         return {name: Pair(a.detach()[at, :rank], b.detach()[at, :, :rank]) for name, (a, b) in self.leaves.items()}
 
     def _fresh(self, slot: Slot) -> Rows:
-        rank = slot.settings.lora_rank
+        rank = slot.settings.adapters.rank
         row = torch.zeros(1, self.size)
         shapes = [(rank, width_in) for width_in, _ in self._widths.values()]
         weights = initial_weights(shapes, slot.settings.seed)

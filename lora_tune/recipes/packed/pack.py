@@ -48,10 +48,10 @@ class Pack:
 
     def shape(self, settings: Settings) -> Shape:
         """The group that a trial of ``settings`` belongs to."""
-        rank = settings.lora_rank
+        rank = settings.adapters.rank
         if self.base.device.type == "cuda":
             rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
-        return Shape(settings.seq, settings.mbs, rank, settings.lora_targets)
+        return Shape(settings.seq, settings.mbs, rank, settings.adapters.targets)
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
@@ -102,7 +102,7 @@ class Pack:
         """One pass of groups of one sequence length."""
         parts, sequences, at = [], [], 0
         for group in groups:
-            seeds, rates = [s.pass_seed() for s in group.slots], [s.settings.lora_dropout for s in group.slots]
+            seeds, rates = [s.pass_seed() for s in group.slots], [s.settings.adapters.dropout for s in group.slots]
             dropout = SlotDropout.of(rates, seeds, self.base.device)
             sequences += [slot.texts.train.rows(slot.rows()) for slot in group.slots]
             count = len(group.slots) * group.slots[0].settings.mbs

@@ -38,8 +38,8 @@ class Slot:
     @property
     def scale(self) -> float:
         """What the adapter's product is multiplied with: alpha over the rank, or over its root (rsLoRA)."""
-        settings = self.settings
-        return settings.lora_alpha / (math.sqrt(settings.lora_rank) if settings.rslora else settings.lora_rank)
+        adapters = self.settings.adapters
+        return adapters.alpha / (math.sqrt(adapters.rank) if adapters.rslora else adapters.rank)
 
     def rows(self) -> npt.NDArray[np.int64]:
         """Numbers of the training sequences of the next pass."""

@@ -15,8 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.search.grey_box.acquisition import Action, Recommendation, recommend_from, value_actions
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.model import Scales, SearchModel, as_known, learn
+from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.grey_box.scales import Scales
 from lora_tune.search.observations import SEED_SD, Observation, annotate, filled_in, of_trial
 
 PATIENCE = 4
@@ -207,7 +208,7 @@ def sentence(found: Recommendation) -> str:
     """The recommendation in words."""
     above = f"expected to be {100 * found.regret:.1f}% above the best there is"
     if not math.isfinite(found.regret):
-        above = "nothing has reached the target yet, so nobody knows how good it is"
+        above = "nothing has reached the target yet, so how good it is remains unknown"
     return f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of these hyperparameters; {above}"
 
 

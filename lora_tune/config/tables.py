@@ -1,0 +1,96 @@
+"""The tables of a study file that are a few keys each: what runs, how it is searched, pruned and paid for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from lora_tune.base.kinds import SAMPLERS
+from lora_tune.config.parameters import Value
+from lora_tune.config.secrets import with_secrets_apart
+from lora_tune.config.section import Section
+
+
+class WorkloadTable(BaseModel):
+    """What runs. ``kind`` names the workload; the other keys are that workload's own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _secrets_apart(cls, table: Any) -> Any:
+        return with_secrets_apart(table) if isinstance(table, dict) else table
+
+    kind: str = Field(description="peft, nemo, bridge, mlperf, mlperf_docker, command or surface")
+    stop_at_target: bool | None = Field(
+        None,
+        description="a trial whose log shows training beyond the target is asked to end (SIGTERM, which the script may "
+        "catch); false: it trains to its own end [true; false for MLPerf's submissions]",
+    )
+
+
+class Search(Section):
+    """How trials are proposed."""
+
+    sampler: Annotated[str, AfterValidator(SAMPLERS.known)] = Field(
+        "portfolio", description="who proposes: portfolio, tpe, random, gp, cmaes, grey_box, or one that was added"
+    )
+    seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
+    startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
+    probes: bool = Field(
+        False,
+        description="portfolio and grey_box may propose short runs that end once their layout's speed is measured",
+    )
+    enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
+
+
+class Pruning(Section):
+    """When a running trial is stopped."""
+
+    rule: Literal["stall", "none"] = Field("stall", description="stop stalled and diverging eval curves, or nothing")
+    false_prune_rate: float = Field(
+        0.01,
+        gt=0,
+        lt=0.5,
+        description="share of good runs that may be stopped by error; n references support no less than 1/(n+1)",
+    )
+    references: int = Field(
+        8, ge=3, description="good runs that end before others are compared with them; more support a smaller rate"
+    )
+    audit: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of condemned trials that go on to their end, so that the sweep measures its own false-prune "
+        "rate; left out: 0.05 where the budget allows 50 trials or more, else 0",
+    )
+    no_verdict_before: float = Field(0, ge=0, description="samples before which nothing is stopped but NaN")
+    cap: bool = Field(True, description="stop a run that can no longer beat the best one")
+    cap_risk: float = Field(0.01, gt=0, lt=0.5, description="accepted chance that a capped run would have won")
+
+
+DEFAULT_AUDIT = 0.05
+"""Share of condemned trials that go on where trials are cheap."""
+
+CHEAP_TRIALS = 50
+"""Trials within the budget from which on one of them is cheap."""
+
+
+class Budget(Section):
+    """Where the sweep ends. At least one of trials, node_hours and wall_hours is needed."""
+
+    trials: int | None = Field(None, ge=1, description="proposals, retries not counted")
+    node_hours: float | None = Field(None, gt=0, description="node-hours of all attempts together")
+    wall_hours: float | None = Field(None, gt=0, description="hours since the sweep began")
+    stop_below: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="end when the next node-hour is expected to improve the score by less than this share "
+        "(0.002: 0.2%); needs sampler portfolio or grey_box, and a limit beside it",
+    )
+    parallel: int = Field(1, ge=1, description="trials at one time")
+    trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")
+    attempts: int = Field(3, ge=1, description="attempts of one trial when the machine fails it")
+    price_per_node_hour: float | None = Field(None, ge=0, description="money shown beside node-hours")

@@ -1,0 +1,110 @@
+"""How a trial becomes a job: the intention on record first, then the launcher, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lora_tune.base.errors import LauncherError, RefusedError
+from lora_tune.base.identity import new_token
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.study import Study
+from lora_tune.controller import base_watch, healing, node_faults
+from lora_tune.controller.dependencies import Dependencies
+from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.jobs import Jobs, write_files
+from lora_tune.controller.refusals import Refusal
+from lora_tune.launchers.base import JobState
+from lora_tune.store.records import Attempt, Trial, TrialState
+from lora_tune.store.unit_of_work import UnitOfWork
+
+
+class Submissions:
+    """Makes attempts of one sweep. save: writes all changes down; False while the database does not take them."""
+
+    def __init__(
+        self,
+        study: Study,
+        paths: SweepPaths,
+        ports: Dependencies,
+        work: UnitOfWork,
+        jobs: Jobs,
+        events: EventLog,
+        save: Callable[[], bool],
+    ) -> None:
+        self._study, self._paths, self._ports = study, paths, ports
+        self._work, self._jobs, self._events, self._save = work, jobs, events, save
+        self._refusal = Refusal()
+
+    @property
+    def refused(self) -> RefusedError | None:
+        """What the cluster will never accept, once that is known: nothing more is submitted then."""
+        return self._refusal.final
+
+    def submit(self, trial: Trial) -> None:
+        """A new attempt: the intention is on record before the launcher hears of it."""
+        words = base_watch.edited(self._ports.workload)
+        self._events.trouble("base", words and f"{words}; nothing is started until it is put back")
+        if words:
+            self._refusal.delayed(
+                RefusedError(f"trial {trial.number}", words, base_watch.REMEDY), self._ports.clock.now()
+            )
+            return
+        number = len(self._work.sweep.attempts_of(trial.number))
+        attempt = Attempt(
+            trial=trial.number,
+            number=number,
+            job_name=self._study.job_name(trial.number, number),
+            folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
+            token=new_token(),
+            intended_at=self._ports.clock.now(),
+            node_count=self._study.search_space.node_count(trial.parameters),
+            exclude_nodes=self._nodes_to_leave_out(trial),
+        )
+        self._work.put_attempt(attempt)
+        self._work.put_trial(replace(trial, state=TrialState.RUNNING, sentence=""))
+        if self._save():
+            self.launch(attempt)
+
+    def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
+        """Where this trial failed before, and nodes where others fail one after another."""
+        suspect = node_faults.suspect_nodes(self._work.sweep, self._ports.clock.now())
+        for node, why in suspect.items():
+            self._events.trouble(f"node {node}", f"node {node} is excluded for a day: {why}")
+        own = {n for a in self._work.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
+        return tuple(sorted(own | suspect.keys()))
+
+    def launch(self, attempt: Attempt) -> None:
+        """Hand an attempt that is on record to the launcher."""
+        trial, now = self._work.sweep.trials[attempt.trial], self._ports.clock.now()
+        if found := self._jobs.foreign_folder(attempt):
+            attempt = self._jobs.elsewhere(attempt)
+            text = f"trial {trial.number}: {found}; it is left as it is, and this attempt runs in {attempt.folder}"
+            self._events.note(text, "foreign folder", trial=trial.number)
+            self._work.put_attempt(attempt)
+            if not self._save():
+                return
+        job = self._jobs.job(trial, attempt)
+        stated = trial.metrics | healing.remembered({**trial.parameters, **job.environment})
+        if stated != trial.metrics:
+            trial = replace(trial, metrics=stated)
+            self._work.put_trial(trial)
+        try:
+            write_files(job)
+            job_id = self._ports.launcher.submit(job)
+        except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
+            self._events.trouble(f"submission of {attempt.job_name}", str(error))
+            noted = replace(trial, sentence=str(error))
+            if isinstance(error, RefusedError):
+                noted, attempt = self._refusal.heard(self._study, trial, attempt, error, now)
+                self._work.put_attempt(attempt)
+            if noted != trial:
+                self._work.put_trial(noted)
+            return
+        self._events.trouble(f"submission of {attempt.job_name}", "")
+        self._refusal.taken()
+        if trial.sentence:
+            self._work.put_trial(replace(trial, sentence=""))
+        there = replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value)
+        self._work.put_attempt(replace(there, failure="", line="", remedy=""))
+        self._events.log("submitted", trial=trial.number, attempt=attempt.number, job=job_id)

@@ -1,0 +1,273 @@
+"""Gathers what a log states into a :class:`RunLog`, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
+from types import MappingProxyType
+from typing import TypeVar
+
+from lora_tune.logs.announced import MAX_TEXT, Announced, plain
+from lora_tune.logs.run import Eval, RunLog, TrainPoint, as_number
+
+_Point = TypeVar("_Point", Eval, TrainPoint)
+
+MAX_EVALS = 32768
+"""Evals that one run keeps; later ones are counted. Real runs have hundreds."""
+
+MAX_POINTS = 4096
+"""Train points and marks that one run keeps (of train points every second one goes when they are full)."""
+
+MAX_METRICS = 8
+"""Metrics beside the first that one run keeps."""
+
+MAX_HYPERPARAMETERS = 512
+INSIDE_BLOCK_MS = 50
+"""An eval result this soon after block_stop was computed before it: the stack counts its evals into the block."""
+
+
+class RunBuilder:
+    """Gathers the facts of one run, in bounded memory, and makes the :class:`RunLog`. Times are epoch milliseconds.
+
+    Several ranks may report the same fact: the first report of a time, an eval, a train loss or a
+    hyperparameter counts.
+    """
+
+    __slots__ = (
+        "announced",
+        "ceiling",
+        "eval_start",
+        "eval_stop",
+        "evals",
+        "init_start",
+        "init_stop",
+        "last",
+        "lost_evals",
+        "measured",
+        "metric",
+        "others",
+        "overall",
+        "paused",
+        "resumed",
+        "run_start",
+        "run_stop",
+        "scaled",
+        "stated",
+        "status",
+        "train",
+    )
+
+    def __init__(self, *, ceiling: float | None = None) -> None:
+        self.ceiling = ceiling  # of evals that rise, which are kept as what they lack of it
+        self.metric: str | None = None
+        self.others: dict[str, dict[float, tuple[float, int]]] = {}
+        self.init_start: int | None = None
+        self.init_stop: int | None = None
+        self.run_start: int | None = None
+        self.run_stop: int | None = None
+        self.status: str | None = None
+        self.measured = -1  # the latest eval, train point or run_stop
+        self.last = -1  # the latest start or stop of anything else
+        self.evals: dict[float, tuple[float, int]] = {}
+        self.lost_evals = 0
+        self.train: dict[float, tuple[float, int]] = {}
+        self.scaled: dict[float, tuple[float, int]] = {}  # train losses times CP over the micro-batches of a step
+        self.eval_start: dict[float, int] = {}
+        self.eval_stop: dict[float, int] = {}
+        self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
+        self.resumed: list[int] = []
+        self.overall: float | None = None
+        self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
+        self.announced: dict[bytes, object] = {}
+
+    def add_eval(self, samples: float, loss: float, ms: int, metric: str = "") -> None:
+        """An eval; metric: its name where the log has several, of which the first to come is the one that counts."""
+        loss = loss if self.ceiling is None else self.ceiling - loss
+        if self.metric is None:
+            self.metric = metric
+        if metric != self.metric:
+            others = self.others.setdefault(metric, {}) if len(self.others) < MAX_METRICS else {}
+            if len(others) < MAX_EVALS:
+                others.setdefault(samples, (loss, ms))
+            return
+        if samples in self.evals:
+            return
+        if len(self.evals) == MAX_EVALS:
+            self.lost_evals += 1
+            return
+        self.evals[samples] = loss, ms
+        if ms > self.measured:
+            self.measured = ms
+
+    def add_train(self, samples: float, loss: float, ms: int) -> None:
+        self._add_point(self.train, samples, loss, ms)
+
+    def add_scaled_train(self, samples: float, loss: float, ms: int) -> None:
+        """A train loss that the trial printed times CP over the micro-batches of a step; see ``_train_points``."""
+        self._add_point(self.scaled, samples, loss, ms)
+
+    def _train_points(self, printed: Mapping[bytes, object]) -> dict[float, tuple[float, int]]:
+        """The train losses, scaled ones put right: MLPerf v6.0's implementation prints what Megatron scaled in place.
+
+        loss = printed * gradient_accumulation_steps / CP. CP is in the log by its disclosure (6.1) or in a setting
+        that the program prints. Where either is not known, a finite number says nothing and is left out.
+        """
+        if not self.scaled:
+            return self.train
+        micro_batches = as_number(self.hyperparameter(b"gradient_accumulation_steps"))
+        names = (b"context_parallelism", b"context_parallel_size", b"cp")
+        stated = (self.hyperparameter(name) or plain(printed.get(name)) for name in names)
+        cp = next((number for number in map(as_number, stated) if number), None)
+        factor = micro_batches / cp if micro_batches and cp else math.nan
+        points = {
+            samples: (loss * factor, ms)
+            for samples, (loss, ms) in self.scaled.items()
+            if math.isfinite(factor) or not math.isfinite(loss)
+        }
+        return {**points, **self.train}
+
+    def _add_point(self, train: dict[float, tuple[float, int]], samples: float, loss: float, ms: int) -> None:
+        if samples not in train:
+            if len(train) == MAX_POINTS:
+                for old in [*train][::2]:
+                    del train[old]
+            train[samples] = loss, ms
+            if ms > self.measured:
+                self.measured = ms
+
+    def add_eval_start(self, samples: float | None, ms: int) -> None:
+        """The end of a training block, with its number of samples where that is known."""
+        if ms > self.last:
+            self.last = ms
+        if samples is None:
+            if len(self.paused) < MAX_POINTS:
+                self.paused.append(ms)
+        elif samples not in self.eval_start and len(self.eval_start) < MAX_POINTS:
+            self.eval_start[samples] = ms
+
+    def add_eval_stop(self, samples: float | None, ms: int) -> None:
+        """The start of a training block, with its number of samples where that is known."""
+        if ms > self.last:
+            self.last = ms
+        if samples is None:
+            if len(self.resumed) < MAX_POINTS:
+                self.resumed.append(ms)
+        elif samples not in self.eval_stop and len(self.eval_stop) < MAX_POINTS:
+            self.eval_stop[samples] = ms
+
+    def add_stated(self, ms: int, number: float, is_step_time: bool) -> None:
+        """A block's speed as the trial prints it: samples/s, or seconds an optimizer step."""
+        if ms > self.last:
+            self.last = ms
+        if len(self.stated) < MAX_POINTS:
+            self.stated.append((ms, number, is_step_time))
+
+    def mark(self, ms: int) -> None:
+        """The log had something to say at this time."""
+        if ms > self.last:
+            self.last = ms
+
+    def announce(self, name: bytes, value: object) -> None:
+        """A hyperparameter: a plain value, or JSON text in bytes, which is decoded when it is asked for."""
+        announced = self.announced
+        if name not in announced and len(announced) < MAX_HYPERPARAMETERS and len(name) <= MAX_TEXT:
+            if isinstance(value, str):
+                value = value[:MAX_TEXT]
+            if not name.isascii():
+                name = name.decode(errors="replace").encode()
+            if isinstance(value, (bytes, int, float, str)) and value != b"null":
+                announced[name] = value
+
+    def hyperparameter(self, name: bytes) -> object:
+        """The number, text or truth value announced under this name, or None."""
+        return plain(self.announced.get(name))
+
+    def run(self, dropped_lines: int = 0, printed: Mapping[bytes, object] = MappingProxyType({})) -> RunLog:
+        """What was gathered so far. printed: settings that the log states beside its records."""
+        start, last = self.run_start, max(self.last, self.measured)
+        throughput, eval_seconds = self._timing()
+        shown = {name: value for name, value in printed.items() if name not in (b"cp", b"context_parallel_size")}
+        return RunLog(
+            init_start_ms=self.init_start,
+            init_stop_ms=self.init_stop,
+            run_start_ms=start,
+            run_stop_ms=self.run_stop,
+            last_ms=last if last >= 0 else None,
+            status=self.status,
+            evals=_since(start, self.evals, Eval),
+            throughput=throughput,
+            stated_throughput=self._stated_throughput(),
+            overall_throughput=self.overall,
+            eval_seconds=eval_seconds,
+            train=_since(start, self._train_points(printed), TrainPoint),
+            hyperparameters=Announced({**shown, **self.announced}),
+            dropped_lines=dropped_lines,
+            lost_evals=self.lost_evals,
+            metric=self.metric or "",
+            other_metrics={name: _since(start, evals, Eval) for name, evals in self.others.items()},
+        )
+
+    def _timing(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Samples/s of each block and seconds of each eval; see :class:`RunLog`.
+
+        An eval begins at its eval_start, else where the block before it stopped, and ends at its eval_stop, else
+        where the next block starts. Two public stacks print both block marks after the eval: there the eval's
+        length is unknown, and a block's speed is the median over its train points.
+        """
+        throughput: list[float] = []
+        eval_seconds: list[float] = []
+        paused, resumed = sorted(self.paused), sorted(self.resumed)
+        ended, done = self.run_start, 0.0
+        for samples, (_, ms) in sorted(self.evals.items()):
+            began = self.eval_start.get(samples)
+            if began is None:
+                stops = bisect_left(paused, ms - INSIDE_BLOCK_MS)
+                began = paused[stops - 1] if stops and (ended is None or paused[stops - 1] > ended) else None
+            stopped = self.eval_stop.get(samples)
+            if stopped is None:
+                starts = bisect_left(resumed, ms)
+                stopped = resumed[starts] if starts < len(resumed) else ms
+            if began is not None:
+                eval_seconds.append((stopped - began) / 1000)
+            rate = self._train_rate(done, samples) if began is None else _rate(samples - done, ended, began)
+            if not math.isnan(rate) or not throughput:
+                throughput.append(rate)
+            ended, done = stopped, samples
+        return tuple(throughput), tuple(eval_seconds)
+
+    def _train_rate(self, after: float, until: float) -> float:
+        """Median samples/s between consecutive train points in ``(after, until)``; NaN for less than two points."""
+        printed = sorted({**self.scaled, **self.train}.items())
+        points = [(samples, ms) for samples, (_, ms) in printed if after < samples < until]
+        rates = [_rate(b - a, a_ms, b_ms) for (a, a_ms), (b, b_ms) in pairwise(points)]
+        rates = [rate for rate in rates if not math.isnan(rate)]
+        return median(rates) if rates else math.nan
+
+    def _stated_throughput(self) -> tuple[float, ...]:
+        """The first printed number after each eval, as samples/s; seconds a step need the global batch size."""
+        evals = sorted([ms for _, ms in self.evals.values()])
+        blocks: dict[int, float] = {}
+        batch = None
+        if any(is_step_time for _, _, is_step_time in self.stated):
+            batch = as_number(self.hyperparameter(b"global_batch_size"))
+        for ms, number, is_step_time in self.stated:
+            if not is_step_time:
+                blocks.setdefault(bisect_left(evals, ms), number)
+            elif batch is not None and number > 0:
+                blocks.setdefault(bisect_left(evals, ms), batch / number)
+        return tuple([rate for _, rate in sorted(blocks.items())])
+
+
+def _since(start: int | None, points: Mapping[float, tuple[float, int]], kind: type[_Point]) -> tuple[_Point, ...]:
+    """The points with their seconds since start, in order of samples."""
+    zero = math.nan if start is None else start
+    new = tuple.__new__  # half the time of calling the NamedTuple
+    return tuple([new(kind, (samples, loss, (ms - zero) / 1000)) for samples, (loss, ms) in sorted(points.items())])
+
+
+def _rate(samples: float, start: int | None, stop: int) -> float:
+    """Samples/s between two times in ms; NaN when that is no positive length of time."""
+    return samples / ((stop - start) / 1000) if start is not None and stop > start else math.nan
