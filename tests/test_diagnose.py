@@ -277,6 +277,7 @@ FRIGHTENING = [
     "srun: warning: can't run 1 processes on 9 nodes, setting nnodes to 1",
     "+ srun --ntasks=9 bash -c 'echo CONT not set; false || echo CUDA out of memory, Killed'",
     "++ : 'CONT: CONT not set'",
+    "/usr/bin/bash: line 1: nvidia-smi: command not found",
     "0: loss 1.25 nan iterations: 0 | number of skipped iterations: 0 | lm loss: 1.2",
 ]
 
@@ -293,6 +294,11 @@ STEP = ':::MLLOG {"time_ms": 1, "event_type": "POINT_IN_TIME", "key": "train_los
 
 class TestChoice:
     """Which of several texts is the cause, and what the cluster and the measurements add."""
+
+    def test_a_job_that_was_killed_in_its_prolog_did_not_die_of_what_the_prolog_printed(self) -> None:
+        log = "PROLOG_START\nrun.sub: line 100: ibstat: command not found\n+ echo NCCL_TEST = 1\n"
+        assert diagnose(log, exit_code=1).kind is FailureKind.CONFIGURATION
+        assert diagnose(log, exit_code=137).kind is FailureKind.INFRASTRUCTURE
 
     def test_an_error_that_the_training_survived_is_not_the_cause_and_is_shown_as_second_reason(self) -> None:
         log = "torch.OutOfMemoryError: CUDA out of memory; retrying with a smaller cache\n" + STEP * 5

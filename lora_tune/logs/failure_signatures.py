@@ -102,6 +102,7 @@ SIGNATURES = _read_table()
 NOISE = re.compile(
     rb"/etc/(?:dgx|os)-release: No such file"  # every machine that is not a DGX
     rb"|enroot: (?:command )?not found"  # the clean-up of containers on a node that has none
+    rb"|bash: line \d+: nvidia-smi: command not found"  # the same, asked by a step of the script on each node
     rb"|modprobe: (?:FATAL|ERROR|WARNING)"
     rb"|/(?:sys|proc)/\S+: (?:No such file|Permission denied)"  # what describes a system tries many places
 )

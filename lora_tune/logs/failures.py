@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lora_tune.base.redact import redact
-from lora_tune.logs.failure_evidence import FailureScanner, Hit, most_telling
+from lora_tune.logs.failure_evidence import FailureScanner, Hit, Phase, most_telling
 from lora_tune.logs.failure_signatures import FailureKind, Weight
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 
@@ -84,7 +84,8 @@ def _first_reason(
     elif cause is None and not measured:
         # It failed, and the only error stands before lines of progress: those may have waited in a buffer.
         cause = next((hit for hit in telling if hit.signature.weight < Weight.REMARK), None)
-    if cause is not None:
+    killed = exit_code is not None and _signal(exit_code) in (9, 15)
+    if cause is not None and not (killed and cause.phase is Phase.PROLOG):
         return _of(cause)
     if exit_code:
         return _by_exit_code(exit_code, last_line)
@@ -121,9 +122,13 @@ def _diverged(run: RunLog) -> Eval | TrainPoint | None:
     return next((point for point in newest if not math.isfinite(point.loss)), None)
 
 
+def _signal(code: int) -> int:
+    """The signal that an exit code stands for; the code itself where it stands for none."""
+    return -code if code < 0 else code - 128 if 128 < code < 192 else code
+
+
 def _by_exit_code(code: int, last_line: str) -> Diagnosis:
-    signal = -code if code < 0 else code - 128 if 128 < code < 192 else code
-    kind, what, remedy = _EXITS.get(signal, (FailureKind.UNKNOWN, "", "read the job's log"))
+    kind, what, remedy = _EXITS.get(_signal(code), (FailureKind.UNKNOWN, "", "read the job's log"))
     return Diagnosis(kind, f"exit code {code}{what}; last line: {last_line or 'none'}", remedy)
 
 
