@@ -60,7 +60,7 @@ class Served:
     """Runs trials of ``recipe``, a module with ``main``, through the worker on ``socket``. fixed: variables of all."""
 
     def __init__(self, recipe: str, socket: Path, folder: Path, fixed: dict[str, object]) -> None:
-        self._recipe, self._socket, self._folder, self._fixed = recipe, socket, folder, fixed
+        self._recipe, self.socket, self._folder, self._fixed = recipe, socket, folder, fixed
 
     def start(self, ranks: int = 1, module: str | None = None, **knobs: object) -> list[subprocess.Popen[str]]:
         """The processes of one trial; all write to one log."""
@@ -68,7 +68,7 @@ class Served:
         own = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port(), "MASTER_ADDR": "127.0.0.1"}
         keep = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "TMPDIR")}
         common = {**keep, **{k: str(v) for k, v in {**values, **own}.items() if v is not None}, **PER_PROCESS}
-        common |= {VARIABLE: str(self._socket), "TORCHELASTIC_RUN_ID": f"test-{own['MASTER_PORT']}"}
+        common |= {VARIABLE: str(self.socket), "TORCHELASTIC_RUN_ID": f"test-{own['MASTER_PORT']}"}
         common |= {"CUDA_VISIBLE_DEVICES": ""}
         with (self._folder / "log").open("w") as log:
             return [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import packed_data
+from lora_tune.recipes.warm_worker import VARIABLE
 from tests.recipes.served import (
     BOUND,
     FIXED,
@@ -168,6 +170,63 @@ def test_what_the_machine_cannot_do_is_refused_by_name(bridge: Served, knobs: di
     trial = bridge(**knobs)
     assert trial.codes == (3,)
     assert words in trial.message
+
+
+STUDY = """
+[workload]
+kind = "{client}:BridgeOnCpu"
+
+[site]
+gpus_per_node = 0
+data = "{tiny}"
+model = "{tiny}"
+
+[site.environment]
+{environment}
+
+[space]
+LR = {{ type = "float", low = 1e-3, high = 2e-2, log = true }}
+layout = {{ type = "layout", minibs = [2, 4] }}
+MAX_STEPS = 24
+{fixed}
+
+[objective]
+target = 1.8
+
+[budget]
+trials = 4
+parallel = 1
+trial_minutes = 5
+"""
+
+
+def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(bridge: Served, tmp_path: Path) -> None:
+    fixed = {"MAX_SEQLEN": 64, "VAL_CHECK_INTERVAL": 16, "EVAL_SAMPLES": 9, "WARMUP_TRAIN_STEPS": 1, "NUM_WORKERS": 0}
+    environment = {**PER_PROCESS, VARIABLE: bridge.socket}
+    study = tmp_path / "bridge_cpu.toml"
+    study.write_text(
+        STUDY.format(
+            client=Path(__file__).with_name("bridge_client.py"),
+            tiny=TINY,
+            environment="\n".join(f'{name} = "{value}"' for name, value in environment.items()),
+            fixed="\n".join(f"{name} = {value}" for name, value in {**fixed, **WITHOUT_TE}.items()),
+        )
+    )
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--output", str(tmp_path / "sweep")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    runs = []
+    for log in sorted((tmp_path / "sweep").glob("trials/*/attempt-*/job.log")):
+        reader = MllogReader()
+        reader.feed(log.read_bytes())
+        runs.append(reader.run())
+    assert len(runs) == 4
+    assert all(run.evals for run in runs)
+    assert any(run.reached(1.8) for run in runs)
+    (config,) = (tmp_path / "sweep" / "best").glob("config_*.sh")
+    exported = config.read_text()
+    assert "export MAX_SEQLEN=64\n" in exported
+    assert f"export CONFIG_FILENAME={config.name}\n" in exported
 
 
 def test_a_killed_rank_ends_the_other(bridge: Served) -> None:

@@ -1,0 +1,19 @@
+"""TEST ONLY: what a sweep starts as a Megatron-Bridge trial on a CPU; the trial itself runs in a warm worker."""
+
+from __future__ import annotations
+
+import sys
+from typing import ClassVar
+
+from lora_tune.recipes.warm_worker import hand_over
+from lora_tune.workloads.recipe import BridgeWorkload
+
+
+class BridgeOnCpu(BridgeWorkload):
+    """Workload ``bridge`` whose program is this file."""
+
+    module: ClassVar[str] = "tests.recipes.bridge_client"
+
+
+if __name__ == "__main__":
+    sys.exit(hand_over("tests.recipes.bridge_shim"))
