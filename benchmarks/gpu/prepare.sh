@@ -54,6 +54,8 @@ unpack_bridge() {
     if [ -d .bridge312 ] && [ ! -e "$LT/.bridge" ]; then
         mkdir -p "$LT/bridge"
         tar xJf .bridge312/site_bridge312.tar.xz -C "$LT/bridge"
+        # Transformer Engine imports pydantic.
+        tar xJf .nemo312/site312.tar.xz -C "$LT/bridge" --wildcards './pydantic*' './annotated_types*' './typing_inspection*'
         python3 -m compileall -q -j 0 "$LT/bridge" >/dev/null 2>&1
         touch "$LT/.bridge"
     fi

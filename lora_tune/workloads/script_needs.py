@@ -25,6 +25,9 @@ _ASSIGNED = re.compile(
 _VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
 _STARTED = re.compile(r"(?<!bash )(?<!sh )(?<!source )(?<![\w/.])\./([\w.-]+\.sh)\b")
 _OWN_PLACES = re.compile(r"^\s*export\s+(CONT|DATADIR|MODEL|LOGDIR)=(?!.*\$\{\1)", re.MULTILINE)
+_SAVED_ENVIRONMENT = re.compile(
+    r"(?<![\w./-])(?:export -p|declare -x|printenv|env)[ \t]*(?:\|[^\n>]*)?>>?[ \t]*([^\s;&|]+)"
+)
 _OWN_NODES = re.compile(r"^#SBATCH\s+(?:-w\s*|--nodelist[= ]\s*)(\S+)", re.MULTILINE)
 _OPENS = re.compile(r"^(?:if|case)\b")
 _CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
@@ -80,6 +83,11 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
     for name in dict.fromkeys(_OWN_PLACES.findall(code)):
         found.append(
             f"{script.name} sets {name} itself, so the study's does not count; remove the line from a copy of it"
+        )
+    for file in dict.fromkeys(_SAVED_ENVIRONMENT.findall(code)):
+        found.append(
+            f"{script.name} saves every variable of its job to {file}, tokens and passwords among them; "
+            "keep secrets out of [site.environment] and of the shell that starts the sweep"
         )
     for name in dict.fromkeys(_STARTED.findall(code)):
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):

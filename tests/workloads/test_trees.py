@@ -177,6 +177,20 @@ class TestWhatAScriptNeeds:
         (tmp_path / "run_and_time.sh").chmod(0o755)
         assert len(script_doubts(tmp_path / "run.sub", {"KNOWN", "WORK_DIR"})) == 1
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            'export -p > "${LOGDIR}/${SLURM_JOB_ID}_${i}.env"',
+            'srun env | sort >> "${LOGDIR}/${SLURM_JOB_ID}_${i}.env"',
+        ],
+    )
+    def test_a_script_that_saves_its_whole_environment_is_told_of(self, tmp_path: Path, line: str) -> None:
+        """v6.0's run.sub does, and the folder of the logs is read by more than those who may read a token."""
+        (tmp_path / "run.sub").write_text(f"for i in 1 2; do\n  {line}\ndone\nenv FOO=1 echo > out\nexport -p\n")
+        (doubt,) = script_doubts(tmp_path / "run.sub", ())
+        assert '"${LOGDIR}/${SLURM_JOB_ID}_${i}.env"' in doubt
+        assert "keep secrets out of [site.environment]" in doubt
+
     @pytest.mark.parametrize("line", ["#SBATCH -w hpf-s[0-15]", "#SBATCH --nodelist=hpf-s[0-15]"])
     def test_nodes_that_a_script_asks_for_by_name(self, tmp_path: Path, line: str) -> None:
         (tmp_path / "run.sub").write_text(f"#!/bin/bash\n#SBATCH --mem=0\n{line}\nset -eux\n")
