@@ -119,7 +119,14 @@ class Bench:
         self.keep("adapter", record)
         print(f"adapter: {json.dumps(record)}", flush=True)
         # What v6.0 sets by default, on weights out of a Hugging Face folder.
-        defaults: dict[str, object] = {**self.base, "LR": 3e-3, "FP8": 1, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1}
+        defaults: dict[str, object] = {
+            **self.base,
+            "LR": 3e-3,
+            "FP8": 1,
+            "FP8_DPA": 0,
+            "USE_TE_OPS": 1,
+            "FUSED_SINGLE_QKV_ROPE": 1,
+        }
         for name, variables in {"fp8": {}, "fp8_plain": PLAIN, "bf16_te_ops": {"FP8": 0}}.items():
             outcome = self.trial("bridge", f"small_{name}", {**defaults, **variables}, self.left(40))
             self.keep("small", outcome.record())

@@ -160,9 +160,9 @@ def test_a_probe_ends_after_one_warm_block(bridge: Served) -> None:
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"FP8": 1}, "Transformer Engine"),
+        ({"FP8": 1, "FP8_DPA": 0}, "Transformer Engine"),
         ({"FP4": 1}, "FP4=1 needs a GPU of compute capability 10.0"),
-        ({"FP8": 1, "FP8_RECIPE": "mxfp8"}, "FP8_RECIPE=mxfp8 needs a GPU of compute capability 10.0"),
+        ({"FP8": 1, "FP8_DPA": 0, "FP8_RECIPE": "mxfp8"}, "FP8_RECIPE=mxfp8 needs a GPU of compute capability 10.0"),
     ],
     ids=["FP8", "NVFP4", "MXFP8"],
 )

@@ -83,6 +83,7 @@ def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
         ({"MCORE_CUDA_GRAPH": 1, "RECOMPUTE_GRANULARITY": "full"}, "MCORE_CUDA_GRAPH=1: allowed is 0"),
         ({"CPU_OFFLOADING": 1, "MCORE_CUDA_GRAPH": 1}, "CPU_OFFLOADING=1: allowed is 0"),
         ({"USE_DISTRIBUTED_OPTIMIZER": 0, "DDP_OVERLAP_PARAM_GATHER": 1}, "USE_DISTRIBUTED_OPTIMIZER=1"),
+        ({"LLAMA": "small", "TP": 2}, "FP8_DPA=1: allowed is 0 for heads of 64 channels"),
         ({"CUDA_GRAPH_SCOPE": "attn"}, "one of full_iteration"),
         ({"TP": 3}, "divides the 8 processes"),
     ],

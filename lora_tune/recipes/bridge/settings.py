@@ -28,6 +28,9 @@ SPELLINGS = {
 }
 """Name of a knob in our recipes -> its variables, v6.0's first."""
 
+FP8_HEAD = 128
+"""Channels of a head for which attention in FP8 was seen to run: one H200 had no backend for 64."""
+
 REFUSED = {
     "TP_COMM_OVERLAP": "v6.0 reads it and uses it nowhere, and this recipe does not overlap tensor-parallel transfers",
     "HEALING_ITER": "this recipe changes no precision during a run",
@@ -107,6 +110,10 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
     if common["layout"].vp > 1:
         raise InputError(f"VP={common['layout'].vp}: allowed is 1; losses of interleaved pipelines were not reproduced")
     precision: Precision = common["precision"]
+    if precision.dpa and (head := common["shape"].head) != FP8_HEAD:
+        raise InputError(
+            f"FP8_DPA=1: allowed is 0 for heads of {head} channels; Transformer Engine's FP8 attention takes {FP8_HEAD}"
+        )
     fp4 = knobs.switch("FP4", default=False)
     if fp4 and knobs.given("FP8") and precision.fp8:
         raise InputError("FP4=1 FP8=1: allowed is one of them")
