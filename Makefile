@@ -7,7 +7,7 @@ BRIDGE_VENV := .venv-bridge
 STUDY ?= tiny
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: sweep test check lint packages clean
+.PHONY: sweep test check lint packages site clean
 .DELETE_ON_ERROR:
 
 sweep: $(VENV)/.installed
@@ -62,6 +62,12 @@ $(BRIDGE_VENV)/.installed: tests/recipes/requirements-bridge-cpu.txt constraints
 # Slurm, PostgreSQL, Chromium for the tests; without root the tests say what they skip.
 packages:
 	@bash tests/install_packages.sh
+
+# The documentation as a site: built without a warning, every link of every page checked.
+site: $(VENV)/bin/python
+	@$(BIN)/python -m pip install -q "mkdocs-material>=9.5,<10"
+	$(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python docs/check_site.py build/site
 
 clean:
 	rm -rf $(VENV) $(NEMO_VENV) $(BRIDGE_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
