@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune.base.redact import redact
 from lora_tune.logs.failure_evidence import FailureScanner, Hit, Phase, most_telling
-from lora_tune.logs.failure_signatures import FailureKind, Weight
+from lora_tune.logs.failure_signatures import SIGNATURES, FailureKind, Weight
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 
 __all__ = ["Diagnosis", "FailureKind", "FailureScanner", "diagnose", "redact"]
@@ -61,6 +61,13 @@ def diagnose(
     if not found.kind:
         return found
     return replace(found, also=_second_reason(found, [*telling, *reversed(hits)]))
+
+
+def is_refusal(line: str) -> bool:
+    """Whether a line of a log is a refusal of the trial's values by its program, not a lack of memory."""
+    text = line.encode(errors="replace")
+    known = (s for s in SIGNATURES if s.kind is FailureKind.INFEASIBLE and s.certain)
+    return any(signature.pattern.search(text) for signature in known)
 
 
 def _first_reason(

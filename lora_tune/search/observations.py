@@ -9,6 +9,7 @@ crossing_samples     samples at which the curve crosses the target; without inte
                      ``stop_samples`` (samples of the first eval at the target) or ``samples_to_target``
 last_samples         samples after which a run ended without reaching the target (a lower bound); also
                      ``censored_at_samples``
+refused              True where the trial's own program does not take its values, which is "infeasible" too
 verdict              "infeasible" (out of memory), "pruned", "censored", "capped", "reached", "failed", ...
 diverged             True when the loss blew up
 node_hours           what the trial cost; ``init_seconds``: start-up before the clock runs
@@ -57,7 +58,8 @@ FARTHEST = 1.5
 class Observation:
     """One trial. values: its tuned values. open: still running. NaN where a number is unknown.
 
-    reached: samples of the stop. bound: samples without reaching the target. infeasible: died of memory.
+    reached: samples of the stop. bound: samples without reaching the target. infeasible: died of memory, or
+    was refused. refused: the trial's own program does not take its values.
     """
 
     number: int
@@ -72,6 +74,7 @@ class Observation:
     node_hours: float = math.nan
     init_seconds: float = math.nan
     infeasible: bool = False
+    refused: bool = False
     diverged: bool = False
     probe: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -119,6 +122,7 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
         seconds_per_eval=_first(facts, "seconds_per_eval"),
         node_hours=_first(facts, "node_hours"),
         init_seconds=_first(facts, "init_seconds"),
+        refused=bool(facts.get("refused")),
         infeasible=verdict == "infeasible" or any(c > 0 for c in constraints),
         diverged=bool(facts.get("diverged")) or any(math.isnan(e.loss) for e in evals[-2:]),
         probe=facts.get("kind") == "probe",

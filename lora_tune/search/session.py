@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.errors import StoreError
 from lora_tune.config.study import Study
+from lora_tune.logs.failures import is_refusal
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objectives_of
 from lora_tune.search.samplers import KnowsGain, make_sampler
@@ -120,6 +121,8 @@ def attributes(record: Trial) -> dict[str, Any]:
         found["kind"] = PROBE
     if record.metrics.base is not None:
         found[BASE] = record.metrics.base
+    if record.verdict is Verdict.INFEASIBLE and is_refusal(record.sentence):
+        found["refused"] = True
     return found | ({**as_mapping(record.metrics), "verdict": str(record.verdict)} if record.verdict else {})
 
 

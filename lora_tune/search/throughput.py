@@ -31,6 +31,7 @@ from lora_tune.search.grey_box.model import SPEED_NOISE, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.scales import Scales
 from lora_tune.search.observations import Observation, annotate, of_trial
+from lora_tune.search.refusals import refused_chance
 
 CANDIDATES = 600
 """Points that a proposal chooses from, beside the neighbours of the fastest known."""
@@ -77,7 +78,7 @@ class Choice:
     @property
     def why(self) -> str:
         """In one sentence."""
-        risk = f"{100 * self.risk:.0f}% risk of running out of memory"
+        risk = f"{100 * self.risk:.0f}% risk of running out of memory or of being refused"
         if math.isnan(self.gain):
             return f"nothing was measured yet: likely to be fast and to fit; {risk}"
         return f"about {self.speed:.3g} samples/s expected, {100 * self.gain:+.1f}% from the fastest so far; {risk}"
@@ -173,6 +174,7 @@ def best(model: SearchModel, points: Sequence[Values], physics: Physics | None =
     measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
     # Before anything was measured, everything is compared with something slow.
     known = max(measured, default=float(mean.min()) - 1)
+    risk = 1 - (1 - risk) * (1 - _refused(model, points))
     gain = (1 - risk) * expected_improvement(mean, sd, known)
     rate = gain / (1 - (1 - DEATH_SHARE) * risk)
     at = int(np.argmax(rate))
@@ -218,10 +220,17 @@ def plain_data(x: Array, y: Array, sd: float) -> Data:
     )  # fmt: skip
 
 
+def _refused(model: SearchModel, points: Sequence[Values]) -> Array:
+    """Chance of each point (n) to be refused by the trial's own program. What died of memory was taken by it."""
+    own = [o for o in model.observations if not o.source]
+    taken = [o.values for o in own if o.ran or (o.infeasible and not o.refused)]
+    return refused_chance(points, [o.values for o in own if o.refused], taken)
+
+
 def _risk_by_physics(model: SearchModel, points: Sequence[Values], physics: Physics) -> Array:
     """Chance of each point (n) to die of memory: GiB against the GPU's, corrected by this study's trials."""
     c = model.coordinates
-    seen = [o for o in model.observations if (o.ran or o.infeasible) and not o.source]
+    seen = [o for o in model.observations if (o.ran or o.infeasible) and not (o.source or o.refused)]
     width = len(c.memory_labels)
     peaks = Peaks(
         gib=np.array([physics.gib(o.values) for o in seen]),
@@ -241,7 +250,7 @@ def risk_of(model: SearchModel, points: Sequence[Values], physics: Physics | Non
         np.array(rows).reshape(len(rows), len(c.memory_labels))
         for rows in (
             [c.memory_features(v) for v in points],
-            [c.memory_features(o.values) for o in model.observations if o.infeasible],
+            [c.memory_features(o.values) for o in model.observations if o.infeasible and not o.refused],
         )
     )
     return np.where(memory.needs_as_much(x, dead, c.memory_labels), np.maximum(risk, DOOMED), risk)
