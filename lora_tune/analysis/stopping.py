@@ -50,7 +50,8 @@ def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount 
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return None
     trials = sweep.trials.values()
-    free = sum(c.free and math.isfinite(c.stop(level(study, sweep))) for c in courses(study, sweep))
+    good = level(study, sweep)
+    free = sum(c.free and (good == -math.inf or math.isfinite(c.stop(good))) for c in courses(study, sweep))
     envelope = next((e for t in trials if (e := public_envelope(study, t)) is not None), None)
     stopped = [t for t in trials if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
     ended = [t for t in trials if t.metrics.audited and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -76,10 +77,11 @@ def test_the_highest_accuracy_within_a_budget_is_found_told_and_exported(tmp_pat
     file, done = swept(tmp_path, 'metric = "val_acc"\ndirection = "maximize"\nwithin_steps = 10')
     assert done.exit_code == 0, done.output
     assert "3 measured" in done.output
-    assert "best     val_acc 0.7782, trial 1: LR=0.01" in done.output
+    assert "best run val_acc 0.7782, trial 1: LR=0.01" in done.output
     seen = json.loads(told(status.main, file, "--json"))
     assert (seen["target"], seen["best"]["trial"], round(seen["best"]["objective"], 4)) == (None, 1, 0.7782)
-    config = Path(told(export.main, file).splitlines()[0])
+    told(export.main, file)
+    config = next((tmp_path / "out" / "best").glob("config_*.sh"))
     assert "highest val_acc within 10 steps: 0.7782" in config.read_text()
     told(report.main, file)
     page = (tmp_path / "out" / "report.html").read_text()
@@ -210,7 +212,7 @@ def test_an_objective_of_a_users_own_file_ranks_trials(tmp_path: Path, monkeypat
     (tmp_path / "their_objective.py").write_text(example)
     _, done = swept(tmp_path, 'metric = "eval_loss"\nscore = "their_objective.py:Swing"')
     assert done.exit_code == 0, done.output
-    assert re.search(r"best +eval_loss 0\.0\d+, trial 0: LR=0.0001", done.output), "the one that learns nothing"
+    assert re.search(r"best run +eval_loss 0\.0\d+, trial 0: LR=0.0001", done.output), "the one that learns nothing"
 
 
 def test_a_trial_that_trains_on_beyond_its_target_is_ended_by_a_signal_that_it_may_catch(tmp_path: Path) -> None:
@@ -237,7 +239,23 @@ def test_where_nothing_reached_the_target_the_nearest_trial_is_named_and_exporte
     refused = CliRunner().invoke(export.main, where(file))
     assert refused.exit_code == 4
     assert f"--output {tmp_path / 'out'} --nearest" in refused.output
-    config = Path(told(export.main, file, "--nearest").splitlines()[0]).read_text()
+    told(export.main, file, "--nearest")
+    config = next((tmp_path / "out" / "best").glob("config_*.sh")).read_text()
     assert "val_acc 0.95 was NOT reached" in config
     told(report.main, file)
     assert words in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_two_objectives_are_optunas_and_their_front_is_drawn_in_report_and_dashboard(tmp_path: Path) -> None:
+    file, done = swept(tmp_path, 'metric = "val_acc"\ndirection = "maximize"\nsecond = "node_hours"')
+    assert done.exit_code == 0, done.output
+    known = optuna.load_study(study_name="toy", storage=f"sqlite:///{tmp_path}/out/sweep.db")
+    assert [d.name for d in known.directions] == ["MAXIMIZE", "MINIMIZE"]
+    front = {t.number for t in known.best_trials}
+    values = {t.number: t.values for t in known.trials}
+    beaten = {n for n, (a, b) in values.items() for c, d in values.values() if c >= a and d <= b and (c > a or d < b)}
+    assert front == set(values) - beaten
+    told(report.main, file)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert 'id="pareto"' in page
+    assert f"Pareto front ({len(front)})" in page

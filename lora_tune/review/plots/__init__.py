@@ -5,7 +5,7 @@ which :mod:`lora_tune.review.plots.svg` and :mod:`lora_tune.review.plots.figures
 from __future__ import annotations
 
 from lora_tune.config.study import Study
-from lora_tune.review.plots import curves, shares, speed, spending
+from lora_tune.review.plots import curves, pareto, shares, speed, spending
 from lora_tune.review.plots.chart import Chart
 from lora_tune.store.records import Sweep
 
@@ -15,6 +15,7 @@ __all__ = ["Chart", "charts"]
 def charts(study: Study, sweep: Sweep, now: float) -> dict[str, Chart]:
     """All figures that this sweep has data for, by short name, in the order in which people read them."""
     made = {
+        "pareto": pareto.pareto(study, sweep),
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
         "importance": shares.importance(study, sweep),
