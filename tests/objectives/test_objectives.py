@@ -85,7 +85,7 @@ def test_the_highest_accuracy_within_a_budget_is_found_told_and_exported(tmp_pat
     assert "highest val_acc within 10 steps: 0.7782" in config.read_text()
     told(report.main, file)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Highest val_acc within 10 steps" in page
+    assert "Best single run: highest val_acc within 10 steps" in page
     assert "Last val_acc" in page
 
 
