@@ -29,7 +29,7 @@ def test_the_dry_run_shows_legal_submissions(recipe: str, tmp_path: Path, monkey
     prepared = recipe == "torchrun_peft"
     assert len(lines) == 2 + prepared, done.output
     if prepared:
-        assert done.output.startswith("# before the first trial, once")
+        assert "# before the first trial, once\n" in done.output
         assert "--nodes=1" in lines[0]
         assert "preprocess.sub --max_length=4096" in lines[0]
     assert not (tmp_path / "sweep").exists(), "nothing is written"
