@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from lora_tune.recipes.warm_worker import hand_over
+from lora_tune.recipes.hand_over import hand_over
 from lora_tune.workloads.recipe import BridgeWorkload
 
 

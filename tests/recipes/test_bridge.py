@@ -16,7 +16,7 @@ import pytest
 
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import packed_data
-from lora_tune.recipes.warm_worker import VARIABLE
+from lora_tune.recipes.hand_over import VARIABLE
 from tests.recipes.served import (
     BOUND,
     FIXED,
