@@ -1,7 +1,7 @@
 """How long one proposal takes: ``python -m benchmarks.ask``, one core, 100 to 10,000 trials of the H100 surface.
 
-Prints the median seconds of ``ask`` for the grey-box sampler and, in the same run, for Optuna's TPE: processor seconds
-of the one core, which a busy machine hardly changes, and seconds on the clock. Also the longest of the asks: the first
+Prints the median seconds of ``ask`` for the portfolio, the grey box alone and, in the same run, Optuna's TPE:
+processor seconds of the one core, which a busy machine hardly changes, and seconds on the clock. Also the longest of the asks: the first
 reads all trials, and after a run that reached the target the grey box reads every curve again.
 """
 
@@ -23,7 +23,9 @@ from optuna.trial import FrozenTrial, TrialState
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.published import llama2_70b_lora
+from lora_tune.search.tpe import WindowedTPESampler
 
 ASKS = 7
 
@@ -77,14 +79,20 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     load = os.getloadavg()[0]
     print(f"{date.today()}, {platform.processor() or platform.machine()}, one core; load of the machine {load:.1f}")
-    for count in (100, 2000, 10_000):
+    for count in (100, 200, 2000, 10_000):
         trials = history(count)
         goal = Goal(schedule=closed_schedule, reference_samples=rcp_mean)
-        ours = GreyBoxSampler(
-            h100_wide(0).distributions, goal=goal, gpus=8, prior=llama2_70b_lora(), probes=True, seed=1
+        grey_box, again = (
+            GreyBoxSampler(h100_wide(0).distributions, goal=goal, gpus=8, prior=llama2_70b_lora(), probes=True, seed=1)
+            for _ in range(2)
         )
+        arms = Arms(grey_box=again, tpe=WindowedTPESampler(seed=1, multivariate=True, constant_liar=True))
+        portfolio = PortfolioSampler(h100_wide(0).coordinates, arms, target=0.925, seed=1)
         tpe = TPESampler(seed=1, constant_liar=True)
-        print(f"{count} trials: grey box {seconds(ours, trials)}, TPE {seconds(tpe, trials)}")
+        print(
+            f"{count} trials: portfolio {seconds(portfolio, trials)}, grey box {seconds(grey_box, trials)}, "
+            f"TPE {seconds(tpe, trials)}"
+        )
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ class Problem:
     def _best_jointly(self) -> float:
         rng = np.random.default_rng(5)
         names = tuple(self.distributions)
-        tries = [self._random(rng, names) for _ in range(1500)]
-        for point in sorted([*tries, *([dict(self.start)] if self.start else [])], key=self.score)[:4]:
+        tries = [self._random(rng, names) for _ in range(800)]
+        for point in sorted([*tries, *([dict(self.start)] if self.start else [])], key=self.score)[:2]:
             self._descend(point, {}, rng)
         return min(self._scores.values())
 
