@@ -34,7 +34,7 @@ class Stopper:
         batch = self._problem.coordinates.batch(tuned)
         envelope = published_curves.published(batch) if self._published else None
         evidence = Evidence(references=self._good[-NEWEST:], rate=RISK, published=envelope)
-        length = self._problem.coordinates.total_samples(tuned)
+        length = self._length(tuned)
         if verdict(evals, self._problem.target, evidence, length=length, kind=batch).stop:
             return "pruned"
         family = envelope.family if envelope else None
@@ -43,9 +43,14 @@ class Stopper:
         capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)
         return "capped" if capped.stop else ""
 
+    def _length(self, tuned: Mapping[str, Any]) -> float | None:
+        """Samples after which training ends; None where nothing says it."""
+        total = self._problem.coordinates.total_samples(tuned)
+        return total if math.isfinite(total) else None
+
     def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
         """A run reached the target."""
-        batch, length = self._problem.coordinates.batch(tuned), self._problem.coordinates.total_samples(tuned)
+        batch, length = self._problem.coordinates.batch(tuned), self._length(tuned)
         self._good.append(Course(curve=usable(evals), length=length, kind=batch, free=len(self._good) < FEWEST))
         key = tuple(sorted(tuned.items()))
         if key == self._best[2]:
