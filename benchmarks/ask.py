@@ -1,8 +1,8 @@
 """How long one proposal takes: ``python -m benchmarks.ask``, one core, 100 to 10,000 trials of the H100 surface.
 
 Prints the median seconds of ``ask`` for the portfolio, the grey box alone and, in the same run, Optuna's TPE:
-processor seconds of the one core, which a busy machine hardly changes, and seconds on the clock. Also the longest of the asks: the first
-reads all trials, and after a run that reached the target the grey box reads every curve again.
+processor seconds of the one core, which a busy machine hardly changes, and seconds on the clock. Also the longest of
+the asks: the first reads all trials, and after a run that reached the target the grey box reads every curve again.
 """
 
 from __future__ import annotations
