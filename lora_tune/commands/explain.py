@@ -68,9 +68,9 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
 
 
 def _recommended(sweep: Sweep, known: optuna.Study) -> str:
-    from lora_tune.search.grey_box.sampler import GreyBoxSampler
+    from lora_tune.search.samplers import Recommends
 
-    if not isinstance(known.sampler, GreyBoxSampler) or not any(
+    if not isinstance(known.sampler, Recommends) or not any(
         t.verdict is Verdict.REACHED for t in sweep.trials.values()
     ):
         return ""

@@ -43,6 +43,8 @@ FORECASTS = "forecasts"
 """User attribute of a trial: what each model forecast of it, as JSON."""
 INIT_SECONDS = 60.0
 """Start-up of a trial before this study has shown its own."""
+REPLAYED = 6
+"""Newest trials that are forecast anew where their forecasts were not kept."""
 FEWEST = 2
 """Runs that reached the target before the whole model proposes, where nothing says where the user stands."""
 
@@ -194,7 +196,22 @@ class PortfolioSampler(BaseSampler):
                 newest.append(found)
             if len(newest) == NEWEST:
                 break
-        return trust(newest[::-1], grey_box=self._arms.grey_box is not None)
+        grey_box = self._arms.grey_box
+        return trust(newest[::-1] or self._replayed(study), grey_box=grey_box is not None)
+
+    def _replayed(self, study: optuna.Study) -> list[Told]:
+        """What both models would have forecast of the newest trials: records of a sweep keep no forecasts."""
+        ended = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.RUNNING and t.params]
+        if self._arms.grey_box is None or len(ended) < 2:
+            return []
+        found = []
+        for at in range(max(1, len(ended) - REPLAYED), len(ended)):
+            before = optuna.create_study(direction="minimize")
+            before.add_trials(ended[:at])
+            model = learn_whole(self._encoding, self._runs(before), stated=self._stated, centre=self._centre)
+            told = _judged(ended[at], self._target, self._forecasts(before, -1, model, ended[at].params))
+            found += [told] if told is not None else []
+        return found
 
     def _forecasts(
         self, study: optuna.Study, number: int, model: WholeModel, values: Mapping[str, Any]
@@ -210,7 +227,14 @@ class PortfolioSampler(BaseSampler):
 def _told(trial: FrozenTrial, target: float) -> Told | None:
     """What a trial says of the forecasts made of it; None for one that has none or says nothing of its score."""
     text = trial.user_attrs.get(FORECASTS)
-    if not isinstance(text, str) or trial.state is TrialState.RUNNING or trial.user_attrs.get("kind") == "probe":
+    if not isinstance(text, str) or trial.state is TrialState.RUNNING:
+        return None
+    return _judged(trial, target, {name: Forecast(mean, sd) for name, (mean, sd) in json.loads(text).items()})
+
+
+def _judged(trial: FrozenTrial, target: float, forecasts: Mapping[str, Forecast]) -> Told | None:
+    """The same with these forecasts."""
+    if trial.user_attrs.get("kind") == "probe":
         return None
     runs = runs_of([trial], frozenset(trial.params), target)
     if (
@@ -219,7 +243,6 @@ def _told(trial: FrozenTrial, target: float) -> Told | None:
         or not (math.isfinite(runs[0].ln_score) or math.isfinite(runs[0].above))
     ):
         return None
-    forecasts = {name: Forecast(mean, sd) for name, (mean, sd) in json.loads(text).items()}
     reached = math.isfinite(runs[0].ln_score)
     return Told(
         ln_score=runs[0].ln_score if reached else runs[0].above, reached=reached, forecasts=forecasts

@@ -181,3 +181,22 @@ def test_a_lucky_run_beside_failures_is_not_recommended() -> None:
     assert warned is not None
     assert alone.values == lucky
     assert warned.values != lucky
+
+
+def test_records_without_forecasts_are_judged_by_forecasts_made_anew() -> None:
+    layouts = {**SPACE, "layout": CategoricalDistribution(("tp1 pp1 cp1 minibs8 mbs1", "tp2 pp1 cp1 minibs8 mbs1"))}
+    tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
+    arms = Arms(grey_box=GreyBoxSampler(layouts, gpus=2, seed=1), tpe=tpe)
+    portfolio = PortfolioSampler(Coordinates(distributions=layouts, gpus=2), arms, target=1.0, seed=1)
+    study = optuna.create_study(sampler=portfolio)
+    rng = np.random.default_rng(4)
+    for number in range(9):
+        values = {**START, "HIDDEN": int(rng.integers(64, 1024)), "layout": "tp2 pp1 cp1 minibs8 mbs1"}
+        samples, speed = physics(values)
+        facts = {"samples_per_second": speed, "stop_samples": samples, "verdict": "reached", "number": number}
+        made = optuna.trial.create_trial(
+            params=values, distributions=layouts, value=samples / speed, user_attrs=facts
+        )  # fmt: skip
+        study.add_trial(made)
+    # The hidden size drives speed, which the grey box does not believe.
+    assert portfolio.trust_in(study)["grey_box"] < 0.5
