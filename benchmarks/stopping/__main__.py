@@ -21,7 +21,7 @@ import numpy as np
 import optuna
 
 from benchmarks.public_runs import folder
-from benchmarks.stopping import envelope, moving
+from benchmarks.stopping import envelope, fresh, moving
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, published, recorded
@@ -32,7 +32,7 @@ RATES = (0.01, 0.05, 0.1)
 REFERENCES = (0, 3, 8, 20, 50)
 GOOD_EACH, BAD_EACH = 20, 10
 PEER_EACH = 5
-WITHOUT_TABLES: dict[str, Callable[[], None]] = {"envelope": envelope.main, "moving": moving.main}
+WITHOUT_TABLES: dict[str, Callable[[], None]] = {"envelope": envelope.main, "fresh": fresh.main, "moving": moving.main}
 PEER_REFERENCES = 20
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=40, help="draws of references a cell")
     parser.add_argument(
         "--part",
-        choices=("envelope", "moving", "ours", "peers"),
+        choices=("envelope", "fresh", "moving", "ours", "peers"),
         action="append",
         help="only this part; may be given again",
     )
@@ -62,7 +62,7 @@ def main() -> None:
     tables = [*recorded(), *([published()] if (folder() / "runs.jsonl.gz").is_file() else []), *all_shapes()]
     if options.table:
         tables = [t for t in tables if t.name.startswith(tuple(options.table))]
-    for part in options.part or ("envelope", "moving", "ours", "peers"):
+    for part in options.part or ("envelope", "fresh", "moving", "ours", "peers"):
         begin = time.perf_counter()
         if part in WITHOUT_TABLES:
             WITHOUT_TABLES[part]()

@@ -77,14 +77,19 @@ TARGET = 0.2
 
 def all_shapes() -> list[Table]:
     """A table of each shape."""
-    return [table(name, TARGET, _runs(shape, seed)) for seed, (name, shape) in enumerate(SHAPES.items())]
+    return [shape_table(name, seed, RUNS) for seed, name in enumerate(SHAPES)]
 
 
-def _runs(shape: Shape, seed: int) -> list[Course]:
+def shape_table(name: str, seed: int, runs: int) -> Table:
+    """So many runs of one shape on one grid of evals."""
+    return table(name, TARGET, _runs(SHAPES[name], seed, runs))
+
+
+def _runs(shape: Shape, seed: int, count: int) -> list[Course]:
     rng = np.random.default_rng(seed)
     u = np.arange(1, 1 + round(1 / (interval := rng.uniform(0.01, 0.06)))) * interval
     u = u[u <= 1]
-    return [_run(shape, u, rng) for _ in range(RUNS)]
+    return [_run(shape, u, rng) for _ in range(count)]
 
 
 def _run(shape: Shape, u: np.ndarray, rng: np.random.Generator) -> Course:
