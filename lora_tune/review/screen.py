@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from lora_tune.analysis import replicates
 from lora_tune.analysis.describe import parameters_text, price, race_words
 from lora_tune.base.format import duration, number, sparkline, visible
 from lora_tune.config.study import Study
+from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
@@ -215,9 +217,23 @@ def _progress(study: Study, objective: Objective, trial: Trial, evals: Sequence[
     if not objective.has_target or target is None:
         return {**cells, "best": objective.text(value) if value is not None else "-"}
     away = f"{study.shown(evals[-1].loss) - target:+.4f}" if evals else "-"
-    eta = None if trial.verdict else seconds_left(tuple(evals), study.target)
-    return {**cells, "to target": away, "ETA": duration(eta)}
+    return {**cells, "to target": away, "ETA": "-" if trial.verdict else _eta(study, trial, tuple(evals))}
+
+
+LATE = "too late"
+"""In the place of an ETA: the curve is not at the target before the trial ends by itself."""
+
+
+def _eta(study: Study, trial: Trial, evals: tuple[Eval, ...]) -> str:
+    """When a trial is expected at the target, or that it will have ended before: by its steps or its time limit."""
+    left, end = seconds_left(evals, study.target), max_samples(trial)
+    if left is None:
+        return "-"
+    last = evals[-1]
+    by_steps = math.inf if end is None else (end - last.samples) * last.seconds / last.samples
+    by_clock = study.budget.trial_minutes * 60 - last.seconds
+    return duration(left) if left <= min(by_steps, by_clock) else LATE
 
 
 def _log(lines: list[str]) -> Text:
-    return Text("\n".join(visible(line) for line in lines), style="dim", overflow="ellipsis", no_wrap=True)
+    return Text("\n".join(visible(line) for line in lines), style="dim", overflow="fold")

@@ -48,7 +48,9 @@ class FittedTable:
             width = curve_width if name == "curve" else None
             ratio = 1 if name == "parameters" else None
             justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
-            table.add_column(name, justify=justify, width=width, ratio=ratio, no_wrap=True, overflow="ellipsis")
+            table.add_column(
+                name, justify=justify, width=width, ratio=ratio, no_wrap=name != "parameters", overflow="fold"
+            )
         for row in self.rows:
             shown = {**row, "curve": str(row.get("curve", ""))[-curve_width:]}
             table.add_row(*(shown[name] for name in columns))
