@@ -43,7 +43,7 @@ PROGRAMS = {
     "exec {python} -u {trainer} ;; esac",
     "slurm2pytorch": "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
     'export LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"',
-    "bindpcie": 'while [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done; shift; exec "$@"',
+    "bindpcie": 'while [[ $1 == -* ]]; do word=$1; shift; [ "$word" != -- ] || break; done; exec "$@"',
     **dict.fromkeys(("enroot", "sudo", "nvidia-smi", "ibv_devinfo", "all_reduce_perf_mpi", "mlperf-sysjson.sh"), ":"),
 }
 SPACE = """

@@ -147,6 +147,7 @@ class MlperfWorkload:
         }
         environment = {
             **self.implementation.values,
+            **mlperf_export.left_to_the_shell(self, proposal),
             **{name: value_text(value) for name, value in {**exports, **run}.items()},
             "WALLTIME": str(self._walltime(proposal)),
             **self.places(),

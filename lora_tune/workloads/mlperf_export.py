@@ -43,11 +43,29 @@ def export(
     words = [assignment(name, value) for name, value in variables.items()]
     words += [f'{name}="${name}"' for name in site.secrets if name not in variables]
     steps = "".join(f"{word} " for word in words)
+    left = [f"{n}={shlex.quote(v)}" for n, v in left_to_the_shell(workload, proposal).items()]
+    given = f"export {' '.join(left)} && " if left else ""
     usage = (
-        f"{copy}cd {shlex.quote(str(folder))} && {before}source {shlex.quote(str(place / name))} && "
+        f"{copy}cd {shlex.quote(str(folder))} && {before}source {shlex.quote(str(place / name))} && {given}"
         f"{steps}{submit or sbatch}"
     )
     return Export(files={name: text}, usage=usage)
+
+
+def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[str, str]:
+    """What launch scripts want to know of the machine, and neither the base config nor the trial sets.
+
+    A config into which its common file was copied makes its system's name of a file that does not source it: "".
+    """
+    if workload.base is None:
+        return {}
+    given = {**workload.base.values, **workload.exports(proposal), **workload.study.site.environment}
+    wanted = {
+        "DGXSYSTEM": workload.file_name(proposal).removeprefix("config_").removesuffix(".sh"),
+        "DGXNNODES": str(workload.nodes(proposal)),
+        "DGXNGPU": str(workload.study.site.gpus_per_node),
+    }
+    return {n: v for n, v in wanted.items() if given.get(n, "") == "" and n in workload.implementation.reads}
 
 
 def export_place(workload: MlperfWorkload) -> Path:

@@ -179,6 +179,17 @@ class TestFinding:
         assert base.values["FP8_AMAX_ALGO"] == "max"
         assert base.values["DGXSYSTEM"] == "DGXH100_1x8x4xtp4pp1cp1"
 
+    def test_what_a_config_leaves_to_its_users_shell_is_given_to_the_script(self, tree: Path, tmp_path: Path) -> None:
+        """A public config of a Dell XE8640 has an empty name of its system, and run.sub ends without one."""
+        (tree / "config_XE8640.sh").write_text("export LR=1e-4 MAX_STEPS=700 TP=4 MINIBS=4 DGXSYSTEM=\n")
+        workload = made(tree, base="config_XE8640.sh", system="LOCAL")
+        environment = workload.job(as_it_stands(workload), tmp_path / "a").environment
+        machine = {"DGXSYSTEM": "XE8640", "DGXNNODES": "1", "DGXNGPU": "8"}
+        assert {name: environment[name] for name in machine} == machine
+        usage = workload.export(as_it_stands(workload), ()).usage
+        assert ".sh && export DGXSYSTEM=XE8640 DGXNNODES=1 DGXNGPU=8 && " in usage
+        assert "export DGXNNODES=1 DGXNGPU=8 && " in workload.export(changed(workload, LR=5e-4), ()).usage
+
     def test_a_file_that_is_nowhere_is_told_and_bash_goes_on(self, tree: Path, tmp_path: Path) -> None:
         (tree / "config_common.sh").unlink()
         workload = made(tree, data=str(tmp_path), model=str(tmp_path), container="c.sqsh")
