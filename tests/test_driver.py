@@ -136,7 +136,7 @@ def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluste
     assert all(any(w in e["text"] for w in ("reaching", "above", "runs of trial")) for e in stopped)
 
 
-CRASH_POINTS = 86
+CRASH_POINTS = 94
 """A little more than the turns of an undisturbed sweep of two trials; checked below."""
 
 

@@ -12,6 +12,7 @@ import pytest
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
+from lora_tune.search.recommendation import recommended
 from lora_tune.store.records import Sweep, TrialState, Verdict
 from lora_tune.workloads.recipe import TINY_UNTRAINED
 from tests.recorded import recorded
@@ -64,8 +65,10 @@ def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: Sweep) -> None
 
 
 def test_the_exported_config_by_hand_reproduces_the_trial(sweep: Sweep, tiny_sweep: Path) -> None:
-    best = sweep.best()
-    assert best is not None
+    handed_over = recommended(load_study(STUDY), sweep)
+    assert handed_over is not None
+    assert handed_over.ran
+    best = handed_over.trial
     (config,) = (tiny_sweep / "best").glob("config_*.sh")
     done = subprocess.run(
         ["bash", "-euc", f"source {config.name} && exec {sys.executable} -m lora_tune.recipes.peft_lora"],
