@@ -152,11 +152,11 @@ def test_memory_names_the_layouts_that_died_and_those_that_fit() -> None:
 
 def test_dear_and_rare_evals() -> None:
     dear = [(trial(n, 5e-4, seconds_per_eval=60.0), FALLING) for n in range(3)]
-    assert "32% of the time" in one_with(advice_of(sweep_with(*dear)), "dear").evidence
+    assert "32% of the time" in one_with(advice_of(sweep_with(*dear)), "expensive").evidence
     rare = [(trial(n, 5e-4), FALLING) for n in range(3)]
     coarse = sweep_with(*rare)
     coarse = replace(coarse, evals={k: (Eval(1536.0, 1.0, 700.0), Eval(3072.0, 0.92, 1500.0)) for k in coarse.evals})
-    assert "50% of the samples" in one_with(advice_of(coarse), "rare").evidence
+    assert "50% of the samples" in one_with(advice_of(coarse), "infrequent").evidence
 
 
 def test_slow_is_judged_by_published_machines_of_the_kind() -> None:
