@@ -17,6 +17,7 @@ from lora_tune.controller.steering import Course, course
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
+from lora_tune.store import Lease
 from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
 from lora_tune.store.requests import Request, Requests
 from tests.fakes import FakeClock, FakeCluster, command_study
@@ -32,7 +33,8 @@ def driver(home: House) -> Driver:
     """A driver whose desk is the sweep's own table, under the driver's lease."""
     desk = Requests(home.store, home.study.name)
     made = home.driver(requests=desk)
-    desk._lease = made._lease
+    held = home.store.held(home.study.name)
+    desk._lease = Lease(home.study.name, held.owner, held.token)
     return made
 
 
