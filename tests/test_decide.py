@@ -50,6 +50,15 @@ def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, 
     )
 
 
+def test_a_driver_whose_clock_is_ahead_of_the_clusters_ends_no_job_for_its_length() -> None:
+    """A driver began on a host an hour ahead, and every job had run into its limit before it was a minute old."""
+    ahead = look(started_at=NOW - 3600)
+    assert policy.watch(study(), replace(ahead, ran_at=NOW - 599), NOW) is None
+    assert isinstance(policy.watch(study(), replace(ahead, ran_at=NOW - 601), NOW), policy.Stop)
+    counted = replace(ahead, status=replace(ahead.status, seconds=599.0))
+    assert policy.watch(study(), counted, NOW) is None, "what the job's own runner counts is known"
+
+
 @pytest.mark.parametrize(
     ("situation", "kind"),
     [

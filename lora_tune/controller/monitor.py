@@ -40,6 +40,7 @@ class JobMonitor:
     def __init__(self, study: Study, ports: Dependencies, book: UnitOfWork, jobs: Jobs, voice: EventLog) -> None:
         self._study, self._dependencies, self._work, self._jobs, self._events = study, ports, book, jobs, voice
         self._logs: dict[tuple[int, int], LogFollower] = {}
+        self._ran_at: dict[tuple[int, int], float] = {}
         self._adopted = frozenset(book.sweep.attempts)
 
     def look(self, live: Sequence[Attempt]) -> PollResult:
@@ -95,6 +96,9 @@ class JobMonitor:
             status=status,
             run=run,
             grew_at=log.grew_at,
+            ran_at=self._ran_at.setdefault((attempt.trial, attempt.number), now)
+            if status.state is JobState.RUNNING
+            else 0.0,
             begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
             unreadable=log.unreadable,
             unmatched=log.unmatched(ended=False),

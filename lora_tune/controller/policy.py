@@ -61,6 +61,7 @@ class JobSnapshot:
     """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
 
     begun: runs that its log shows so far, of those that the trial is to make one after another.
+    ran_at: epoch seconds at which this driver first saw it run.
     unreadable: why the log cannot be read, "" while it can. unmatched: why nothing in the log is an eval, "" while
     some is or it is too early to say.
     """
@@ -71,6 +72,7 @@ class JobSnapshot:
     grew_at: float
     trial: Trial
     begun: int = 1
+    ran_at: float = 0.0
     unreadable: str = ""
     unmatched: str = ""
 
@@ -91,8 +93,10 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
         return _queued(study, look, now)
     started = attempt.started_at or now
     limit = study.budget.trial_minutes * look.trial.replicates
+    # A start is by the cluster's clock, and this driver's may be ahead of it: then only what the driver saw counts.
+    lived = now - max(started, look.ran_at) if look.status.seconds is None else look.status.seconds
     # Of a trial that shares its node with others, its own share of the time counts.
-    if (now - started) * look.status.node_share > limit * 60:
+    if lived * look.status.node_share > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
         found = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
         return Stop(StopKind.TIME_LIMIT, sentence, found)

@@ -281,8 +281,11 @@ class LocalRoom:
         if best is None or not files:
             return [] if best is None and not files else [f"wrong: the export is {files}, the best trial {best}"]
         exported = re.search(r"export LR=(\S+)", files[0].read_text())
-        if exported is None or float(exported[1]) != best.parameters["LR"]:
-            return [f"wrong: {files[0].name} exports {exported and exported[1]}, trial {best.number} is the best"]
+        reached = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
+        if exported is None or float(exported[1]) not in [t.parameters["LR"] for t in reached]:
+            return [
+                f"wrong: {files[0].name} exports {exported and exported[1]}, with which no trial reached the target"
+            ]
         return []
 
 
