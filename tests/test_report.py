@@ -63,7 +63,7 @@ def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, swee
     head = _Elements(page[: order[1]]).text
     assert report.duration(seen.best.objective) in head
     assert f"trial {seen.best.number}; 90% interval" in head
-    for value in seen.best.parameters.values():
+    for value in seen.recommended.trial.parameters.values():
         assert report._text(value) in head
     assert sweep.digest in page
 
