@@ -291,11 +291,15 @@ def test_the_page_names_every_variable_with_its_default() -> None:
         for names, values in rows
         for name, default in zip_longest(re.findall("`([A-Z_0-9]+)`", names), values.split(", "), fillvalue="")
     }
-    fields = {f.name.upper() for f in dataclasses.fields(knobs.Settings)}
-    assert fields - {"RECOMPUTE"} <= set(defaults)
+    plain = {f.name.upper() for f in dataclasses.fields(knobs.Settings)}
+    adapters = {f.name.upper() for f in dataclasses.fields(knobs.AdapterSettings)}
+    named = {name if name in defaults else f"LORA_{name}" for name in adapters}
+    assert plain - {"RECOMPUTE", "ADAPTERS"} | named <= set(defaults)
     settings = knobs.read({})
-    for name in ("LR", "MAX_STEPS", "SEQ", "LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "WEIGHT_DECAY", "GRAD_CLIP"):
+    for name in ("LR", "MAX_STEPS", "SEQ", "WEIGHT_DECAY", "GRAD_CLIP"):
         assert float(defaults[name]) == getattr(settings, name.lower())
+    for name in ("RANK", "ALPHA", "DROPOUT"):
+        assert float(defaults[f"LORA_{name}"]) == getattr(settings.adapters, name.lower())
     for name in ("TARGET", "VAL_CHECK_INTERVAL", "EVAL_SAMPLES"):
         assert defaults[name].startswith(f"{getattr(settings, name.lower())} for the tiny task")
 
