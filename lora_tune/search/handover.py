@@ -15,14 +15,19 @@ from lora_tune.search.recorded import fits, in_memory
 from lora_tune.search.samplers import Recommends, make_sampler
 from lora_tune.store.records import Sweep
 
+FEWEST_RUNS = 5
+"""Runs that reached the target before a sampler's own model is handed over: of two it preferred the slower one."""
+
 
 def believes(study: Study, sweep: Sweep) -> Belief:
-    """What the sampler recommends by the sweep's records; what the results say where it has nothing to say.
+    """What the sampler recommends by the sweep's records; what the results say where it has little to say.
 
     The machine's own config, where it is no point of the space and is believed better yet, stays.
     """
-    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
     by_results = shrinkage.believes(study, sweep)
+    if sum(not t.probe for t in sweep.reached()) < FEWEST_RUNS:
+        return by_results
+    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
     space = study.search_space.distributions()
     if not isinstance(sampler, Recommends):
         return by_results
