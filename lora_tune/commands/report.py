@@ -97,11 +97,11 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
 
 
 def _against(study: Study, sweep: Sweep) -> list[str]:
-    """What is recommended against the machine's own config, in lines; none where no trial has run it."""
+    """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
     found = recommended(study, sweep)
-    if found is None or not found.ran:
+    if found is None:
         return []
-    return [line.strip() for line in base_changes.told(study, sweep, found.trial)]
+    return [line.strip() for line in base_changes.told(study, sweep, found.trial if found.ran else found.luckiest)]
 
 
 @functools.cache

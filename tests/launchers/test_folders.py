@@ -38,7 +38,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, what: str,
     attempt = attempt_in(tmp_path)
     attempt.submitit.mkdir()
     (attempt.folder / what).chmod(mode)
-    with pytest.raises(LauncherError, match="writable for"):
+    with pytest.raises(LauncherError, match="writable by"):
         pickle_folder(attempt)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
+from lora_tune.search.recommendation import recommended
 from lora_tune.store.records import TrialState, Verdict
 from tests.cluster import wait_until
 from tests.slurm.house import House
@@ -54,9 +56,11 @@ def test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand(house: Callabl
 
 
 def the_same_by_hand(home: House) -> None:
-    """``source config_X.sh; sbatch -N $DGXNNODES -t $WALLTIME run.sub`` gives the evals of the best trial."""
-    best = home.sweep().best()
-    assert best is not None
+    """``source config_X.sh; sbatch -N $DGXNNODES -t $WALLTIME run.sub`` gives the evals of what is handed over."""
+    handed_over = recommended(load_study(home.study), home.sweep())
+    assert handed_over is not None
+    assert handed_over.ran
+    best = handed_over.trial
     (config,) = home.paths.best.glob("config_*.sh")
     (home.implementation / config.name).write_text(config.read_text())
     results = home.paths.root.parent / "by hand"
