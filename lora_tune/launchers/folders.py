@@ -40,5 +40,5 @@ def _check(folder: Path, unwanted: int, remedy: str) -> None:
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
         raise LauncherError(f"{folder} belongs to user id {found.st_uid}, not to you; use another --output")
     if found.st_mode & unwanted:
-        raise LauncherError(f"{folder} is writable for others, who could put their code into your jobs; "
+        raise LauncherError(f"{folder} is writable by others, who could put their code into your jobs; "
                             f"chmod {remedy} {folder}")  # fmt: skip

@@ -24,6 +24,7 @@ import datetime
 import itertools
 import json
 import math
+import operator
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ from lora_tune.recipes.settings import Settings
 
 OF_PASS = (
     *(*OF_BASE, "datadir", "seq", "eval_samples", "threads"),
-    *("max_steps", "val_check_interval", "minibs", "lora_rank", "lora_targets"),
+    *("max_steps", "val_check_interval", "minibs", "adapters.rank", "adapters.targets"),
 )
 """What the trials of one pass must have in common; everything else may differ from adapter to adapter."""
 IGNORED = frozenset({"TARGET", "PROBE", "WARMUP", "MBS", "SAVE_ADAPTER"})
@@ -95,7 +96,7 @@ def passes(trials: Sequence[Settings], tokens: int) -> Iterator[list[int]]:
 
 
 def _values(trial: Settings, names: Sequence[str]) -> tuple[object, ...]:
-    return tuple(getattr(trial, name) for name in names)
+    return operator.attrgetter(*names)(trial)
 
 
 def run(grid: Mapping[str, object], tokens: int, seconds: float = math.inf) -> dict[str, Any]:
