@@ -89,6 +89,7 @@ def test_audits_go_on_though_they_are_condemned_and_status_states_their_price(tm
         'curves = "llama2_70b_lora"', 'curves = "own"'
     )
     text = text.replace('score = "mlperf_score"', 'score = "time_to_target"').replace("probes = true\n", "")
+    text = re.sub("(?m)^layout = .*$", 'layout = { type = "layout", tp = [4], mbs = [1], gbs = [8] }', text)
     study.write_text(f"{text}\n[pruning]\nreferences = 3\naudit = 1.0\ncap = false\n", encoding="utf-8")
     where = ["--study", str(study), "--output", str(tmp_path / "sweep")]
     run = CliRunner().invoke(main, [*where, "--trials", "30"])

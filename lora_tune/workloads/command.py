@@ -68,6 +68,15 @@ class CommandSettings(Variables):
     prepare: PrepareSettings | None = Field(None, description="what runs once, before the first trial")
 
 
+def _script_of(program: str, words: Sequence[str]) -> str:
+    """The script that an interpreter is given to run; "" for another program, for ``-c TEXT`` and for ``-m MODULE``."""
+    if Path(program).stem not in _INTERPRETERS:
+        return ""
+    script = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    inline = any(re.fullmatch(r"-\w*[cm]", word) for word in words[:script])
+    return "" if inline or script == len(words) else words[script]
+
+
 class CommandWorkload:
     """Runs ``argv`` with every parameter in its environment."""
 
@@ -135,14 +144,14 @@ class CommandWorkload:
             return f"workload.cwd = {str(folder)!r}: there is no such folder; correct it, or make it"
         place = "" if self._cwd is None else f" in {folder}"
         program, *words = self._settings.argv
-        inner = next((w for w in words if not w.startswith("-")), "") if Path(program).stem in _INTERPRETERS else ""
+        inner = _script_of(program, words)
         if self._settings.script:
             program, inner = "", program
         if inner.endswith(_SCRIPTS) and not _PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
             where = place or f" in {Path.cwd()}"
             return f"workload.argv: there is no file {inner!r}{where}; correct it, or set workload.cwd"
         found = _PLACE.search(program) or not program or program in ("python", "python3")
-        if not found and shutil.which(program if "/" not in program else str(folder / program)) is None:
+        if not found and shutil.which(program if "/" not in program else str(folder.absolute() / program)) is None:
             return f"workload.argv: there is no program {program!r}{place}; correct it, or install it"
         return ""
 

@@ -30,7 +30,7 @@ def test_inventecs_folder_is_swept_as_it_is(slurm: Cluster, tmp_path: Path) -> N
         slurm,
         "p8000",
         target=2.58,
-        environment={"FAIL_MODE": "numa@SEED=1004", "STANDIN_STEP_SECONDS": "0.008", "CONT_FILE": "lora.sqsh"},
+        environment={"FAIL_MODE": "numa@SEED=1005", "STANDIN_STEP_SECONDS": "0.008", "CONT_FILE": "lora.sqsh"},
         site={
             "system": "P8000",
             "gpus_per_node": 8,
@@ -41,12 +41,13 @@ def test_inventecs_folder_is_swept_as_it_is(slurm: Cluster, tmp_path: Path) -> N
         },
         points=points,
         LR='{ type = "float", low = 1e-5, high = 8e-4, log = true }',
-        trials=4,
+        trials=5,
         parallel=3,
     )
     assert rig.sweep_once().returncode == 0, rig.said
-    good, other, poor, numa = rig.trials()
-    assert (good.verdict, other.verdict) == (Verdict.REACHED, Verdict.REACHED), rig.said
+    base, good, other, poor, numa = rig.trials()
+    assert [t.verdict for t in (base, good, other)] == [Verdict.REACHED] * 3, rig.said
+    assert base.metrics.base == "config_P8000_1x8x1xtp8pp1cp1.sh", "what its author runs now is trial 0"
     assert poor.verdict in HOPELESS, rig.said
 
     assert numa.verdict is Verdict.FAILED
@@ -55,13 +56,13 @@ def test_inventecs_folder_is_swept_as_it_is(slurm: Cluster, tmp_path: Path) -> N
     assert "is invalid" in attempt.line or "CPU binding" in attempt.line
     assert "SLURM_CPU_BIND=none" in attempt.remedy
 
-    for trial in (good, other):
+    for trial in (base, good, other):
         evals = rig.sweep().last_evals(trial.number)
         assert [e.samples for e in evals] == [1536 + 384 * i for i in range(len(evals))], "the closed division's evals"
         assert trial.samples == next(e.samples for e in evals if e.loss <= 2.58)
-    (config,) = (rig.paths.trials / "0000" / "attempt-0").glob("config_*.sh")
+    (config,) = (rig.paths.trials / "0001" / "attempt-0").glob("config_*.sh")
     assert config.name == "config_P8000_1x8x8xtp8pp1cp1.sh"
-    assert "export GLOBAL_BATCH_SIZE=8\n" in config.read_text()
+    assert "/config_P8000_1x8x1xtp8pp1cp1.sh\nexport MAX_STEPS=600\n" in config.read_text(), "the base, and changes"
     assert "MINIBS" not in config.read_text()
     assert {node for a in rig.attempts() for node in a.nodes} <= set(slurm.nodes[:3]), "named nodes only"
 
