@@ -50,7 +50,8 @@ def test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand(house: Callabl
     ends = sorted(attempt.ended_at or 0.0 for attempt in attempts)[: len(submissions)]
     gaps = [submitted - ended for ended, submitted in zip(ends, submissions, strict=True)]
     assert sorted(gaps)[len(gaps) // 2] < 2, gaps
-    assert max(gaps) < 3, gaps
+    # The last trial may wait for the others, to run what the search recommends by then.
+    assert max(gaps[:-1]) < 3, gaps
 
     the_same_by_hand(home)
 
