@@ -16,7 +16,7 @@ from lora_tune.search.samplers import Recommends, make_sampler
 from lora_tune.store.records import Sweep
 
 FEWEST_RUNS = 5
-"""Runs that reached the target before a sampler's own model is handed over: of two it preferred the slower one."""
+"""Runs that reached the target before a sampler's model chooses among what has run: of two it took the slower one."""
 
 
 def believes(study: Study, sweep: Sweep) -> Belief:
@@ -25,8 +25,6 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     The machine's own config, where it is no point of the space and is believed better yet, stays.
     """
     by_results = shrinkage.believes(study, sweep)
-    if sum(not t.probe for t in sweep.reached()) < FEWEST_RUNS:
-        return by_results
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
     space = study.search_space.distributions()
     if not isinstance(sampler, Recommends):
@@ -40,6 +38,8 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     half = shrinkage.half_width(study, sweep, tuned)
     runs = [t for t in sweep.reached() if dict(t.tuned) == tuned and not t.probe]
     trial = min(runs, key=lambda t: abs(t.objective - score), default=None)
+    if trial is not None and sum(not t.probe for t in sweep.reached()) < FEWEST_RUNS:
+        return by_results
     return Belief(
         tuned=tuned,
         objective=score,

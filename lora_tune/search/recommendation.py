@@ -75,6 +75,10 @@ def _recommended(study: Study, sweep: Sweep) -> Recommended | None:
     if luckiest is None:
         return None
     belief = sampler_kind(study).believes(study, sweep)
+    if belief.trial is None and _over(study, sweep):
+        from lora_tune.search.shrinkage import believes
+
+        belief = believes(study, sweep)  # what nobody can run any more is not handed over: the best of what has run is
     chosen = _chosen(sweep, luckiest)
     if chosen is not None and (belief.trial == chosen.trial.number or not _beats(study, belief, chosen)):
         return chosen
@@ -83,6 +87,12 @@ def _recommended(study: Study, sweep: Sweep) -> Recommended | None:
     return Recommended(
         trial=trial, runs=runs, objective=belief.objective, low=belief.low, high=belief.high, luckiest=luckiest
     )
+
+
+def _over(study: Study, sweep: Sweep) -> bool:
+    """Whether every trial that the study may have has ended."""
+    trials = sweep.trials.values()
+    return bool(study.budget.trials and len(trials) >= study.budget.trials) and all(t.verdict for t in trials)
 
 
 def _unrun(study: Study, belief: Belief, alike: Trial) -> Trial:
