@@ -231,8 +231,13 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _lost_contents(error: sa.exc.DatabaseError) -> bool:
-    """Whether the server or SQLite says that our tables are gone, or that the file is damaged or no database."""
+    """Whether the server or SQLite says that our tables are gone, or that the file is damaged, cut or no database.
+
+    A write-ahead log that was deleted shows to a new connection as a file that is shorter than its index says.
+    """
     words = str(error.orig)
+    if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_IOERR_SHORT_READ":
+        return True
     gone = "no such table: lora_tune_" in words or 'relation "lora_tune_' in words
     return gone or type(error.orig) is sqlite3.DatabaseError
 

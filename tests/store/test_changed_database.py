@@ -67,6 +67,14 @@ class TestAFile:
         with pytest.raises(DatabaseChangedError, match=r"sweep\.db-wal was deleted"):
             saved(*driver, 1)
 
+    def test_whose_log_of_writes_was_deleted_is_told_by_a_new_connection_too(
+        self, driver: tuple[Store, Lease], file: Path
+    ) -> None:
+        """SQLite calls it a disk I/O error, which was waited for, until a power cut took what was in memory."""
+        file.with_name("sweep.db-wal").unlink()
+        with pytest.raises(DatabaseChangedError):
+            Store(sqlite_url(file))
+
     def test_that_comes_back_is_written_again(self, driver: tuple[Store, Lease], file: Path) -> None:
         away = [(path, path.with_name(f"away-{path.name}")) for path in file.parent.iterdir()]
         for path, elsewhere in away:
