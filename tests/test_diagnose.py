@@ -278,6 +278,7 @@ FRIGHTENING = [
     "+ srun --ntasks=9 bash -c 'echo CONT not set; false || echo CUDA out of memory, Killed'",
     "++ : 'CONT: CONT not set'",
     "/usr/bin/bash: line 1: nvidia-smi: command not found",
+    "/usr/local/bin/mlperf-sysjson.sh: line 60: ibstat: command not found",
     "0: loss 1.25 nan iterations: 0 | number of skipped iterations: 0 | lm loss: 1.2",
 ]
 

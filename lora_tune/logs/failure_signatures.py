@@ -103,6 +103,7 @@ NOISE = re.compile(
     rb"/etc/(?:dgx|os)-release: No such file"  # every machine that is not a DGX
     rb"|enroot: (?:command )?not found"  # the clean-up of containers on a node that has none
     rb"|bash: line \d+: nvidia-smi: command not found"  # the same, asked by a step of the script on each node
+    rb"|mlperf-sysjson(?:\.sh)?: line \d+: "  # describes the machine by whatever tools there are
     rb"|modprobe: (?:FATAL|ERROR|WARNING)"
     rb"|/(?:sys|proc)/\S+: (?:No such file|Permission denied)"  # what describes a system tries many places
 )
