@@ -82,8 +82,7 @@ def other_log(attempt: Attempt, status: JobStatus, head: bytes, size: int) -> Di
         return None
     found = token_in(head)
     if found and found != attempt.token:
-        what = f"the log is of another attempt (token {found[:32]}), not of this one (token {attempt.token})"
-        return Diagnosis(FailureKind.FOREIGN, what, "another log was put in its place; the trial is run again")
+        return _foreign(found, attempt)
     if found and size >= status.log_bytes:
         return None
     cut = f"of the {status.log_bytes:,} bytes that its job wrote the log holds {size:,}"
@@ -158,7 +157,11 @@ def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:
     found = run.hyperparameters.get(ATTEMPT_KEY)
     if not attempt.token or found is None or found == attempt.token:
         return None
-    what = f"the log is of another attempt (token {str(found)[:32]}), not of this one (token {attempt.token})"
+    return _foreign(str(found), attempt)
+
+
+def _foreign(token: str, attempt: Attempt) -> Diagnosis:
+    what = f"the log is of another attempt (token {token[:32]}), not of this one (token {attempt.token})"
     return Diagnosis(FailureKind.FOREIGN, what, "another log was put in its place; the trial is run again")
 
 

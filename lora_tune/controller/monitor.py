@@ -183,6 +183,7 @@ class JobMonitor:
         attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
         self._work.put_attempt(attempt)
         self._logs.pop((attempt.trial, attempt.number), None)
+        self._ran_at.pop((attempt.trial, attempt.number), None)
         self._events.trouble(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
         if isinstance(action, policy.Retry):

@@ -57,7 +57,7 @@ class Arrivals:
         self._known = _read(kept)
         self._gap_end, self._gap_from, self._gap_rate, self._gap_marked = 0, 0.0, 0.0, False
         self._unseen = 0.0  # seconds in which nobody looked before the last look, or before the first byte was read
-        self._reads: list[_Read] = []
+        self._last_read: _Read | None = None
         self.guessed_seconds = 0.0
         self._begun = self._looked_at = clock() if begun is None else begun
         if begun is not None:
@@ -118,7 +118,7 @@ class Arrivals:
 
         None where it was read at several looks, or by an earlier driver, or where more of the log came later.
         """
-        last = self._reads[-1] if self._reads else None
+        last = self._last_read
         return last.unseen if last is not None and last.first <= begin and end <= last.last else None
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
@@ -151,10 +151,10 @@ class Arrivals:
 
     def _arrived(self, end: int, at: float, *, estimated: bool = False) -> None:
         self._at = int(at * 1000) / 1000  # as it is read again
-        if self._reads and self._reads[-1].looked_at == self._looked_at:
-            self._reads[-1] = self._reads[-1]._replace(last=self._at)
+        if self._last_read is not None and self._last_read.looked_at == self._looked_at:
+            self._last_read = self._last_read._replace(last=self._at)
         else:
-            self._reads.append(_Read(self._looked_at, self._unseen, self._at, self._at))
+            self._last_read = _Read(self._looked_at, self._unseen, self._at, self._at)
         self._known.append(Arrival(end, self._at, estimated))
         # A full disk costs the times of a later restart, and nothing now.
         with contextlib.suppress(OSError), self._kept.open("a", encoding="ascii") as file:
