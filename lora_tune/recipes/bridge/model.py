@@ -17,12 +17,13 @@ from megatron.bridge.training import config as bridge
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-from lora_tune.base.errors import InputError, SetupError
+from lora_tune.base.errors import SetupError
 from lora_tune.recipes.bridge.data import PackedData
 from lora_tune.recipes.bridge.imports import present
 from lora_tune.recipes.bridge.settings import Settings
 from lora_tune.recipes.megatron.adapters import TARGETS
 from lora_tune.recipes.megatron.attention import SdpaAttention
+from lora_tune.recipes.megatron.machine import check_without_te
 from lora_tune.recipes.megatron.shapes import Shape
 
 HAVE_TE = present("transformer_engine")
@@ -57,18 +58,7 @@ def check_machine(settings: Settings, *, cuda: bool) -> None:
         "FUSED_SINGLE_QKV_ROPE": speed.fused_rope,
         "CPU_OFFLOADING": bool(speed.offloaded),
     }
-    for name, wanted in wants.items():
-        if wanted:
-            raise SetupError(
-                f"{name}=1 needs Transformer Engine, which cannot be imported here; install it or set {name}=0"
-            )
-    if (settings.shape.kv_groups // layout.tp) % layout.cp:
-        raise InputError(
-            f"CP={layout.cp}: allowed is a divisor of the {settings.shape.kv_groups // layout.tp} key-value heads of a"
-            " tensor-parallel rank, where Transformer Engine is absent"
-        )
-    if cuda and not torch.cuda.is_bf16_supported():
-        raise SetupError("the GPU cannot compute in bf16; use one of compute capability 8.0 or newer")
+    check_without_te(wants, settings.shape, layout, cuda=cuda)
 
 
 def sdpa_spec(config: Any) -> Any:

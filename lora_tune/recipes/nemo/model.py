@@ -18,9 +18,9 @@ from nemo.collections.llm.recipes.tp_overlap_configs.userbuffers import (
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler
 
-from lora_tune.base.errors import InputError, SetupError
 from lora_tune.recipes.megatron import adapters
 from lora_tune.recipes.megatron.attention import SdpaAttention
+from lora_tune.recipes.megatron.machine import check_without_te
 from lora_tune.recipes.megatron.processes import Processes
 from lora_tune.recipes.nemo.data import IdTokenizer
 from lora_tune.recipes.nemo.loss import PerSequenceLoss
@@ -43,18 +43,7 @@ def check_machine(settings: Settings, *, cuda: bool) -> None:
         "MCORE_CUDA_GRAPH": settings.speed.cuda_graph,
         "USE_TE_OPS": settings.speed.te_ops,
     }
-    for name, wanted in wants.items():
-        if wanted:
-            raise SetupError(
-                f"{name}=1 needs Transformer Engine, which cannot be imported here; install it or set {name}=0"
-            )
-    if (settings.shape.kv_groups // layout.tp) % layout.cp:
-        raise InputError(
-            f"CP={layout.cp}: allowed is a divisor of the {settings.shape.kv_groups // layout.tp} key-value heads of a"
-            " tensor-parallel rank, where Transformer Engine is absent"
-        )
-    if cuda and not torch.cuda.is_bf16_supported():
-        raise SetupError("the GPU cannot compute in bf16; use one of compute capability 8.0 or newer")
+    check_without_te(wants, settings.shape, layout, cuda=cuda)
 
 
 def sdpa_spec(config: Any) -> Any:
