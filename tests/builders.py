@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,9 @@ from lora_tune.search.session import directions
 from lora_tune.store import Changes, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+
+ACTIVE_ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+"""Variables of a shell in which this interpreter's environment is active: commands are printed with ``python``."""
 
 BEGAN = 1_760_000_000.0
 """Epoch seconds at which built sweeps began."""

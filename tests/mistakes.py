@@ -17,6 +17,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from lora_tune.__main__ import main
+from tests.builders import ACTIVE_ENVIRONMENT
 
 GOLDEN = Path(__file__).parent / "golden" / "mistakes.txt"
 
@@ -116,7 +117,9 @@ def answer(mistake: Mistake) -> tuple[int, str]:
     (folder / "train.py").write_text("print('step 1 loss 0.4')\n")
     try:
         with _inside(folder):
-            done = CliRunner().invoke(main, mistake.words.split(), prog_name="lora-tune", terminal_width=120)
+            done = CliRunner(env=ACTIVE_ENVIRONMENT).invoke(
+                main, mistake.words.split(), prog_name="lora-tune", terminal_width=120
+            )
     finally:
         shutil.rmtree(folder)
     return done.exit_code, re.sub(rf"(?:/private)?{re.escape(str(folder))}", "HERE", done.output)

@@ -22,7 +22,7 @@ from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
-from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
+from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 from tests.contracts.store import where
 from tests.waiting import wait_for
 
@@ -30,7 +30,8 @@ OWNER = "host7 pid 42 start 99"
 
 
 def run(folder: Path, *options: str) -> Result:
-    return CliRunner().invoke(status.main, ["--study", "built", "--output", str(folder), *options])
+    words = ["--study", "built", "--output", str(folder), *options]
+    return CliRunner(env=ACTIVE_ENVIRONMENT).invoke(status.main, words)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ MOST = 2
 class Proposes(Search, Enqueues, Protocol):
     """A search that also takes points from outside."""
 
+    def points_wait(self) -> bool:
+        """Whether points that somebody asked for are still to be proposed."""
+        ...
+
     def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
         """A trial of these values; it is RUNNING in the database from here on."""
         ...
@@ -60,6 +64,8 @@ def _open(sweep: Sweep) -> list[Trial]:
 class LastRun:
     """A search whose last proposal is what it recommends, where that was never run as a whole.
 
+    Points that somebody asked for go before it.
+
     search: who proposes otherwise. records: the sweep as it is now. now: epoch seconds.
     """
 
@@ -69,7 +75,7 @@ class LastRun:
 
     def ask(self) -> Asked | str:
         """The search's own proposal, or what is believed best; meanwhile why nothing is proposed."""
-        if not self._beyond_runs or not self._records().reached():
+        if not self._beyond_runs or not self._records().reached() or self._search.points_wait():
             return self._search.ask()
         if not last(self._study, self._records(), self._now()):
             asked = self._search.ask()

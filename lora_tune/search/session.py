@@ -258,11 +258,19 @@ class Session:
         asked, self._asked = self._asked, None
         return asked
 
+    @_translated
+    def points_wait(self) -> bool:
+        """Whether points of the study or of a person are still to be proposed."""
+        return bool(self._waiting())
+
+    def _waiting(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+
     def _outside_waits(self) -> bool:
         """Whether the next proposal is the start of a study whose space does not hold it."""
         if self._start is None or self._start.tuned is not None:
             return False
-        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        waiting = self._waiting()
         return bool(waiting) and BASE in waiting[0].user_attrs
 
     def _not_worth(self) -> str:

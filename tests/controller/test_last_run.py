@@ -50,8 +50,11 @@ def study_of(budget: str = "trials = 4", sampler: str = "grey_box", *, narrow: b
 class Proposer:
     """A search that proposes nothing of its own but says so, and what it is given."""
 
-    def __init__(self, answer: Asked | str = "its own") -> None:
-        self.answer = answer
+    def __init__(self, answer: Asked | str = "its own", *, points: bool = False) -> None:
+        self.answer, self.points = answer, points
+
+    def points_wait(self) -> bool:
+        return self.points
 
     def ask(self) -> Asked | str:
         return self.answer
@@ -103,6 +106,12 @@ def sweep_of(trials: list[Trial], hours: float = 1.0) -> Sweep:
 def asked(study: Study, trials: list[Trial], search: Proposer | None = None) -> Asked | str:
     sweep = sweep_of(trials)
     return LastRun(search or Proposer(), study, lambda: sweep, lambda: 3600.0).ask()  # type: ignore[arg-type]
+
+
+def test_a_point_that_somebody_asked_for_goes_before_it() -> None:
+    study = study_of()
+    point = Asked(3, {"LR": 5e-4, "MAX_STEPS": 600, "layout": SLOW})
+    assert asked(study, apart(study), Proposer(point, points=True)) is point
 
 
 def test_the_last_trial_runs_what_is_believed_best_as_a_whole() -> None:
