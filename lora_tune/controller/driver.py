@@ -83,6 +83,11 @@ class Driver:
         self._submissions = Submissions(study, paths, ports, self._work, self._jobs, self._events, self._save)
 
     @property
+    def study(self) -> Study:
+        """The study as people have steered it."""
+        return self._study
+
+    @property
     def sweep(self) -> Sweep:
         """The records as they are now."""
         return self._work.sweep

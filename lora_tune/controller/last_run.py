@@ -66,18 +66,22 @@ class LastRun:
 
     Points that somebody asked for go before it.
 
-    search: who proposes otherwise. records: the sweep as it is now. now: epoch seconds.
+    search: who proposes otherwise. study: as it is now, since people change its budget while it runs. records: the
+    sweep as it is now. now: epoch seconds.
     """
 
-    def __init__(self, search: Proposes, study: Study, records: Callable[[], Sweep], now: Callable[[], float]) -> None:
+    def __init__(
+        self, search: Proposes, study: Callable[[], Study], records: Callable[[], Sweep], now: Callable[[], float]
+    ) -> None:
         self._search, self._study, self._records, self._now = search, study, records, now
-        self._beyond_runs = sampler_kind(study).recommends_unrun and objective_of(study).timed
 
     def ask(self) -> Asked | str:
         """The search's own proposal, or what is believed best; meanwhile why nothing is proposed."""
-        if not self._beyond_runs or not self._records().reached() or self._search.points_wait():
+        study = self._study()
+        beyond_runs = sampler_kind(study).recommends_unrun and objective_of(study).timed
+        if not beyond_runs or not self._records().reached() or self._search.points_wait():
             return self._search.ask()
-        if not last(self._study, self._records(), self._now()):
+        if not last(study, self._records(), self._now()):
             asked = self._search.ask()
             return asked if not isinstance(asked, str) else self._unrun() or asked
         if going := len(_open(self._records())):
@@ -91,7 +95,7 @@ class LastRun:
         sweep = self._records()
         if _open(sweep) or sum(t.why == WHY for t in sweep.trials.values()) >= MOST:
             return None
-        found = recommended(self._study, sweep)
+        found = recommended(self._study(), sweep)
         return None if found is None or found.ran else self._search.propose(found.trial.tuned, WHY)
 
     def unknown(self, known: Collection[int]) -> list[Asked]:

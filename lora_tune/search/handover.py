@@ -24,22 +24,23 @@ def believes(study: Study, sweep: Sweep) -> Belief:
 
     The machine's own config, where it is no point of the space and is believed better yet, stays.
     """
-    by_results = shrinkage.believes(study, sweep)
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
-    space = study.search_space.distributions()
     if not isinstance(sampler, Recommends):
-        return by_results
+        return shrinkage.believes(study, sweep)
+    space = study.search_space.distributions()
     try:
         tuned, score, _ = sampler.recommend(in_memory(study, _of_today(sweep, space), sampler))
     except ValueError:  # its model has learned nothing yet, such as of trials older than the space
-        return by_results
-    if not by_results.tuned and by_results.objective < score:
-        return by_results
+        return shrinkage.believes(study, sweep)
+    full = [t for t in sweep.reached() if not t.probe]
+    trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
+    if trial is not None and len(full) < FEWEST_RUNS:
+        return shrinkage.believes(study, sweep)
+    if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
+        by_results = shrinkage.believes(study, sweep)
+        if not by_results.tuned and by_results.objective < score:
+            return by_results
     half = shrinkage.half_width(study, sweep, tuned)
-    runs = [t for t in sweep.reached() if dict(t.tuned) == tuned and not t.probe]
-    trial = min(runs, key=lambda t: abs(t.objective - score), default=None)
-    if trial is not None and sum(not t.probe for t in sweep.reached()) < FEWEST_RUNS:
-        return by_results
     return Belief(
         tuned=tuned,
         objective=score,

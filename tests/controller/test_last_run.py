@@ -105,7 +105,7 @@ def sweep_of(trials: list[Trial], hours: float = 1.0) -> Sweep:
 
 def asked(study: Study, trials: list[Trial], search: Proposer | None = None) -> Asked | str:
     sweep = sweep_of(trials)
-    return LastRun(search or Proposer(), study, lambda: sweep, lambda: 3600.0).ask()  # type: ignore[arg-type]
+    return LastRun(search or Proposer(), lambda: study, lambda: sweep, lambda: 3600.0).ask()  # type: ignore[arg-type]
 
 
 def test_a_point_that_somebody_asked_for_goes_before_it() -> None:
@@ -148,6 +148,18 @@ def test_a_sweep_that_is_no_longer_worth_its_cost_runs_it_before_it_ends_and_not
     assert isinstance(found, Asked)
     tried = [replace(t, why=WHY) for t in apart(study)[:MOST]]
     assert asked(study, [*tried, *apart(study)[MOST:]], Proposer("not worth it")) == "not worth it"
+
+
+def test_a_budget_that_a_person_changes_decides_which_trial_is_the_last() -> None:
+    study = study_of("trials = 4")
+    own, sweep, now = Asked(3, {"LR": 1.0}), sweep_of(apart(study)), [study]
+    search = LastRun(Proposer(own), lambda: now[0], lambda: sweep, lambda: 3600.0)  # type: ignore[arg-type]
+    now[0] = study.with_options({"budget": {"trials": 10}})
+    assert search.ask() == own
+    now[0] = study
+    found = search.ask()
+    assert isinstance(found, Asked)
+    assert found.why == WHY
 
 
 def test_a_sampler_that_recommends_only_what_ran_never_waits() -> None:
