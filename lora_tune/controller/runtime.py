@@ -171,9 +171,7 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
         desk = Requests(store, plan.study.name, lease)
 
         def search() -> Search:
-            return LastRun(
-                _open_session(plan, store), lambda: driving.study, lambda: driving.sweep, around.clock.now
-            )
+            return LastRun(_open_session(plan, store), lambda: driving.study, lambda: driving.sweep, around.clock.now)
 
         with at_work(plan, store, lease, around, search, plan.paths, lock, desk) as driving:
             yield driving
