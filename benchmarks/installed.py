@@ -27,11 +27,8 @@ from tests.package.wheel import build_wheel
 
 TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hypothesis", "packaging", "setuptools")
 LEFT_OUT = ("torch",)
-TRAINING = (
-    "tests/recipes", "tests/recipes_e2e", "tests/test_recipe_peft.py", "tests/test_many_adapters.py",
-    "tests/test_tiny_sweep.py",
-)  # fmt: skip
-OF_THE_CHECKOUT = ("tests/test_readme.py", "tests/test_docs.py")
+TRAINING = ("tests/recipes", "tests/recipes_e2e")
+OF_THE_CHECKOUT = ("tests/docs/test_readme.py", "tests/docs/test_docs.py")
 """They run the commands of the documentation, which include the training of the tiny study."""
 PRIVATE_USES = "tests/package/test_private_uses.py"
 EXTRAS = ("postgres", "metrics")

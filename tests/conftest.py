@@ -26,13 +26,13 @@ def public_data() -> Path:
 REAL = ("slurm", "browser", "postgres")
 PROCESSES = (
     "test_sweep.py", "test_tiny_sweep.py", "test_local.py", "test_nemo.py", "test_warm_worker.py",
-    "test_recipe_peft.py", "test_dashboard.py", "test_docs.py", "test_pictures.py", "test_status.py",
+    "test_peft.py", "test_dashboard.py", "test_docs.py", "test_pictures.py", "test_status.py",
     "test_doctor.py", "test_report.py", "test_confirm.py", "test_descendants.py", "test_local_chaos.py",
 )  # fmt: skip
 
 
 WHOLE_ONLY = (*REAL, "public_data")
-TRAINS = ("recipes", "recipes_e2e", "chaos", "cluster", "package", "slurm")
+TRAINS = ("recipes", "recipes_e2e", "chaos", "cluster", "slurm", "test_wheel.py", "test_private_uses.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

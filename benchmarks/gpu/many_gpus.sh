@@ -32,7 +32,7 @@ for stage in "$@"; do
         ;;
     peft)
         PYTHONPATH=$PEFT_PATH LORA_TUNE_WORKER='' timeout 200 python3 -m pytest -o addopts= -p no:cacheprovider -v \
-            tests/test_recipe_peft.py -k two_gpus 2>&1 | tee "$OUT/peft.txt"
+            tests/recipes/test_peft.py -k two_gpus 2>&1 | tee "$OUT/peft.txt"
         ;;
     layouts) TRIALS=${TRIALS_LAYOUTS:-} SECONDS_SWEEP=${SECONDS_LAYOUTS:-400} sweep_stage "nemo_h200x$GPUS" ;;
     sweep) sweep_stage "$study" ;;

@@ -11,7 +11,7 @@ from lora_tune.analysis.stopping import account_words, false_rate, promise_words
 from lora_tune.config.study import Study
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
-from tests.test_decide import NOW, attempt, finished_well, study, trial
+from tests.controller.test_policy import NOW, attempt, finished_well, study, trial
 
 
 def ended(number: int, verdict: Verdict, sentence: str = "", **known: Any) -> Trial:

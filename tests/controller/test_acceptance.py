@@ -24,8 +24,8 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
 from tests.builders import STUDY, study_of
+from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, Script, command_study, curve_script, record
-from tests.test_driver import House
 
 ENDED = JobStatus(state=JobState.ENDED, exit_code=0, seconds=100.0)
 TOKEN = "a" * 32

@@ -21,9 +21,9 @@ from lora_tune.controller.refusals import UNKNOWN_SECONDS
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads.base import Start
+from tests.controller.test_driver import House, house
 from tests.fakes import FakeClock, FakeCluster
 from tests.recorded import recorded
-from tests.test_driver import House, house
 from tests.workloads.test_base_config import CONFIG, STANDIN, made, start_of
 from tests.workloads.test_docker import STANDINS, engine, study_text
 

@@ -20,8 +20,8 @@ from lora_tune.logs.run import RunLog
 from lora_tune.store import Lease
 from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
 from lora_tune.store.requests import Request, Requests
+from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, command_study
-from tests.test_driver import House
 
 
 @pytest.fixture

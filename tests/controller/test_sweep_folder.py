@@ -17,8 +17,8 @@ from lora_tune.controller.sweep_folder import FencedStore, FolderIdentity, owned
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.store import BufferedStore, Changes, Store, sqlite_url
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from tests.commands.test_sweep import TRIAL, command, executions, study, sweep
 from tests.recorded import recorded
-from tests.test_sweep import TRIAL, command, executions, study, sweep
 from tests.waiting import wait_for
 
 

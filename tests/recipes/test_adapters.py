@@ -23,7 +23,7 @@ from lora_tune.recipes.ranks import connect
 from lora_tune.recipes.settings import Settings
 from lora_tune.recipes.text import Sequences
 from lora_tune.recipes.trainer import Trainer
-from tests.test_many_adapters import single_trial
+from tests.recipes.test_many_adapters import single_trial
 
 FEW: dict[str, object] = {"MAX_STEPS": 3, "SEQ": 32, "EVAL_SAMPLES": 3, "VAL_CHECK_INTERVAL": 1000, "LORA_DROPOUT": 0}
 

@@ -30,7 +30,7 @@ from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.settings import Settings
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import Slot as JobSlot
-from tests.test_many_adapters import single_trial
+from tests.recipes.test_many_adapters import single_trial
 
 FEW: dict[str, object] = {"MAX_STEPS": 6, "SEQ": 32, "EVAL_SAMPLES": 3, "VAL_CHECK_INTERVAL": 8}
 

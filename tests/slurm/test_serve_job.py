@@ -14,8 +14,8 @@ import pytest
 from lora_tune.commands.serve import SERVER
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
+from tests.docs.test_service_page import block
 from tests.slurm.house import House
-from tests.test_service_page import block
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm

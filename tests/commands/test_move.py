@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from lora_tune.store import Store
+from tests.commands.test_sweep import TRIAL, executions, study, sweep
 from tests.recorded import recorded
-from tests.test_sweep import TRIAL, executions, study, sweep
 
 
 def move(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from lora_tune.workloads.implementation import read_implementation
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 
-STANDIN = Path(__file__).resolve().parent / "standin"
+STANDIN = Path(__file__).resolve().parents[1] / "standin"
 
 
 def levels(findings: object) -> list[Level]:

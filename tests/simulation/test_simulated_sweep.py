@@ -15,7 +15,7 @@ from lora_tune.commands.status import main as status
 from lora_tune.commands.sweep import main
 from lora_tune.simulation.h100 import function as h100
 
-STUDIES = Path(__file__).resolve().parent.parent / "studies"
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
 
 
 def sweep(tmp_path: Path, *options: str):

@@ -18,8 +18,8 @@ from lora_tune.controller.refusals import UNKNOWN_SECONDS
 from lora_tune.launchers.slurm.refusals import refusal
 from lora_tune.store.records import TrialState, Verdict
 from lora_tune.workloads.base import Job
+from tests.controller.test_driver import House, assert_all_accounted_for, house
 from tests.fakes import FakeClock, FakeCluster, curve_script
-from tests.test_driver import House, assert_all_accounted_for, house
 
 FAILED = "Batch job submission failed: "
 POLICY = f"{FAILED}Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"

@@ -17,9 +17,9 @@ import pytest
 
 from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.store.records import Sweep, TrialState
+from tests.commands.test_sweep import TRIAL, executions, study
 from tests.postgres import PASSWORD, Postgres
 from tests.recorded import recorded
-from tests.test_sweep import TRIAL, executions, study
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.postgres

@@ -1,6 +1,6 @@
 """The pictures that the README shows: report and dashboard of a real sweep, made by these tests.
 
-``LORA_TUNE_SCREENSHOTS=docs/images LORA_TUNE_TINY_SWEEP=sweeps/tiny pytest tests/test_pictures.py`` makes them anew.
+Made anew by: ``LORA_TUNE_SCREENSHOTS=docs/images LORA_TUNE_TINY_SWEEP=sweeps/tiny pytest tests/docs/test_pictures.py``
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from tests.recorded import recorded
 from tests.tiny import STUDY as TINY_STUDY
 from tests.waiting import wait_for
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 STUDY = """
 description = "two speeds of one training"
 [workload]

@@ -34,7 +34,7 @@ def studies() -> str:
 
 
 def test_the_study_reference_is_generated_from_the_models() -> None:
-    assert between("reference", STUDY_FILE).strip() == markdown().strip(), "run: python -m tests.test_readme"
+    assert between("reference", STUDY_FILE).strip() == markdown().strip(), "run: python -m tests.docs.test_readme"
 
 
 def test_the_keys_of_a_table_within_a_section_stand_below_it() -> None:
@@ -47,7 +47,7 @@ def test_the_keys_of_a_table_within_a_section_stand_below_it() -> None:
 
 
 def test_every_shipped_study_is_listed() -> None:
-    assert between("studies") == studies(), "run: python -m tests.test_readme"
+    assert between("studies") == studies(), "run: python -m tests.docs.test_readme"
 
 
 def commands() -> list[str]:

@@ -23,7 +23,7 @@ from lora_tune.simulation.h100 import function as h100
 from lora_tune.store.records import Verdict
 from tests.recorded import recorded
 
-STUDIES = Path(__file__).resolve().parent.parent / "studies"
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
 H100 = load_study(STUDIES / "h100.toml")
 GOOD = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "MINIBS": 4}
 KEYS = ["log", "reached", "stop_seconds", "objective_seconds", "low", "high", "evals", "verdicts"]

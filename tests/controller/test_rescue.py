@@ -15,8 +15,8 @@ from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url, tune_sqlite
 from lora_tune.store.records import Sweep, TrialState
 from tests.builders import study_of, sweep_of
+from tests.controller.test_driver import House, assert_all_accounted_for
 from tests.fakes import FakeClock, FakeCluster, command_study
-from tests.test_driver import House, assert_all_accounted_for
 
 TRIALS = 6
 

@@ -17,7 +17,7 @@ from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.recorded import recorded
 
-STUDIES = Path(__file__).resolve().parent.parent / "studies"
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
 SIMULATED = (STUDIES / "simulated_h100.toml").read_text()
 OPEN = SIMULATED.replace('division = "closed"', 'division = "open"').replace('score = "mlperf_score"', "")
 PARAMETERS = {"GBS": 8, "MAX_STEPS": 800, "TP": 4, "MINIBS": 4}

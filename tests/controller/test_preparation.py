@@ -88,12 +88,12 @@ def test_a_killed_driver_s_preparation_goes_on_and_is_taken_up(tmp_path: Path) -
     made, go = tmp_path / "made", tmp_path / "go"
     command = f"echo begun >> {made}; until [ -e {go} ]; do sleep 0.05; done; echo ended >> {made}"
     program = (
-        "import sys; from pathlib import Path; from tests.test_preparation import House; "
+        "import sys; from pathlib import Path; from tests.controller.test_preparation import House; "
         "House(Path(sys.argv[1]), sys.argv[2]).prepare()"
     )
     driver = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "sweep"), command],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env=os.environ.copy(),
     )
     wait_for(made.exists, 30, "the preparation begins")
