@@ -65,6 +65,11 @@ class Benchmark:
         formulas = {key: value for key, rule in self.text.formulas.items() if (value := rule(given)) is not None}
         return {**self.text.fixed, **formulas}
 
+    @cached_property
+    def read_by_others(self) -> frozenset[str]:
+        """MLLOG keys whose values the rule of another key can read: the batch size, and what the rules' code keeps."""
+        return frozenset({"global_batch_size"}) | self.rules.keeping | self.text.reads
+
     def eval_schedule(self, batch: int) -> Schedule | None:
         """When the closed division evaluates at a global batch size, in the unit of ``progress``; None: free.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_tune.curves.timing import Schedule
@@ -53,26 +53,39 @@ def check_range(
     """What a search space breaks: each point as it is, and with each tuned variable at each of its ends.
 
     tuned: variable -> its ends, or its choices. points: resolved values, GBS among them, one for each layout; those
-    that differ in nothing that a log announces count once.
+    that differ in nothing that a log announces count once, and the ends of a variable are tried at one of those that
+    differ in nothing that its rule can read.
     """
     found: dict[str, Violation] = {}
-    seen: set[tuple[tuple[str, str], ...]] = set()
     keys = keys_of(benchmark.name)
-    for resolved in points:
-        point = {name: value for name, value in resolved.items() if name not in tuned}  # of a tuned one, only its ends
-        said = tuple(sorted((key, repr(value)) for key, value in announced(benchmark.name, point).items()))
-        if said in seen:
-            continue
-        seen.add(said)
+    bare = [{name: value for name, value in point.items() if name not in tuned} for point in points]
+    for point in _distinct(bare, lambda point: announced(benchmark.name, point)):
         for violation in check_values(benchmark, point):
             found.setdefault(violation.name, violation)
-        for name, ends in tuned.items():
-            if name in found or name.upper() not in keys:
-                continue
-            for end in ends:
-                about = [v for v in check_values(benchmark, {**point, name: end}) if v.name == name]
-                found.update((v.name, _tuned(v)) for v in about[:1] if name not in found)
+    read = benchmark.read_by_others
+    for name, ends in tuned.items():
+        if name.upper() not in keys or name in found:
+            continue
+        for point in _distinct(bare, lambda p: _of_names(read, announced(benchmark.name, p)) | dict.fromkeys(p)):
+            tried = (v for end in ends for v in check_values(benchmark, {**point, name: end}) if v.name == name)
+            if refused := next(tried, None):
+                found[name] = _tuned(refused)
+                break
     return list(found.values())
+
+
+def _distinct(
+    points: Sequence[Mapping[str, object]], seen_as: Callable[[Mapping[str, object]], Mapping[str, object]]
+) -> list[Mapping[str, object]]:
+    """The first of the points of each kind; those that are seen as the same values are of one kind."""
+    kinds: dict[tuple[tuple[str, str], ...], Mapping[str, object]] = {}
+    for point in points:
+        kinds.setdefault(tuple(sorted((key, repr(value)) for key, value in seen_as(point).items())), point)
+    return list(kinds.values())
+
+
+def _of_names(names: Collection[str], values: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if name in names}
 
 
 def check_space(

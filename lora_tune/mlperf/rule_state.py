@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
+from lora_tune.mlperf.rule_code import compiled
+
 Direction = Literal["minimize", "maximize"]
 
 NEIGHBOURS = 8
@@ -42,7 +44,7 @@ class RuleState:
     def holds(self, tests: tuple[str, ...], value: object) -> bool:
         """Whether all tests pass for a record with this value."""
         try:
-            return all(self._eval(test.strip(), {"v": {"value": value, "metadata": {}}}) for test in tests)
+            return all(self._eval(test, {"v": {"value": value, "metadata": {}}}) for test in tests)
         except _RULES_RAISE:
             return False
 
@@ -80,17 +82,17 @@ class RuleState:
         up = down = value
         for _ in range(NEIGHBOURS):
             for candidate in (up, down):
-                if self._eval(test.strip(), {"v": {"value": candidate}}):
+                if self._eval(test, {"v": {"value": candidate}}):
                     return candidate
             up, down = math.nextafter(up, math.inf), math.nextafter(down, -math.inf)
         return value
 
     def _eval(self, text: str, local: dict[str, Any]) -> Any:
-        return eval(text, self._names, local)  # the installed package's own rules
+        return eval(compiled(text, "eval"), self._names, local)  # the installed package's own rules
 
     def _exec(self, code: str, local: dict[str, Any]) -> None:
         try:
-            exec(code.strip(), self._names, local)
+            exec(compiled(code, "exec"), self._names, local)
         except _RULES_RAISE:  # a value of another kind than the rule expects: its test has failed already
             return
 

@@ -64,6 +64,11 @@ class Rules:
     keys: tuple[KeyRule, ...]
     begin: tuple[str, ...]
 
+    @property
+    def keeping(self) -> frozenset[str]:
+        """The keys behind whose records code runs: their values may be kept for the rules of other keys."""
+        return frozenset(rule.key for rule in self.keys if rule.after)
+
     def demanded(self, given: Mapping[str, object]) -> dict[str, object]:
         """What each key must be where the rules leave one value, beside those in ``given`` (GBS among them).
 

@@ -7,7 +7,7 @@ differ, the rules say that the checkers are right; nothing here repeats what a c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lora_tune.curves.timing import Schedule
@@ -44,6 +44,31 @@ class TextRules:
     formulas: Mapping[str, Formula] = field(default_factory=dict)
     grid: Grid | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The MLLOG keys that the formulas look for."""
+        asked = _Asked()
+        for formula in self.formulas.values():
+            formula(asked)
+        return frozenset(asked.looked_for)
+
+
+class _Asked(Mapping[str, object]):
+    """No values, and a note of each key that was looked for."""
+
+    def __init__(self) -> None:
+        self.looked_for: set[str] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self.looked_for.add(key)
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,28 @@ from lora_tune.analysis.advice.rules import taken_back
 from lora_tune.base.errors import StudyError
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import parse_study
+from lora_tune.mlperf import log_check
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.disclosures import disclosure_exports, disclosures, precisions
 from lora_tune.mlperf.gate import check_range, check_space, check_values
 from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.knobs import announced, keys_of
-from lora_tune.mlperf.log_check import complaints, parse
+from lora_tune.mlperf.log_check import complaints, findings, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 
 LORA = read_benchmark("llama2_70b_lora")
+KEYS = [
+    "global_batch_size", "opt_base_learning_rate", "opt_learning_rate_warmup_steps", "opt_end_learning_rate",
+    "opt_adamw_weight_decay", "opt_gradient_clip_norm", "max_sequence_length", "max_steps", "lora_rank", "eval_samples",
+    "opt_learning_rate_decay_steps", "micro_batch_size", "tensor_parallelism", "evaluation_frequency",
+]  # fmt: skip
+NUMBERS = st.one_of(
+    st.sampled_from([0, 1, 4, 8, 16, 512, 1024, 8192, 16384, 12000, 1_200_000, 262144, 0.1, 1.0, 1e-4, 2.4e-5, 1e-6]),
+    st.floats(1e-7, 1e5, allow_nan=False),
+    st.integers(1, 20_000),
+)
 SIMULATED = REPOSITORY / "studies" / "simulated_h100.toml"
 
 
@@ -76,6 +87,55 @@ def test_a_tuned_range_is_refused_where_an_end_of_it_is() -> None:
     assert [v.name for v in check_range(LORA, tuned, [{"GBS": 8}, {"GBS": 16}])] == ["LORA_RANK"]
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    name=st.sampled_from(["llama2_70b_lora", "llama31_405b", "llama31_8b", "gpt_oss_20b", "dlrmv4", "deepseekv3_671b"]),
+    data=st.data(),
+)
+def test_a_range_is_refused_where_it_would_be_if_every_end_were_tried_at_every_layout(
+    name: str, data: st.DataObject
+) -> None:
+    benchmark = read_benchmark(name)
+    variables = st.sampled_from(sorted(keys_of(name)))
+    points = data.draw(st.lists(st.fixed_dictionaries(
+        {"GBS": st.sampled_from([8, 8192, 16384]), "TP": st.integers(1, 3), "WARMUP_STEPS": st.integers(1, 2)}
+    ), min_size=1, max_size=4))  # fmt: skip
+    tuned = data.draw(
+        st.dictionaries(variables.filter(lambda v: v not in points[0]), st.tuples(NUMBERS, NUMBERS), max_size=2)
+    )
+    alone = {v.name for point in points for v in check_values(benchmark, point)}
+    ends = {(variable, end) for variable, both in tuned.items() for end in both}
+    tried = {
+        v.name
+        for point in points
+        for variable, end in ends
+        for v in check_values(benchmark, {**point, variable: end})
+        if v.name == variable
+    }
+    assert {v.name for v in check_range(benchmark, tuned, points)} == alone | tried
+
+
+def test_the_ends_are_tried_beside_each_value_that_their_rule_reads() -> None:
+    """Decay steps follow from the warm-up by the checker, MIN_LR from LR by the rules' text."""
+    eight = read_benchmark("llama31_8b")
+    fits, does_not = ({"GBS": 16, "WARMUP_STEPS": steps, "LR": 5e-4 / steps} for steps in (1, 2))
+    for name, value in (("OPT_LR_DECAY_STEPS", 1_199_999), ("MIN_LR", 5e-5)):
+        assert check_range(eight, {name: (value, value)}, [fits]) == []
+        assert [v.name for v in check_range(eight, {name: (value, value)}, [fits, does_not])] == [name]
+
+
+def test_rules_that_are_compiled_once_say_what_the_checker_says_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = log_lines(LORA, {"global_batch_size": 8, "lora_rank": 8, "micro_batch_size": "no number"}, {"": 0.93})
+    ours = findings(parse(lines, LORA.ruleset), LORA.ruleset)
+    monkeypatch.setattr(log_check, "with_code", lambda rules: rules)
+    log_check._rules_in.cache_clear()
+    try:
+        assert findings(parse(lines, LORA.ruleset), LORA.ruleset) == ours
+    finally:
+        log_check._rules_in.cache_clear()
+    assert "failed test:  v['value'] == 16" in dict(ours)["lora_rank"]
+
+
 def space_says(text: str, *changes: tuple[str, str]) -> str:
     for before, after in changes:
         assert before in text
@@ -105,18 +165,6 @@ def test_an_interval_in_steps_is_read_as_such() -> None:
     assert check_space(eight, {}, [{"GBS": 16, "VAL_CHECK_INTERVAL": 768}]) == []
     (found,) = check_space(eight, {}, [{"GBS": 16, "VAL_CHECK_INTERVAL": 384}])
     assert "must be 12288 samples" in found.sentence
-
-
-KEYS = [
-    "global_batch_size", "opt_base_learning_rate", "opt_learning_rate_warmup_steps", "opt_end_learning_rate",
-    "opt_adamw_weight_decay", "opt_gradient_clip_norm", "max_sequence_length", "max_steps", "lora_rank", "eval_samples",
-    "opt_learning_rate_decay_steps", "micro_batch_size", "tensor_parallelism", "evaluation_frequency",
-]  # fmt: skip
-NUMBERS = st.one_of(
-    st.sampled_from([0, 1, 4, 8, 16, 512, 1024, 8192, 16384, 12000, 1_200_000, 262144, 0.1, 1.0, 1e-4, 2.4e-5, 1e-6]),
-    st.floats(1e-7, 1e5, allow_nan=False),
-    st.integers(1, 20_000),
-)
 
 
 @pytest.mark.parametrize("name", sorted({n for r in ("5.0.0", "5.1.0", "6.0.0", "6.1.0") for n in benchmarks_of(r)}))
