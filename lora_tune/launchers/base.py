@@ -69,7 +69,8 @@ class JobStatus:
     """One job as the cluster sees it now. Times are epoch seconds, None while unknown.
 
     reason: the cluster's own words. waits: what they mean for a queued job. seconds: how long it has run, or ran, by a
-    clock that nobody sets, None where unknown. clock_steps: by how many seconds the wall clock of its machine was set
+    clock that nobody sets, None where unknown. seconds_error: by how much that may be too short, in seconds.
+    clock_steps: by how many seconds the wall clock of its machine was set
     meanwhile, one number a time. node_share: how much of its nodes' time since its start was this job's; less than 1
     where trials share a job. log_bytes: how long its log was when it ended, None where its runner did not say; one
     that did has also written at the log's head whose it is.
@@ -84,6 +85,7 @@ class JobStatus:
     reason: str = ""
     waits: Waits = Waits.NORMAL
     seconds: float | None = None
+    seconds_error: float = 0.0
     clock_steps: tuple[float, ...] = ()
     node_share: float = 1.0
     log_bytes: int | None = None

@@ -307,6 +307,24 @@ def test_a_step_of_the_host_clock_that_no_line_shows_is_known_from_the_runner() 
     assert kind(run_of(0.95, 0.92), replace(ENDED, clock_steps=(0.2,))) is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "error", "believed"),
+    [((1.0, 2.25, 3.46), 0.0, False), ((1.0, 2.25, 3.46), 2.0, True), ((1.0, 2.0, 3.0), 0.0, True)],
+    ids=["its runner timed it", "Slurm counts whole seconds", "its stamps count whole seconds"],
+)
+def test_a_clock_that_was_set_ahead_by_a_second_is_seen_where_the_job_was_timed_well(
+    seconds: tuple[float, ...], error: float, believed: bool
+) -> None:
+    run = RunLog(run_start_ms=0, evals=tuple(Eval(100.0 * i, 0.95 - i / 100, s) for i, s in enumerate(seconds, 1)))
+    job = replace(ENDED, seconds=2.52, seconds_error=error)
+    assert (impossible_times(run, job, stamped=True) is None) is believed
+
+
+def test_evals_that_go_back_by_more_than_half_a_second_were_stamped_by_a_clock_that_was_set() -> None:
+    back = RunLog(run_start_ms=0, evals=(Eval(100.0, 0.95, 1.0), Eval(200.0, 0.93, 0.35)))
+    assert impossible_times(back, ENDED, stamped=True) is not None
+
+
 def test_a_run_is_not_longer_than_its_job() -> None:
     long = run_of(0.95, *[0.94] * 30, 0.92)
     assert kind(long) is FailureKind.CLOCK

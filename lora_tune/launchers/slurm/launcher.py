@@ -195,6 +195,7 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
         status = replace(
             status,
             seconds=ended.seconds or status.seconds,
+            seconds_error=0.0 if ended.seconds else status.seconds_error,
             clock_steps=ended.clock_steps,
             log_bytes=ended.log_bytes,
         )

@@ -13,6 +13,9 @@ from pathlib import Path
 from lora_tune.base.hostlist import NOTHING, hostnames
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 
+WHOLE_SECONDS = 2.0
+"""By how much a difference of two of Slurm's times may be off: it counts whole seconds, at both ends."""
+
 STATES = {
     "PENDING": JobState.QUEUED,
     "CONFIGURING": JobState.QUEUED,
@@ -187,6 +190,7 @@ def status(row: Row, submitted_at: float) -> JobStatus:
         reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
         waits=waits(row.reason) if queued else Waits.NORMAL,
         seconds=max(0.0, (row.ended or 0.0) - (row.started or 0.0)) if over else None,
+        seconds_error=WHOLE_SECONDS,
     )
 
 
