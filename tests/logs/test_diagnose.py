@@ -19,7 +19,9 @@ from lora_tune.logs import failures as module
 from lora_tune.logs.failure_evidence import most_telling
 from lora_tune.logs.failure_signatures import SIGNATURES
 from lora_tune.logs.failures import Diagnosis, FailureKind, FailureScanner, diagnose, redact
+from lora_tune.logs.guess import guess
 from lora_tune.logs.mllog import Eval, MllogReader, RunLog, TrainPoint
+from lora_tune.logs.unmatched import looks_like_an_eval
 from tests import prologs
 
 FAILURES = [
@@ -266,6 +268,25 @@ def test_no_log_of_a_successful_run_has_a_signature(public_data: Path) -> None:
         if most_telling(scanner.hits(), begun=scanner.begun()) or found.kind:
             failed.append((log.parent.name, log.name, found.kind.value, found.line[-22:]))
     assert failed == [("9xXE9712x4GB200", "result_9.txt.gz", "configuration", " DUE TO TIME LIMIT ***")]
+
+
+@pytest.mark.parametrize("step", ["import", "fabric", "clocks", "nccl"])
+@pytest.mark.parametrize("machine", ["dgx", "other"])
+class TestPrograms:
+    """What enroot, nvidia-smi and the NCCL test print is evidence of nothing, wherever a script starts them.
+
+    Some scripts ask nvidia-smi in run_and_time.sh, behind RUNANDTIME_START, and scripts of one's own print no marks.
+    """
+
+    def test_no_line_is_a_failure_text(self, step: str, machine: str) -> None:
+        scanner = FailureScanner()
+        scanner.feed(prologs.printed(step, machine).encode())
+        assert [hit.line for hit in scanner.hits()] == []
+
+    def test_no_line_looks_like_an_eval_or_like_a_log_to_read(self, step: str, machine: str) -> None:
+        text = prologs.printed(step, machine)
+        assert [line for line in text.splitlines() if looks_like_an_eval(line)] == []
+        assert guess(text.encode()) is None
 
 
 FRIGHTENING = [
