@@ -3,10 +3,11 @@
 ``python -m benchmarks.public_trees FOLDER [--only TEXT]... [--base] [--no-sweep]`` takes a folder with checkouts of the
 public result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
 script, lays each out in a scratch folder with what its container would hold beside it, and runs on each ``doctor``,
-``sweep --dry-run``, and for those that use Slurm a sweep of four trials on the test cluster (root, and the packages of
-tests/packages.txt), with a tiny training behind ``python``. With ``--base`` the folder's smallest config of at most
-four nodes is trial 0 as it stands, on as many nodes. The table goes to standard output, one row a folder; nothing of
-the repositories is kept. Variables that doctor says are missing are set as it says.
+``sweep --dry-run``, and a sweep of four trials, with a tiny training behind ``python`` and ``torchrun``: those that use
+Slurm on the test cluster (root, and the packages of tests/packages.txt), those with ``run_with_docker.sh`` on this
+machine, with a stand-in for ``docker`` that passes on what ``--env`` names and nothing else. With ``--base`` the
+folder's smallest config of at most four nodes is trial 0 as it stands, on as many nodes. The table goes to standard
+output, one row a folder; nothing of the repositories is kept. Variables and modes are set as doctor says.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.tree_machine import IMAGE, prepare
 from lora_tune.analysis.config_check import toml_text
 from tests.cluster import Cluster, Shape
 
@@ -31,21 +33,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ROUNDS = ("v4.1", "v5.0", "v5.1")
 SHAPE = re.compile(r"config_(?P<system>.+?)_(?P<nodes>\d+)x(?P<gpus>\d+)x")
 MISSING = re.compile(r"needs (\w+), which nothing sets")
+MODE = re.compile(r"starts (?:\./)?(\S+), which may not be executed")
 SECONDS = 240
 """For one sweep of four trials."""
 
-# What a node and the container have, and this machine has not. srun: without the options of Pyxis and without MPI.
-PROGRAMS = {
-    "srun": 'if [ "$1" = --help ]; then echo --container-image; exit; fi\n'
-    'for word; do case $word in --container-* | --no-container-* | --mpi=pm*) ;; *) kept+=("$word") ;; esac; done\n'
-    'exec {srun} --mpi=none "${{kept[@]}}"',
-    "python": 'case " $* " in *train.py" "*) [ "${{RANK:-$SLURM_PROCID}}" = 0 ] || exit 0\n'
-    "exec {python} -u {trainer} ;; esac",
-    "slurm2pytorch": "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
-    'export LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"',
-    "bindpcie": 'while [[ $1 == -* ]]; do word=$1; shift; [ "$word" != -- ] || break; done; exec "$@"',
-    **dict.fromkeys(("enroot", "sudo", "nvidia-smi", "ibv_devinfo", "all_reduce_perf_mpi", "mlperf-sysjson.sh"), ":"),
-}
 SPACE = """
 [space]
 LR = { type = "float", low = 3e-4, high = 6e-4, log = true }
@@ -65,36 +56,6 @@ trials = 4
 parallel = 4
 trial_minutes = 5
 """
-TRAINER = """
-import json, math, os, random, time
-def emit(key, value=None, kind="POINT_IN_TIME", **meta):
-    line = {"namespace": "", "time_ms": int(time.time() * 1000), "event_type": kind, "key": key, "value": value}
-    print(":::MLLOG " + json.dumps({**line, "metadata": {"file": "train.py", "lineno": 1, **meta}}), flush=True)
-def number(*names, default):
-    return next((float(os.environ[n]) for n in names if os.environ.get(n)), default)
-gpus = number("DGXNGPU", default=8) * number("DGXNNODES", default=1)
-ranks = number("TP", default=1) * number("PP", default=1) * number("CP", default=1)
-batch = int(number("MINIBS", default=1) * gpus / ranks)
-rate, steps, seed = number("LR", default=4e-4), int(number("MAX_STEPS", default=800)), int(os.environ["SEED"])
-every, skipped = int(number("VAL_CHECK_INTERVAL", default=384)), int(number("SKIP_EVALS", "SKIP_EVAL", default=3))
-emit("init_start", kind="INTERVAL_START")
-for key, value in {"submission_benchmark": "llama2_70b_lora", "seed": seed, "global_batch_size": batch,
-                   "opt_base_learning_rate": rate, "opt_learning_rate_training_steps": steps}.items():
-    emit(key, value)
-emit("init_stop", kind="INTERVAL_END")
-emit("run_start", kind="INTERVAL_START")
-needed = 3000 * (1 + 0.3 * math.log(rate / 4.5e-4) ** 2) * math.exp(random.Random(seed).gauss(0, 0.05))
-loss = math.nan
-for samples in range((skipped + 1) * every, steps * batch + 1, every):
-    time.sleep(0.2)
-    loss = 0.92483 - 0.02244 * math.log(samples / needed)
-    emit("eval_accuracy", loss, samples_count=samples)
-    if loss <= 0.925:
-        break
-emit("run_stop", loss, "INTERVAL_END", status="success" if loss <= 0.925 else "aborted")
-"""
-IMAGE = {"run_and_time.sh": "#!/bin/bash\nexec python -u train.py\n"}
-"""Files that the container holds where the folder has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,31 +148,6 @@ def lay_out(tree: Tree, place: Path) -> Path:
     return copy
 
 
-def prepare(scratch: Path) -> dict[str, str]:
-    """Programs, container, data and model; returns the variables of every job."""
-    values = {"srun": shutil.which("srun"), "python": sys.executable, "trainer": str(scratch / "trainer.py")}
-    (scratch / "trainer.py").write_text(TRAINER)
-    (scratch / "bin").mkdir()
-    for name, text in PROGRAMS.items():
-        program = scratch / "bin" / name
-        program.write_text("#!/bin/bash\n" + text.format(**values) + "\n")
-        program.chmod(0o755)
-    shutil.copy(scratch / "bin" / "python", scratch / "bin" / "python3")
-    (scratch / "image.sqsh").write_bytes(b"hsqs" + bytes(100))
-    for name in ("data/data", "data/model", "model/context", "model/weights"):
-        (scratch / name).mkdir(parents=True)
-    for folder in ("data", "data/data"):
-        for name in ("train.npy", "validation.npy"):
-            (scratch / folder / name).write_bytes(b"\x93NUMPY" + bytes(100))
-    (scratch / "model" / "context" / "model.yaml").write_text("x")
-    (scratch / "data" / "model" / "config.json").write_text("{}")
-    for weights in ("model/weights/shard", "data/model/model.safetensors"):
-        with (scratch / weights).open("wb") as shard:
-            shard.truncate(140 * 10**9)  # sparse: takes no room
-    path = f"{scratch / 'bin'}:{os.environ['PATH']}"
-    return {"PATH": path, "OMP_NUM_THREADS": "1", "CLEAR_CACHES": "0"}
-
-
 def command(words: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
     """One of the commands that users type, to its end; exit code 124 where it takes too long."""
     argv = [sys.executable, "-m", *words]
@@ -232,8 +168,8 @@ def problems(output: str) -> list[str]:
 def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, str]) -> list[str]:
     """The row of one tree."""
     place = scratch / "tree"
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.rmtree(scratch / "sweep", ignore_errors=True)
+    for old in (place, scratch / "image", scratch / "sweep"):
+        shutil.rmtree(old, ignore_errors=True)
     copy, file, given = lay_out(tree, place), scratch / "tree.toml", dict(jobs)
     client = {**(cluster.environment if cluster else {}), "PATH": jobs["PATH"]}
     options = ["--study", str(file), "--output", str(scratch / "sweep")]
@@ -241,15 +177,20 @@ def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, st
     told = command(["lora_tune.doctor", *options], client, 120)
     found = problems(told.stdout)
     needed = {match[1] for text in found if (match := MISSING.search(text))}
-    if needed:
-        given |= {name: str(copy) for name in needed}  # as doctor says
-        file.write_text(tree.study(copy, scratch, given))
+    given |= {name: str(copy) for name in needed}  # as doctor says
+    modes = {match[1] for text in found if (match := MODE.search(text))}
+    for name in modes:
+        (copy / name).chmod(0o755)
+    if not tree.slurm:
+        given["STANDIN_IMAGE"] = str(shutil.copytree(copy, scratch / "image"))
+    file.write_text(tree.study(copy, scratch, given))
     dry = command(["lora_tune.sweep", *options, "--dry-run"], client, 120)
-    others = [text for text in found if not MISSING.search(text)]
-    words = [f"needs {name}" for name in sorted(needed)] + [_short(text, place) for text in others]
+    others = [text for text in found if not (MISSING.search(text) or MODE.search(text))]
+    words = [f"needs {name}" for name in sorted(needed)] + [f"{name} needs its x bit" for name in sorted(modes)]
+    words += [_short(text, place) for text in others]
     elsewhere = "container" if "training code is not in this folder" in told.stdout else "folder"
     crashed = "Traceback" in told.stdout + told.stderr + dry.stdout + dry.stderr
-    swept = "not asked" if cluster is None else "Docker" if not tree.slurm else "no: see doctor" if others else ""
+    swept = "not asked" if cluster is None else "no: see doctor" if others else ""
     if not swept:
         swept = sweep(options, client)
     return [
