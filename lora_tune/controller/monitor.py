@@ -166,6 +166,7 @@ class JobMonitor:
         runs = log.runs() if trial.replicates > 1 else ()
         run = next((r for r in runs if r.reached(self._study.target)), log.run())
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
+        status = policy.of_training(status, run)
         found = self._found(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)

@@ -209,6 +209,14 @@ def conclude(
     return _after_failure(study, attempts, status, diagnosis, node_at_fault)
 
 
+def of_training(status: JobStatus, run: RunLog) -> JobStatus:
+    """The status without the exit code of another step, which the script survived, where the log states a run's end.
+
+    ``mlperf-sysjson.sh`` fails in many a healthy job, and Slurm keeps the worst code of all steps.
+    """
+    return replace(status, exit_code=0) if status.step_failed and run.run_stop_ms is not None and run.evals else status
+
+
 BELIEVED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED, Verdict.CAPPED)
 """Ends that say something of the trial's parameters."""
 

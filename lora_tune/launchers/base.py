@@ -68,6 +68,7 @@ class Ticket:
 class JobStatus:
     """One job as the cluster sees it now. Times are epoch seconds, None while unknown.
 
+    step_failed: the job itself says 0, and ``exit_code`` is that of one of its steps: its script went on after it.
     reason: the cluster's own words. waits: what they mean for a queued job. seconds: how long it has run, or ran, by a
     clock that nobody sets, None where unknown. seconds_error: by how much that may be too short, in seconds.
     clock_steps: by how many seconds the wall clock of its machine was set
@@ -81,6 +82,7 @@ class JobStatus:
     started_at: float | None = None
     ended_at: float | None = None
     exit_code: int | None = None
+    step_failed: bool = False
     nodes: tuple[str, ...] = ()
     reason: str = ""
     waits: Waits = Waits.NORMAL

@@ -223,6 +223,16 @@ def test_the_end_of_a_trial(found: Any, verdict: Verdict) -> None:
     assert found.verdict is verdict
 
 
+@pytest.mark.parametrize("step_failed", [True, False])
+def test_a_step_that_the_script_survived_fails_no_training_that_states_its_end(*, step_failed: bool) -> None:
+    """mlperf-sysjson.sh fails in every job of a submitter without MLPERF_STATUS; Slurm keeps the worst step's code."""
+    status = JobStatus(state=JobState.ENDED, exit_code=1, step_failed=step_failed)
+    whole = replace(run(0.95), run_stop_ms=9)
+    assert policy.of_training(status, whole).exit_code == (0 if step_failed else 1)
+    assert policy.of_training(status, run(0.95)).exit_code == 1, "it may have died between two evals"
+    assert policy.of_training(status, RunLog(run_stop_ms=9)).exit_code == 1, "a stop without evals is faked"
+
+
 @pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible", "held", "drained"])
 def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
     found = conclude(failure(kind), exit_code=1)

@@ -173,7 +173,9 @@ def test_sacct_rows_take_the_worst_exit_code() -> None:
     )
     first, second = parse.sacct_rows(text)
     assert (first.name, first.exit_code, first.nodes) == ("a|b", 3, ("n1", "n2"))
+    assert parse.status(first, 1000.0).step_failed, "the job itself says 0"
     status = parse.status(second, 1000.0)
+    assert not status.step_failed
     assert (status.state, status.exit_code, status.started_at) == (JobState.CANCELLED, 143, None)
 
 

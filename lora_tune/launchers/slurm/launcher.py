@@ -207,7 +207,8 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
         detail = ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
     except LauncherError:
         return status  # it left the controller's memory between the two questions
-    return replace(status, exit_code=parse.detail_exit_code(detail) or 0)
+    code = parse.detail_exit_code(detail) or 0
+    return replace(status, exit_code=code, step_failed=code != 0)
 
 
 def ask(*command: str) -> str:

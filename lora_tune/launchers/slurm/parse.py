@@ -89,6 +89,7 @@ class Row:
     state: str
     restarts: int = 0
     exit_code: int | None = None
+    step_failed: bool = False
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
@@ -151,6 +152,7 @@ def sacct_rows(text: str) -> list[Row]:
                 name=name,
                 state=state,
                 exit_code=_worse(exit_code, derived),
+                step_failed=bool(_worse(derived) and not _worse(exit_code)),
                 submitted=_time(submit),
                 started=_time(start),
                 ended=_time(end),
@@ -186,6 +188,7 @@ def status(row: Row, submitted_at: float) -> JobStatus:
         started_at=row.started if ran else None,
         ended_at=None if state.alive else row.ended,
         exit_code=None if state.alive else row.exit_code,
+        step_failed=not state.alive and row.step_failed,
         nodes=row.nodes if ran else (),
         reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
         waits=waits(row.reason) if queued else Waits.NORMAL,
