@@ -64,7 +64,8 @@ def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]
     if not any(math.isfinite(o.reached) for o in observations if not o.source):
         return []
     model = as_known(sampler.model(space, observations))
-    found = [Worth(n, *_saved(model, trial.tuned, {**trial.tuned, n: base.tuned[n]})) for n in names]
+    whole = study.search_space.conditions.complete(trial.tuned)
+    found = [Worth(n, *_saved(model, whole, {**whole, n: base.tuned[n]})) for n in names]
     return sorted(found, key=lambda worth: -worth.share)
 
 

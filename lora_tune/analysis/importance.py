@@ -46,6 +46,8 @@ def knobs(study: Study, sweep: Sweep) -> list[Knob]:
 def _where(best: Sequence[Trial], name: str) -> str:
     """The range, or the most frequent values, of a parameter among ``best``."""
     values = [t.tuned[name] for t in best if name in t.tuned]
+    if not values:
+        return "exists in none of them"
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) == len(values):
         low, high = min(numbers), max(numbers)

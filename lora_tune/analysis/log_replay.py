@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
-from lora_tune.config.parameters import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.controller import policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times
@@ -92,7 +91,7 @@ class Replay:
 
     def play(self, log: bytes) -> ReplayedLog:
         """Play one log, whole in memory. Never raises for what it contains."""
-        whole = _read(self._reader_for(self._fixed()), log)
+        whole = _read(self._reader_for(self._study.search_space.fixed), log)
         study = self._study_for(whole)
         book = self._books.setdefault(tuple(map(whole.hyperparameters.get, _ONE_SWEEP)), _empty_book(study))
         number = len(book.sweep.trials)
@@ -112,15 +111,11 @@ class Replay:
 
         space = self._study.search_space
         names = [*space.parameters, "MAX_STEPS", "FP4", "HEALING_ITER"]
-        found = {**printed_values(log), **priors.values_of(run.hyperparameters, names), **self._fixed()}
+        found = {**printed_values(log), **priors.values_of(run.hyperparameters, names), **space.fixed}
         try:
             return {**space.resolve(found), **found}
         except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need
             return found
-
-    def _fixed(self) -> dict[str, Value]:
-        found = self._study.search_space.parameters.items()
-        return {name: p.value for name, p in found if isinstance(p, FixedParameter)}
 
     def _study_for(self, run: RunLog) -> Study:
         """The study; of a log that announces another benchmark, with that one's metric and nobody's curves.

@@ -22,6 +22,7 @@ from lora_tune.analysis.summary import objective_words, prior_words, ranked
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.format import visible
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, pruning
 from lora_tune.logs.run import Eval, TrainPoint
@@ -64,17 +65,21 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
         stop = not_worth(study, expected_gain(known))
     asked = known.ask(study.search_space.distributions())
     why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
-    return Next(tuned=dict(asked.params), why=why, stop=stop, recommended=_recommended(sweep, known))
+    space = study.search_space
+    return Next(
+        tuned=space.conditions.present(asked.params), why=why, stop=stop, recommended=_recommended(space, sweep, known)
+    )
 
 
-def _recommended(sweep: Sweep, known: optuna.Study) -> str:
+def _recommended(space: Space, sweep: Sweep, known: optuna.Study) -> str:
     from lora_tune.search.samplers import Recommends
 
     if not isinstance(known.sampler, Recommends) or not any(
         t.verdict is Verdict.REACHED for t in sweep.trials.values()
     ):
         return ""
-    tuned, _, sentence = known.sampler.recommend(known)
+    values, _, sentence = known.sampler.recommend(known)
+    tuned = space.conditions.present(values)
     return f"{parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
 
 

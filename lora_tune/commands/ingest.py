@@ -17,7 +17,7 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED, InputError
 from lora_tune.commands.options import guarded, output_option, study_option, sweep_paths
-from lora_tune.config.parameters import FixedParameter, LayoutParameter
+from lora_tune.config.parameters import LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import MllogReader
@@ -60,7 +60,7 @@ def runs_of(log: Log, study: Study, given: Mapping[str, Value], source: str, now
     from lora_tune.search import priors
 
     names = _convergence_names(study)
-    fixed = {n: p.value for n, p in study.search_space.parameters.items() if isinstance(p, FixedParameter)}
+    fixed = study.search_space.fixed
     for run in log.reader.runs():
         values = {**priors.values_of(run.hyperparameters, [*names, *fixed]), **given}
         lacking = [name for name in names if name not in values]

@@ -300,7 +300,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
         trial = Trial(
             number=asked.number,
             seed=study.trial_seed(asked.number),
-            tuned=asked.tuned,
+            tuned=study.search_space.conditions.present(asked.tuned),
             parameters=asked.parameters or {**inherited, **study.search_space.resolve(asked.tuned)},
         )
         folder = paths.attempt(trial.number, 0).folder

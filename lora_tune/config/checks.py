@@ -55,8 +55,9 @@ def _check_search(study: Study, path: Path) -> None:
     if space.varies_nodes and not getattr(sampler, "several_node_counts", True):
         problem = f"{study.search.sampler} models trials of one size, and NODES varies here; use tpe"
         raise StudyError(path, "search.sampler", problem)
-    tuned = space.distributions()
+    tuned, conditions = space.distributions(), space.conditions
     for index, point in enumerate(study.search.enqueue):
+        absent = conditions.absent(point)
         for key, value in point.items():
             if key not in tuned:
                 raise StudyError(
@@ -64,6 +65,9 @@ def _check_search(study: Study, path: Path) -> None:
                 )
             if not within(tuned[key], value):
                 raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} is not {range_words(tuned[key])}")
+            if key in absent:
+                problem = f"exists only where {conditions.words(key)}; remove it from this point"
+                raise StudyError(path, f"search.enqueue.{index}.{key}", problem)
 
 
 def range_words(distribution: BaseDistribution) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
 
 from lora_tune.config.formula import Formula, FormulaError
 from lora_tune.config.layout import LayoutAxes
@@ -24,7 +25,37 @@ class _Frozen(BaseModel):
 Role = Literal["speed", "convergence", "both"]
 
 
-class TunedParameter(_Frozen):
+class Conditional(_Frozen):
+    """What may exist only under a choice of another parameter."""
+
+    when: dict[str, tuple[Value, ...]] = Field(
+        default_factory=dict,
+        description='it exists only under these values of other parameters, as in `{ OPTIMIZER = ["adam", "lamb"] }`; '
+        "left out: always",
+    )
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f'{value!r} is no table of values; write when = {{ OPTIMIZER = "adam" }}')
+        if empty := [name for name, allowed in value.items() if isinstance(allowed, list | tuple) and not allowed]:
+            raise ValueError(f"{empty[0]} has no values; list those under which the parameter exists")
+        found = {n: allowed if isinstance(allowed, list | tuple) else (allowed,) for n, allowed in value.items()}
+        if bad := [v for allowed in found.values() for v in allowed if not isinstance(v, str | int | float | bool)]:
+            raise ValueError(f"{bad[0]!r} is no value of a parameter; write texts, numbers, true or false")
+        return found
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, handler: Any) -> dict[str, Any]:
+        """Studies that have no conditions are the same, by their hash too, as before there were any."""
+        found: dict[str, Any] = handler(self)
+        if not found.get("when"):
+            found.pop("when", None)
+        return found
+
+
+class TunedParameter(Conditional):
     """What every number or category that is tuned may say."""
 
     role: Role | None = Field(
@@ -96,7 +127,7 @@ class LayoutParameter(LayoutAxes):
     type: Literal["layout"]
 
 
-class DerivedParameter(_Frozen):
+class DerivedParameter(Conditional):
     """A value computed from others by plain arithmetic, e.g. ``formula = "ceil(0.1 * MAX_STEPS)"``."""
 
     type: Literal["derived"]
@@ -113,7 +144,7 @@ class DerivedParameter(_Frozen):
         return self
 
 
-class FixedParameter(_Frozen):
+class FixedParameter(Conditional):
     """A value that does not vary."""
 
     type: Literal["fixed"]
@@ -125,6 +156,24 @@ class FixedParameter(_Frozen):
         if not isinstance(value, str | int | float | bool) or not (isinstance(value, str) or math.isfinite(value)):
             raise ValueError(f"{value!r} is not a string, a truth value or a finite number")
         return value
+
+
+def choices_of(parameter: IntParameter | CategoricalParameter | FixedParameter) -> Sequence[Value]:
+    """All values that a parameter of separate values can have, the lowest or first first."""
+    if isinstance(parameter, IntParameter):
+        return range(parameter.low, parameter.high + 1, parameter.step)
+    return parameter.choices if isinstance(parameter, CategoricalParameter) else (parameter.value,)
+
+
+def middle_of(parameter: FloatParameter | IntParameter | CategoricalParameter) -> Value:
+    """The middle of a range, on the scale on which it is searched; the first of choices."""
+    if isinstance(parameter, CategoricalParameter):
+        return parameter.choices[0]
+    low, high = parameter.low, parameter.high
+    between = math.sqrt(low) * math.sqrt(high) if parameter.log else low / 2 + high / 2
+    if isinstance(parameter, FloatParameter):
+        return parameter.written(between)
+    return low + round((between - low) / parameter.step) * parameter.step if high > low else int(low)
 
 
 Parameter = Annotated[

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lora_tune.config.conditions import ConditionError, Conditions, check_conditions, conditions_of, needed
 from lora_tune.config.formula import Formula, FormulaError
 from lora_tune.config.layout import LAYOUT_VALUES, LayoutTable, parse_layout
 from lora_tune.config.parameters import (
@@ -45,6 +46,17 @@ class Space:
     parameters: Mapping[str, Parameter]
     nodes: int
     gpus_per_node: int
+
+    @property
+    def conditions(self) -> Conditions:
+        """Which parameters exist only under a choice of another."""
+        return conditions_of(self.parameters)
+
+    @property
+    def fixed(self) -> dict[str, Value]:
+        """What every trial has alike, by name."""
+        found = ((n, p) for n, p in self.parameters.items() if isinstance(p, FixedParameter))
+        return {name: p.value for name, p in found if not p.when}
 
     @property
     def gpus(self) -> int:
@@ -94,12 +106,15 @@ class Space:
         return {x.gbs(self.gpu_count(p.values(x))) for p, x in found}
 
     def each_layout(self) -> list[dict[str, Value]]:
-        """Resolved values for every layout, all else at its lower end; one entry without a layout."""
+        """Resolved values for every layout, all else at its lower end, what exists only at times included.
+
+        One entry without a layout.
+        """
         corner = self.corner()
         name = next((n for n, p in self.parameters.items() if isinstance(p, LayoutParameter)), None)
         if name is None:
-            return [self.resolve(corner)]
-        return [self.resolve({**corner, name: str(layout)}) for layout in self.layouts(name).layouts]
+            return [self._resolve(corner, frozenset())]
+        return [self._resolve({**corner, name: str(x)}, frozenset()) for x in self.layouts(name).layouts]
 
     def check(self) -> None:
         """Raise SpaceError when no trial could be made of this space."""
@@ -116,9 +131,31 @@ class Space:
         if sum(isinstance(p, LayoutParameter) for p in self.parameters.values()) > 1:
             raise SpaceError("", "two layout parameters; a trial has one layout, keep one")
         try:
-            self.resolve(self.corner())
+            self._check_conditions()
+            self._resolve(self.corner(), frozenset())
         except FormulaError as error:
             raise SpaceError(error.name, str(error)) from error
+
+    def _check_conditions(self) -> None:
+        """That each may hold, and that no formula needs what is absent where its own result is not."""
+        layouts = ([p.values(x) for x in self.layouts(n).layouts]
+                   for n, p in self.parameters.items() if isinstance(p, LayoutParameter))  # fmt: skip
+        try:
+            check_conditions(self.parameters, next(layouts, []))
+        except ConditionError as error:
+            raise SpaceError(error.key, str(error)) from error
+        conditions = self.conditions
+        for name, parameter in self.parameters.items():
+            if not isinstance(parameter, DerivedParameter):
+                continue
+            own = needed(name, conditions.of)
+            for used in sorted(Formula(parameter.formula).names & conditions.of.keys()):
+                wanted = needed(used, conditions.of)
+                if any(p not in own or not set(own[p]) <= set(values) for p, values in wanted.items()):
+                    words = conditions.words(used)
+                    raise SpaceError(
+                        name, f"its formula needs {used}, which exists only where {words}; give it that when"
+                    )
 
     def corner(self) -> dict[str, Value]:
         """The tuned values at their lower ends: some point of the space, for checks and previews."""
@@ -156,14 +193,20 @@ class Space:
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
         """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.
 
+        What does not exist at these values (:mod:`lora_tune.config.conditions`) is left out.
         Real numbers come out as a person would write them (``FloatParameter.written``): the trial runs with those.
         The result of a space with a layout also holds ``GBS`` (global batch size, samples per step).
         Raises FormulaError when a derived value cannot be computed.
         """
+        return self._resolve(tuned, self.conditions.absent(tuned))
+
+    def _resolve(self, tuned: Mapping[str, Value], absent: frozenset[str]) -> dict[str, Value]:
         values: dict[str, Value] = {}
         context: dict[str, Value] = {}
         formulas: dict[str, Formula] = {}
         for name, parameter in self.parameters.items():
+            if name in absent:
+                continue
             if isinstance(parameter, LayoutParameter):
                 layout = parse_layout(str(tuned[name]))
                 values |= parameter.values(layout)
@@ -187,7 +230,10 @@ class Space:
         Raises SpaceError when a value is missing.
         """
         found: dict[str, Value] = {}
+        absent = self.conditions.absent(values)
         for name, parameter in self.parameters.items():
+            if name in absent:
+                continue
             if isinstance(parameter, LayoutParameter):
                 matches = [x for x in self.layouts(name).layouts if parameter.values(x).items() <= values.items()]
                 if not matches:

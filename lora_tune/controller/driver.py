@@ -213,7 +213,7 @@ class Driver:
         trial = Trial(
             number=asked.number,
             seed=self._study.trial_seed(asked.number),
-            tuned=asked.tuned,
+            tuned=self._study.search_space.conditions.present(asked.tuned),
             parameters={**parameters, **schedule},
             why="; ".join(filter(None, (asked.why, reason))),
             proposed_at=self._now(),

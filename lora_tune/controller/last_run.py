@@ -95,8 +95,11 @@ class LastRun:
         sweep = self._records()
         if _open(sweep) or sum(t.why == WHY for t in sweep.trials.values()) >= MOST:
             return None
-        found = recommended(self._study(), sweep)
-        return None if found is None or found.ran else self._search.propose(found.trial.tuned, WHY)
+        study = self._study()
+        found = recommended(study, sweep)
+        if found is None or found.ran:
+            return None
+        return self._search.propose(study.search_space.conditions.complete(found.trial.tuned), WHY)
 
     def unknown(self, known: Collection[int]) -> list[Asked]:
         """As of the search."""

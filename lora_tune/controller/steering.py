@@ -61,12 +61,15 @@ def course(study: Study, requests: Sequence[Request]) -> Course:
 
 def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
     """Why these tuned values are no point of the space; "" where they are (they may leave some out). Pure."""
-    tuned = study.search_space.distributions()
+    space = study.search_space
+    tuned, absent = space.distributions(), space.conditions.absent(values)
     for name, value in values.items():
         if name not in tuned:
             return f"{name} is not tuned; tuned are {', '.join(tuned)}"
         if not within(tuned[name], value):
             return f"{name} = {value!r} is not {range_words(tuned[name])}"
+        if name in absent:
+            return f"{name} exists only where {space.conditions.words(name)}; leave it out"
     return "" if values else "no values are given"
 
 

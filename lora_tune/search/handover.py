@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-from optuna.distributions import BaseDistribution
 
 from lora_tune.config.study import Study
 from lora_tune.search import priors, shrinkage
 from lora_tune.search.contenders import bounded_exp
 from lora_tune.search.recommendation import Belief
-from lora_tune.search.recorded import fits, in_memory
+from lora_tune.search.recorded import fitting, in_memory
 from lora_tune.search.samplers import Recommends, make_sampler
 from lora_tune.store.records import Sweep
 
@@ -27,11 +24,11 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
     if not isinstance(sampler, Recommends):
         return shrinkage.believes(study, sweep)
-    space = study.search_space.distributions()
     try:
-        tuned, score, _ = sampler.recommend(in_memory(study, _of_today(sweep, space), sampler))
+        values, score, _ = sampler.recommend(in_memory(study, _of_today(study, sweep), sampler))
     except ValueError:  # its model has learned nothing yet, such as of trials older than the space
         return shrinkage.believes(study, sweep)
+    tuned = study.search_space.conditions.present(values)
     full = [t for t in sweep.reached() if not t.probe]
     trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
     if trial is not None and len(full) < FEWEST_RUNS:
@@ -50,6 +47,7 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     )
 
 
-def _of_today(sweep: Sweep, space: Mapping[str, BaseDistribution]) -> Sweep:
+def _of_today(study: Study, sweep: Sweep) -> Sweep:
     """The sweep without trials that the space of today does not hold: a study may have changed since they ran."""
-    return replace(sweep, trials={n: t for n, t in sweep.trials.items() if fits(t, space)})
+    fits = fitting(study)
+    return replace(sweep, trials={n: t for n, t in sweep.trials.items() if fits(t)})

@@ -97,7 +97,9 @@ def _over(study: Study, sweep: Sweep) -> bool:
 
 def _unrun(study: Study, belief: Belief, alike: Trial) -> Trial:
     """A configuration that no trial has run; what the space does not say is as in a trial that did run."""
-    parameters = {**alike.parameters, **study.search_space.resolve(belief.tuned)}
+    space = study.search_space
+    absent = space.conditions.absent(belief.tuned)
+    parameters = {n: v for n, v in alike.parameters.items() if n not in absent} | space.resolve(belief.tuned)
     return Trial(number=UNRUN, seed=study.trial_seed(0), tuned=belief.tuned, parameters=parameters)
 
 

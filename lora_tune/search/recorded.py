@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -19,7 +20,7 @@ from lora_tune.store.records import Sweep, Trial, Verdict
 
 def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
     """Every trial as the session tells it to Optuna, by number."""
-    distributions = study.search_space.distributions()
+    distributions, conditions = study.search_space.distributions(), study.search_space.conditions
     found = []
     for trial in sweep.trials.values():
         outside = not trial.tuned and bool(distributions)  # a start that is no point of the space
@@ -27,7 +28,7 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
         made = create_trial(
             state=state,
             values=_values(study, sweep, trial, state),
-            params=dict(trial.tuned),
+            params=conditions.complete(trial.tuned),
             distributions={} if outside else distributions,
             user_attrs=attributes(trial),
             intermediate_values=_reported(study, sweep, trial),
@@ -40,12 +41,20 @@ def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
     return found
 
 
-def fits(trial: Trial, space: Mapping[str, BaseDistribution]) -> bool:
-    """Whether ``space`` holds the trial's values: it may be the machine's own config, or older than the space."""
-    if trial.tuned.keys() != space.keys():
+def fitting(study: Study) -> Callable[[Trial], bool]:
+    """Tells of a trial whether the study's space holds its values.
+
+    It may not: the trial may be of the machine's own config, or older than the space.
+    """
+    space, conditions = study.search_space.distributions(), study.search_space.conditions
+    return lambda trial: _fits(conditions.complete(trial.tuned), space)
+
+
+def _fits(values: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> bool:
+    if values.keys() != space.keys():
         return False
     try:
-        create_trial(state=TrialState.RUNNING, params=dict(trial.tuned), distributions=dict(space))
+        create_trial(state=TrialState.RUNNING, params=dict(values), distributions=dict(space))
     except ValueError:
         return False
     return True

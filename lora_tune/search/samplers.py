@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
-from lora_tune.config.parameters import FixedParameter
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 
@@ -184,10 +183,11 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         space.distributions(),
         goal=goal,
         gpus=space.gpus,
-        fixed={n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)},
+        fixed=space.fixed,
         roles=space.roles(),
         defaults={**(_where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
         prior=lambda: (*(llama2_70b_lora() if public else ()), *old_runs()),
+        conditions=space.conditions,
         probes=study.search.probes,
         capped=study.pruning.cap,
         seed=study.search.seed,
@@ -219,8 +219,10 @@ def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
 
 def _where_the_user_stands(study: Study) -> dict[str, Any] | None:
     """The first enqueued point that names every tuned parameter."""
-    tuned = study.search_space.distributions().keys()
-    return next((dict(point) for point in study.search.enqueue if point.keys() >= tuned), None)
+    space = study.search_space
+    tuned, conditions = space.distributions().keys(), space.conditions
+    points = ({**conditions.rested(point)} for point in study.search.enqueue)
+    return next((point for point in points if point.keys() >= tuned), None)
 
 
 def _coordinates(study: Study) -> Coordinates:
@@ -228,8 +230,10 @@ def _coordinates(study: Study) -> Coordinates:
     from lora_tune.search.grey_box.features import Coordinates
 
     space = study.search_space
-    fixed = {n: p.value for n, p in space.parameters.items() if isinstance(p, FixedParameter)}
-    return Coordinates(distributions=space.distributions(), gpus=space.gpus, fixed=fixed, roles=space.roles())
+    return Coordinates(
+        distributions=space.distributions(), gpus=space.gpus, fixed=space.fixed, roles=space.roles(),
+        conditions=space.conditions,
+    )  # fmt: skip
 
 
 def _throughput(study: Study) -> BaseSampler:
@@ -238,7 +242,13 @@ def _throughput(study: Study) -> BaseSampler:
     from lora_tune.search.throughput import ThroughputSampler
 
     space = study.search_space
-    return ThroughputSampler(space.distributions(), gpus=space.gpus, seed=study.search.seed, physics=physics_of(study))
+    return ThroughputSampler(
+        space.distributions(),
+        gpus=space.gpus,
+        seed=study.search.seed,
+        physics=physics_of(study),
+        conditions=space.conditions,
+    )
 
 
 TPE = SamplerKind(make=_tpe)

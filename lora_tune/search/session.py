@@ -202,12 +202,13 @@ class Session:
 
     def _add(self, record: Trial) -> bool:
         """Add an open trial with the record's values; False where the space does not hold them any more."""
-        if record.tuned.keys() != self._distributions.keys():
+        values = self._settings.search_space.conditions.complete(record.tuned)
+        if values.keys() != self._distributions.keys():
             return False
         try:
             made = optuna.trial.create_trial(
                 state=TrialState.RUNNING,
-                params=dict(record.tuned),
+                params=values,
                 distributions=self._distributions,
                 user_attrs=attributes(record),
             )

@@ -22,7 +22,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
 from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.recommendation import Belief
-from lora_tune.search.recorded import fits
+from lora_tune.search.recorded import fitting
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
 
 FITTED, LEARNED = 120, 400
@@ -64,9 +64,9 @@ def believes(study: Study, sweep: Sweep) -> Belief:
         assert best is not None, "asked before a trial reached the target"
         value = best.objective
         return Belief(tuned=best.tuned, objective=value, low=value, high=value, trial=best.number)
-    space = study.search_space.distributions()
-    inside = [c for c in found if fits(c.trial, space)]
-    outside = [c for c in found if not fits(c.trial, space)]
+    space, fits = study.search_space.distributions(), fitting(study)
+    inside = [c for c in found if fits(c.trial)]
+    outside = [c for c in found if not fits(c.trial)]
     sd = seed_spread(study)
     means, variances = _posterior(study, space, inside, sd)
     level, spread = _level(found)
@@ -124,8 +124,8 @@ def _level(found: Sequence[_Runs]) -> tuple[float, float]:
 
 def half_width(study: Study, sweep: Sweep, tuned: Mapping[str, Value]) -> float:
     """Half of the 90% interval of ln(objective) at ``tuned``, run or not, by the results alone."""
-    space = study.search_space.distributions()
-    inside = [c for c in _configurations(study, sweep) if fits(c.trial, space)]
+    space, fits = study.search_space.distributions(), fitting(study)
+    inside = [c for c in _configurations(study, sweep) if fits(c.trial)]
     if not inside:
         return WIDER * Z90 * seed_spread(study)
     posterior, coordinates = _learned(study, space, inside, seed_spread(study))
@@ -153,7 +153,10 @@ def _learned(
     study: Study, space: Mapping[str, BaseDistribution], configurations: Sequence[_Runs], sd: float
 ) -> tuple[Posterior, Coordinates]:
     """What the runs of configurations within the space say of ln(objective) over it. sd: of seeds, as is usual."""
-    coordinates = Coordinates(distributions=space, gpus=study.search_space.gpus, roles=dict.fromkeys(space, "speed"))
+    coordinates = Coordinates(
+        distributions=space, gpus=study.search_space.gpus, roles=dict.fromkeys(space, "speed"),
+        conditions=study.search_space.conditions,
+    )  # fmt: skip
     x = np.array([_features(study, coordinates, c.trial.tuned) for c in configurations])
     counts = [len(c.logs) for c in configurations]
     data = _data(np.repeat(x, counts, axis=0), np.concatenate([c.logs for c in configurations]), sd)

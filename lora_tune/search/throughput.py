@@ -22,6 +22,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
+from lora_tune.config.conditions import Conditions
 from lora_tune.search import fits_in_memory
 from lora_tune.search.fits_in_memory import Peaks
 from lora_tune.search.grey_box import memory
@@ -87,8 +88,9 @@ class Choice:
 class ThroughputSampler(BaseSampler):
     """Proposes points of ``distributions`` for trials that report ``samples_per_second`` and die of memory.
 
-    gpus: of one trial. physics: what is believed of a point before it ran, where that is known. Attributes read are
-    those of :mod:`lora_tune.search.observations`; each trial gets ``why``.
+    gpus: of one trial. physics: what is believed of a point before it ran, where that is known. conditions: which
+    parameters exist only under others' values. Attributes read are those of :mod:`lora_tune.search.observations`; each
+    trial gets ``why``.
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class ThroughputSampler(BaseSampler):
         gpus: int = 1,
         seed: int | None = None,
         physics: Physics | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._distributions = dict(distributions)
         self._coordinates = Coordinates(
-            distributions=self._distributions, gpus=gpus, roles=dict.fromkeys(distributions, "speed")
-        )
+            distributions=self._distributions, gpus=gpus, roles=dict.fromkeys(distributions, "speed"),
+            conditions=conditions or Conditions(),
+        )  # fmt: skip
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
         self._scales: Scales | None = None
@@ -152,7 +156,8 @@ class ThroughputSampler(BaseSampler):
         self, trials: Sequence[FrozenTrial], names: frozenset[str]
     ) -> tuple[Choice | None, list[Observation]]:
         observations = [o for t in trials if (o := of_trial(t, names, -math.inf))]
-        tried = {_key(t.params) for t in trials if t.state is not TrialState.WAITING}
+        rested = self._coordinates.conditions.rested
+        tried = {_key(rested(t.params)) for t in trials if t.state is not TrialState.WAITING}
         points = candidates(self._coordinates, observations, tried, self._rng)
         if not points:
             return None, observations
@@ -271,7 +276,7 @@ def candidates(
     known = sorted((o for o in observations if o.samples_per_second > 0), key=lambda o: -o.samples_per_second)
     for o, (name, d) in itertools.product(known[:FASTEST], c.distributions.items()):
         rows += [{**o.values, name: value} for value in _steps(d, o.values[name])]
-    return [row for key, row in {_key(row): row for row in rows}.items() if key not in tried]
+    return [row for key, row in {_key(c.conditions.rested(row)): row for row in rows}.items() if key not in tried]
 
 
 def _steps(distribution: BaseDistribution, value: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.kinds import LOG_READERS, on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
-from lora_tune.config.parameters import FixedParameter
 from lora_tune.config.secrets import Variables
 from lora_tune.config.study import Study
 from lora_tune.logs.line_reader import SCALES
@@ -29,6 +28,7 @@ from lora_tune.workloads.places import places
 from lora_tune.workloads.recipe import layout_of
 
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
 class PrepareSettings(Variables):
@@ -88,9 +88,9 @@ class CommandWorkload:
         self._settings = settings
         space = study.search_space
         own = _OWN_NAMES if study.objective.target is None else (*_OWN_NAMES, "TARGET")
-        self._check_places("workload", settings, {*space.resolve(space.corner()), *own})
+        self._check_places("workload", settings, {*space.resolve(space.corner()), *space.conditions.of, *own})
         if settings.prepare is not None:
-            self._check_places("workload.prepare", settings.prepare, {*self._fixed(), "folder"})
+            self._check_places("workload.prepare", settings.prepare, {*space.fixed, "folder"})
         self.reader()
 
     def _check_places(self, key: str, settings: CommandSettings | PrepareSettings, known: set[str]) -> None:
@@ -122,10 +122,28 @@ class CommandWorkload:
 
     def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
-        program, *words = (fill(word, values) for word in self._settings.argv)
+        program, *words = self._words(values)
         if program in ("python", "python3") and on_this_machine(self._study.site.launcher):
             program = self._study.site.python or sys.executable
         return (program, *words)
+
+    def _words(self, values: Mapping[str, Value]) -> list[str]:
+        """The command, filled. A word that names a parameter which this trial does not have is left out.
+
+        So is the option before it: ``--momentum {MOMENTUM}`` where there is no momentum.
+        """
+        found: list[str] = []
+        for word in self._settings.argv:
+            if self._of_another_trial(word, values):
+                if _PLACE.fullmatch(word) and found and _OPTION.fullmatch(found[-1]):
+                    found.pop()
+            else:
+                found.append(fill(word, values))
+        return found
+
+    def _of_another_trial(self, text: str, values: Mapping[str, Value]) -> bool:
+        """Whether a text names a parameter that exists in some trials and not in this one."""
+        return any(n not in values and n in self._study.search_space.conditions.of for n in _PLACE.findall(text))
 
     def check(self) -> Sequence[str]:
         """The working folder and the script that the command names, where trials run on this machine.
@@ -160,7 +178,7 @@ class CommandWorkload:
         prepare = self._settings.prepare
         if prepare is None:
             return None
-        values: dict[str, Value] = {**self._fixed(), "folder": str(folder)}
+        values: dict[str, Value] = {**self._study.search_space.fixed, "folder": str(folder)}
         return Job(
             name=f"{self._study.name}-{folder.name.replace('attempt', 'prepare')}",
             folder=folder,
@@ -176,11 +194,6 @@ class CommandWorkload:
     @property
     def _cwd(self) -> Path | None:
         return self._settings.cwd.expanduser() if self._settings.cwd else None
-
-    def _fixed(self) -> dict[str, Value]:
-        """The parameters that every trial has alike."""
-        found = self._study.search_space.parameters.items()
-        return {name: p.value for name, p in found if isinstance(p, FixedParameter)}
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """The reader that ``log`` names; a setting that is a parameter's name has the trial's value of it."""
@@ -203,7 +216,7 @@ class CommandWorkload:
         values = self._values(proposal, Path())
         nodes, gpus = int(values["NODES"]), max(1, site.gpus_per_node)
         name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
-        command = [fill(word, values) for word in self._settings.argv]
+        command = self._words(values)
         if self._settings.script:
             command = ["sbatch", "-N", str(nodes), *site.sbatch_words(nodes), *command]
         place = f"cd {shlex.quote(str(self._cwd))} && " if self._cwd else ""
@@ -227,7 +240,8 @@ class CommandWorkload:
     def _environment(self, values: Mapping[str, Value], further: Mapping[str, str]) -> dict[str, str]:
         site = self._study.site
         named = {name: value_text(value) for name, value in values.items() if name != "folder"}
-        return {**places(site), **site.environment, **named, **{k: fill(v, values) for k, v in further.items()}}
+        filled = {k: fill(v, values) for k, v in further.items() if not self._of_another_trial(v, values)}
+        return {**places(site), **site.environment, **named, **filled}
 
 
 _INTERPRETERS = ("python", "python3", "bash", "sh")

@@ -74,7 +74,12 @@ def starting_point(name: str, found: Effective, space: Space) -> Start:
     apart = {*EVALS, "WARMUP_STEPS", *(("NODES", "GBS") if space.varies_nodes else ())}
     common = {n: v for n, v in parameters.items() if n not in apart}
     try:
-        tuned = {n: _coordinate(n, p, space, parameters) for n, p in space.parameters.items() if _searched(p)}
+        absent = space.conditions.absent(parameters)
+        tuned = {
+            n: _coordinate(n, p, space, parameters)
+            for n, p in space.parameters.items()
+            if _searched(p) and n not in absent
+        }
         _same_elsewhere(space, tuned, parameters)
     except OutsideError as error:
         return Start(name=name, parameters=parameters, inherited=common, outside=str(error))
@@ -120,7 +125,7 @@ def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mappin
     """Raise OutsideError where the study fixes or derives another value for every trial."""
     resolved = space.resolve(tuned)
     for name, parameter in space.parameters.items():
-        if not _searched(parameter) and not equal(parameters.get(name), resolved[name]):
+        if not _searched(parameter) and name in resolved and not equal(parameters.get(name), resolved[name]):
             there = parameters.get(name, "not set")
             raise OutsideError(f"{name} is {there} there and {resolved[name]} in every other trial")
 

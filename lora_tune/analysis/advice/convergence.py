@@ -189,7 +189,9 @@ def at_the_edge(study: Study, sweep: Sweep) -> Advice | None:
             continue
         log = bool(parameter.log)
         low, high = (math.log(v) if log else float(v) for v in (parameter.low, parameter.high))
-        drawn = [float(t.tuned[name]) for t in best]
+        drawn = [float(t.tuned[name]) for t in best if name in t.tuned]
+        if len(drawn) < len(best):  # it exists only at times: of so few trials nothing can be said
+            continue
         places = [((math.log(v) if log else v) - low) / (high - low) for v in drawn]
         side = "lower" if max(places) < EDGE else "upper" if min(places) > 1 - EDGE else ""
         if side:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from lora_tune.config.conditions import Conditions
 from lora_tune.config.layout import parse_layout
 from lora_tune.search.grey_box.gaussian import Array
 
@@ -83,6 +84,7 @@ class Coordinates:
     distributions: the tuned parameters. gpus: GPUs of one trial, from which a layout's batch follows. fixed: values
     that do not vary but count (GBS, MAX_STEPS, LR, ...). roles: "speed", "convergence" or "both" of parameters of which
     the study says it; of the others it is guessed from the name. centre: where the user or the published results stand.
+    conditions: which parameters exist only under others' values; absent ones count as in their middle.
     """
 
     distributions: Mapping[str, BaseDistribution]
@@ -90,6 +92,7 @@ class Coordinates:
     fixed: Values = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     centre: Values = field(default_factory=dict)
+    conditions: Conditions = field(default_factory=Conditions)
 
     @cached_property
     def layout(self) -> str | None:
@@ -163,6 +166,7 @@ class Coordinates:
     def convergence_features(self, values: Values) -> list[float]:
         """Features of the convergence model: scaled parameters, warm-up in samples, batch and schedule in octaves."""
         row: list[float] = []
+        values = self.conditions.rested(values)
         for name in self.convergence_names:
             if name.upper() in WARMUP:
                 row.append(self._warmup(name, values))
@@ -250,6 +254,7 @@ class Coordinates:
     def speed_features(self, values: Values) -> list[float]:
         """Features of the speed and memory models: degrees in doublings, micro-batches, switches."""
         row: list[float] = []
+        values = self.conditions.rested(values)
         for name in self.speed_names:
             if name == self.layout:
                 layout = parse_layout(str(values[name]))

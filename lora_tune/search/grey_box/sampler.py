@@ -13,6 +13,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.config.conditions import Conditions
 from lora_tune.search.grey_box.acquisition import Action, Recommendation, recommend_from, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
@@ -33,7 +34,8 @@ class GreyBoxSampler(BaseSampler):
     distributions: the search space; without it the first trial is random and the space is what trials share.
     goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
     not vary but count. roles: what parameters decide, where the study says it. defaults: the values with which other
-    sources ran of parameters that they do not name. prior: observations of other sources, or a function that says
+    sources ran of parameters that they do not name. conditions: which parameters exist only under others' values.
+    prior: observations of other sources, or a function that says
     which there are now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped:
     bad runs are stopped early. Each trial gets ``why``, a sentence.
     """
@@ -47,6 +49,7 @@ class GreyBoxSampler(BaseSampler):
         fixed: Mapping[str, Any] | None = None,
         roles: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
+        conditions: Conditions | None = None,
         prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
         capped: bool = True,
@@ -56,6 +59,7 @@ class GreyBoxSampler(BaseSampler):
         self._goal = goal or Goal()
         self._gpus, self._fixed = gpus, dict(fixed or {})
         self._roles, self._defaults = dict(roles or {}), dict(defaults or {})
+        self._conditions = conditions or Conditions()
         self._prior, self._probes, self._capped = prior, probes, capped
         self._rng = np.random.default_rng(seed)
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
@@ -152,6 +156,7 @@ class GreyBoxSampler(BaseSampler):
             fixed=self._fixed,
             roles=self._roles,
             centre=self._defaults,
+            conditions=self._conditions,
         )
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:

@@ -41,6 +41,7 @@ class Encoding:
 
     def row(self, values: Values) -> list[float]:
         """The features of a configuration."""
+        values = self.coordinates.conditions.rested(values)
         return [x for name in self.distributions for x in self._coded(name, values[name])]
 
     def rows(self, points: Sequence[Values]) -> Array:
