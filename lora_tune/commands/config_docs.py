@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from lora_tune.base.kinds import WORKLOADS
 from lora_tune.config import parameters, tables
+from lora_tune.config.campaign import SweepTable
 from lora_tune.config.objective import Objective
 from lora_tune.config.site import Site
 
@@ -22,6 +23,7 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("[pruning]", "when a trial is stopped", tables.Pruning),
     ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", tables.Budget),
     ("[site]", "where trials run", Site),
+    ("[[sweeps]]", "of a campaign: a file with these and `budget.node_hours` alone (benchmarks.md)", SweepTable),
 )
 _PARAMETERS = (
     parameters.FloatParameter,

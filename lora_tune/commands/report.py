@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import datetime
-import functools
 import hashlib
 import math
 import platform
 import time
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +32,17 @@ from lora_tune.analysis.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.base.format import duration, visible
+from lora_tune.base.errors import InputError
+from lora_tune.base.format import duration
 from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
-from lora_tune.config.study import Study
+from lora_tune.config.campaign import is_campaign, load_campaign
+from lora_tune.config.study import Study, study_place
 from lora_tune.objectives import objective_of
 from lora_tune.review.figure_files import write_figures
 from lora_tune.review.plots import charts, svg
+from lora_tune.review.report_page import page_file, template, write_page
 from lora_tune.search.recommendation import recommended
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Sweep, Trial
@@ -51,10 +52,7 @@ _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
 def write_report(study: Study, sweep: Sweep, path: Path) -> None:
     """Write the report of ``sweep`` to ``path``, replacing an older one in one step."""
-    text = report_html(study, sweep, time.time())
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    write_page(path, report_html(study, sweep, time.time()))
 
 
 def report_html(study: Study, sweep: Sweep, now: float) -> str:
@@ -62,14 +60,14 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
 
     Every text of the study is escaped, and the page's own policy admits no script but its own.
     """
-    script = _page_file("report.js")
+    script = page_file("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     seen = overview(study, sweep, now)
     figures = [
         {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
         for name, chart in charts(study, sweep, now).items()
     ]
-    page: str = _template().render(
+    page: str = template("report.html.j2").render(
         study=study,
         objective=objective_of(study),
         study_toml=redact(sweep.study_toml),
@@ -85,7 +83,7 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         rows=[_row(study, sweep, trial, now) for trial in sweep.trials.values()],
         verdicts=sorted({_state(study, sweep, t) for t in sweep.trials.values()}),
         provenance=_provenance(study, sweep, now),
-        style=_page_file("report.css") + svg.page_style(),
+        style=page_file("report.css") + svg.page_style(),
         light=svg.LIGHT,
         dark=svg.DARK,
         script=script,
@@ -102,31 +100,6 @@ def _against(study: Study, sweep: Sweep) -> list[str]:
     if found is None:
         return []
     return [line.strip() for line in base_changes.told(study, sweep, found.trial if found.ran else found.luckiest)]
-
-
-@functools.cache
-def _page_file(name: str) -> str:
-    return resources.files("lora_tune.review.report_page").joinpath(name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _template() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("lora_tune.review", "report_page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_printable,
-    )
-    return environment.get_template("report.html.j2")
-
-
-def _printable(value: Any) -> Any:
-    """What a template prints: texts without control characters, our own markup as it is."""
-    return visible(value, keep="\n\t") if type(value) is str else value
 
 
 Card = tuple[str, str, str]
@@ -299,13 +272,19 @@ def main(
     png: Path | None,
     pdf: Path | None,
 ) -> None:
-    """Write the sweep's report: one HTML file that needs no network."""
+    """Write the sweep's report: one HTML file that needs no network; of a campaign, its page and each sweep's."""
+    if is_campaign(file := study_place(study_name)):
+        from lora_tune.commands.campaign import write_pages
+
+        if path or svg_folder or png or pdf:
+            raise InputError(f"{file} is a campaign of several studies; name one of them for --to, --svg, --png, --pdf")
+        click.echo(write_pages(load_campaign(file), output, storage, each=True))
+        return
     review = load_review(study_name, output, storage)
     if svg_folder or png or pdf:
         for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):
             click.echo(file)
         return
     path = path or review.paths.report
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_report(review.study, review.sweep, path)
     click.echo(path)

@@ -43,7 +43,8 @@ from lora_tune.commands.options import (
     watch_store,
 )
 from lora_tune.commands.steer import listed as steering_lines
-from lora_tune.config.study import Study
+from lora_tune.config.campaign import is_campaign
+from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
@@ -277,11 +278,15 @@ def main(
     Exit codes, for monitoring: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and
     nobody drives it, or the database does not answer; 4 the sweep ended and nothing reached the target.
     """
+    if is_campaign(file := study_place(study_name)):
+        from lora_tune.commands.campaign import show_status
+
+        sys.exit(show_status(file, output, storage, json_=json_, watch=watch, every=period))
     console = Console()
     review = load_review(study_name, output, storage)
     store = watch_store(review.paths, storage)
     try:
-        look = _Look(review, store)
+        look = Look(review, store)
         if watch and not json_:
             _watch(console, look, period, every=all_)
         else:
@@ -295,7 +300,7 @@ def main(
     sys.exit(exit_code(look.standing, overview(look.study, look.sweep, look.now)))
 
 
-class _Look:
+class Look:
     """The sweep as it was at ``now``; :meth:`again` reads what is new."""
 
     def __init__(self, review: Review, store: Store) -> None:
@@ -322,7 +327,7 @@ def _driver(store: Store, name: str) -> tuple[str, float]:
     return held.owner, held.renewed_at
 
 
-def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None:
+def _watch(console: Console, look: Look, period: float, *, every: bool) -> None:
     """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
@@ -337,7 +342,7 @@ def _watch(console: Console, look: _Look, period: float, *, every: bool) -> None
                 return
 
 
-def _show(console: Console, look: _Look, *, json_: bool, every: bool) -> None:
+def _show(console: Console, look: Look, *, json_: bool, every: bool) -> None:
     if json_:
         found = as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
         click.echo(json.dumps({**found, "requests": [asdict(request) for request in look.requests]}))
@@ -345,6 +350,6 @@ def _show(console: Console, look: _Look, *, json_: bool, every: bool) -> None:
         console.print(_picture(look, every=every))
 
 
-def _picture(look: _Look, *, every: bool) -> RenderableType:
+def _picture(look: Look, *, every: bool) -> RenderableType:
     shown = course(look.study, look.requests).study
     return picture(shown, look.sweep, look.driver, look.now, every=every, over=look.over, requests=look.requests)

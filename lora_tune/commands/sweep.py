@@ -33,6 +33,7 @@ from lora_tune.commands.options import (
     study_option,
     sweep_paths,
 )
+from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in, text_to_keep
 from lora_tune.config.study import Study, find_study, load_study
@@ -99,6 +100,10 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     if given["logs"] and not dry_run:
         raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)
+    if is_campaign(file):
+        from lora_tune.commands.campaign import sweep_each
+
+        sys.exit(sweep_each(click.get_current_context(), file))
     from_file = load_study(file)
     options = _options(given)
     study = from_file.with_options(options)
