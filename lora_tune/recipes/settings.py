@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lora_tune.recipes.knobs import Knobs
 
@@ -128,49 +129,72 @@ def read(environment: Mapping[str, str]) -> Settings:
     """
     knobs = Knobs(environment)
     _refuse_foreign(knobs)
-    max_steps, warmup_steps = _steps(knobs)
-    minibs, mbs = _batch(knobs)
-    lr, min_lr = _rates(knobs)
+    return Settings(**_task(knobs), **_learning(knobs), **_machine(knobs), **_names(knobs))
+
+
+def _task(knobs: Knobs) -> dict[str, Any]:
+    """Base and data, and when it is evaluated against which target."""
     model = knobs.folder("MODEL", TINY) or TINY
     datadir = knobs.folder("DATADIR", TINY) or TINY
     shipped = model == TINY and datadir == TINY
     target = knobs.real("TARGET", 0.0, exclusive=True) if knobs.given("TARGET") else TINY_TARGET if shipped else None
     eval_every = knobs.integer("VAL_CHECK_INTERVAL", 0, low=0) or (TINY_EVAL_EVERY if shipped else EVAL_EVERY)
-    return Settings(
-        lr=lr,
-        min_lr=min_lr,
-        max_steps=max_steps,
-        warmup_steps=warmup_steps,
-        val_check_interval=eval_every,
-        minibs=minibs,
-        mbs=mbs,
-        tp=knobs.integer("TP", 1, low=1),
-        cp=knobs.integer("CP", 1, low=1),
-        fsdp=knobs.switch("FSDP", default=False),
-        seed=knobs.integer("SEED", 1, low=0, high=2**31 - 1),
-        target=target,
-        adapters=_adapters(knobs),
-        save_adapter=Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
-        lora_plus_ratio=knobs.real("LORA_PLUS_RATIO", 1.0, exclusive=True),
-        adam_beta1=knobs.real("ADAM_BETA1", 0.9, high=0.9999),
-        adam_beta2=knobs.real("ADAM_BETA2", 0.999, high=0.9999999),
-        weight_decay=knobs.real("WEIGHT_DECAY", 1e-4),
-        grad_clip=knobs.real("GRAD_CLIP", 0.3),
-        seq=knobs.integer("SEQ", 128, low=2),
-        eval_samples=knobs.integer("EVAL_SAMPLES", TINY_EVAL_SAMPLES if shipped else 0, low=0),
-        model=model,
-        datadir=datadir,
-        dtype=knobs.choice("DTYPE", ("auto", "float32", "bfloat16")),
-        attn=knobs.choice("ATTN", ("sdpa", "eager", "flash_attention_2")),
-        recompute=knobs.choice("RECOMPUTE_GRANULARITY", ("", "full")) == "full",
-        warmup=knobs.switch("WARMUP", default=True),
-        probe=knobs.switch("PROBE", default=False),
-        threads=knobs.integer("THREADS", 1, low=1),
-        benchmark=knobs.text("BENCHMARK", "peft_lora"),
-        submission_org=knobs.text("SUBMISSION_ORG", "lora_tune"),
-        submission_platform=knobs.text("SUBMISSION_PLATFORM"),
-        config_filename=knobs.text("CONFIG_FILENAME", "none"),
-    )
+    return {
+        "model": model,
+        "datadir": datadir,
+        "target": target,
+        "val_check_interval": eval_every,
+        "eval_samples": knobs.integer("EVAL_SAMPLES", TINY_EVAL_SAMPLES if shipped else 0, low=0),
+        "seq": knobs.integer("SEQ", 128, low=2),
+        "probe": knobs.switch("PROBE", default=False),
+        "save_adapter": Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
+    }
+
+
+def _learning(knobs: Knobs) -> dict[str, Any]:
+    """What decides how the adapters learn."""
+    max_steps, warmup_steps = _steps(knobs)
+    lr, min_lr = _rates(knobs)
+    return {
+        "lr": lr,
+        "min_lr": min_lr,
+        "max_steps": max_steps,
+        "warmup_steps": warmup_steps,
+        "seed": knobs.integer("SEED", 1, low=0, high=2**31 - 1),
+        "adapters": _adapters(knobs),
+        "lora_plus_ratio": knobs.real("LORA_PLUS_RATIO", 1.0, exclusive=True),
+        "adam_beta1": knobs.real("ADAM_BETA1", 0.9, high=0.9999),
+        "adam_beta2": knobs.real("ADAM_BETA2", 0.999, high=0.9999999),
+        "weight_decay": knobs.real("WEIGHT_DECAY", 1e-4),
+        "grad_clip": knobs.real("GRAD_CLIP", 0.3),
+    }
+
+
+def _machine(knobs: Knobs) -> dict[str, Any]:
+    """How the training lies over the processes, and how it computes."""
+    minibs, mbs = _batch(knobs)
+    return {
+        "minibs": minibs,
+        "mbs": mbs,
+        "tp": knobs.integer("TP", 1, low=1),
+        "cp": knobs.integer("CP", 1, low=1),
+        "fsdp": knobs.switch("FSDP", default=False),
+        "dtype": knobs.choice("DTYPE", ("auto", "float32", "bfloat16")),
+        "attn": knobs.choice("ATTN", ("sdpa", "eager", "flash_attention_2")),
+        "recompute": knobs.choice("RECOMPUTE_GRANULARITY", ("", "full")) == "full",
+        "warmup": knobs.switch("WARMUP", default=True),
+        "threads": knobs.integer("THREADS", 1, low=1),
+    }
+
+
+def _names(knobs: Knobs) -> dict[str, Any]:
+    """What the log calls the run, its submitter and its machine."""
+    return {
+        "benchmark": knobs.text("BENCHMARK", "peft_lora"),
+        "submission_org": knobs.text("SUBMISSION_ORG", "lora_tune"),
+        "submission_platform": knobs.text("SUBMISSION_PLATFORM"),
+        "config_filename": knobs.text("CONFIG_FILENAME", "none"),
+    }
 
 
 def _steps(knobs: Knobs) -> tuple[int, int]:

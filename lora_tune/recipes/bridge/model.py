@@ -20,8 +20,8 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from lora_tune.base.errors import SetupError
 from lora_tune.recipes.bridge.data import PackedData
 from lora_tune.recipes.bridge.imports import present
-from lora_tune.recipes.bridge.settings import Settings
-from lora_tune.recipes.megatron.adapters import TARGETS
+from lora_tune.recipes.bridge.settings import Settings, Speed
+from lora_tune.recipes.megatron import fields
 from lora_tune.recipes.megatron.attention import SdpaAttention
 from lora_tune.recipes.megatron.machine import check_without_te
 from lora_tune.recipes.megatron.shapes import Shape
@@ -82,15 +82,7 @@ class FrozenModel(GPTModelProvider):
 def llama(shape: Shape, seq: int) -> dict[str, Any]:
     """What makes Megatron-Core's GPT a Llama of this shape, and nothing that is about a run."""
     return {
-        "num_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "ffn_hidden_size": shape.ffn,
-        "num_attention_heads": shape.heads,
-        "num_query_groups": shape.kv_groups,
-        "vocab_size": shape.vocab,
-        "seq_length": seq,
-        "rotary_base": shape.rotary_base,
-        "layernorm_epsilon": shape.norm_eps,
+        **fields.llama(shape, seq, te=HAVE_TE),
         "normalization": "RMSNorm",
         "activation_func": torch.nn.functional.silu,
         "gated_linear_unit": True,
@@ -101,12 +93,8 @@ def llama(shape: Shape, seq: int) -> dict[str, Any]:
         "share_embeddings_and_output_weights": False,
         "make_vocab_size_divisible_by": 1,
         "transformer_layer_spec": transformer_engine_layer_spec if HAVE_TE else sdpa_spec,
-        "apply_rope_fusion": HAVE_TE,
-        "masked_softmax_fusion": HAVE_TE,
-        "persist_layer_norm": HAVE_TE,
         "bias_activation_fusion": HAVE_TE,
         "bias_dropout_fusion": HAVE_TE,
-        "gradient_accumulation_fusion": False,  # the frozen weights have no gradient to accumulate
     }
 
 
@@ -116,11 +104,7 @@ def build_model(settings: Settings, *, cuda: bool) -> GPTModelProvider:
     dtype = torch.bfloat16 if cuda else torch.float32
     return FrozenModel(
         **llama(settings.shape, settings.seq),
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vp if layout.vp > 1 else None,
-        context_parallel_size=layout.cp,
-        sequence_parallel=layout.sp,
+        **fields.parallelism(layout),
         cp_comm_type=speed.cp_comm if layout.cp > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
@@ -136,41 +120,26 @@ def build_model(settings: Settings, *, cuda: bool) -> GPTModelProvider:
         cuda_graph_warmup_steps=speed.graph_warmup,
         activation_func_fp8_input_store=settings.precision.act,
         disable_parameter_transpose_cache=settings.precision.params,
-        **_memory(settings),
+        **fields.recomputation(speed.recompute),
+        **_offloading(speed),
     )
 
 
-def _memory(settings: Settings) -> dict[str, Any]:
-    """What is computed again or kept in host memory instead of on the GPU."""
-    speed = settings.speed
-    fields: dict[str, Any] = {}
-    if speed.recompute:
-        fields["recompute_granularity"] = speed.recompute
-    if speed.recompute == "full":
-        fields |= {"recompute_method": speed.recompute_method, "recompute_num_layers": speed.recompute_layers}
-    if speed.recompute_modules:
-        fields["recompute_modules"] = list(speed.recompute_modules)
-    if speed.offloaded:
-        fields |= {
-            "cpu_offloading": True,
-            "cpu_offloading_num_layers": speed.offloaded,
-            "cpu_offloading_activations": True,
-            "cpu_offloading_weights": False,
-        }
-    return fields
+def _offloading(speed: Speed) -> dict[str, Any]:
+    """Layers whose activations are kept in host memory instead of on the GPU."""
+    if not speed.offloaded:
+        return {}
+    return {
+        "cpu_offloading": True,
+        "cpu_offloading_num_layers": speed.offloaded,
+        "cpu_offloading_activations": True,
+        "cpu_offloading_weights": False,
+    }
 
 
 def build_lora(settings: Settings) -> Any:
     """LoRA on the attention's projections."""
-    return LoRA(
-        target_modules=list(TARGETS),
-        dim=settings.lora_rank,
-        alpha=settings.lora_alpha,
-        dropout=settings.lora_dropout,
-        dropout_position="pre",
-        lora_A_init_method="kaiming",
-        a2a_experimental=settings.speed.lora_a2a and settings.layout.sp,
-    )
+    return LoRA(**fields.lora(settings, all_to_all=settings.speed.lora_a2a))
 
 
 def build_config(settings: Settings, model: GPTModelProvider, data: PackedData, *, cuda: bool) -> Any:
@@ -179,51 +148,14 @@ def build_config(settings: Settings, model: GPTModelProvider, data: PackedData, 
     LoRA is no part of it: Bridge's own path insists on a checkpoint in its own form, and a hook of the model serves
     every form.
     """
-    layout, communication = settings.layout, settings.communication
-    sharded = communication.sharded and cuda
-    # With one rank there is nothing to send.
-    several = cuda and layout.dp * layout.cp > 1
     return bridge.ConfigContainer(
         model=model,
-        train=bridge.TrainingConfig(
-            micro_batch_size=layout.mbs,
-            global_batch_size=layout.batch,
-            train_iters=settings.max_steps,
-            eval_iters=0,
-            eval_interval=settings.max_steps,
-            manual_gc=True,
-            manual_gc_interval=10_000,
-            manual_gc_eval=False,
-        ),
-        optimizer=bridge.OptimizerConfig(
-            optimizer="adam",
-            lr=settings.lr,
-            min_lr=settings.min_lr,
-            weight_decay=settings.weight_decay,
-            adam_beta1=0.9,
-            adam_beta2=0.999,
-            adam_eps=1e-8,
-            clip_grad=settings.grad_clip,
-            bf16=cuda,
-            params_dtype=torch.bfloat16 if cuda else torch.float32,
-            use_distributed_optimizer=sharded,
-        ),
-        scheduler=bridge.SchedulerConfig(  # the weight decay; rates are set by Run
-            lr_decay_style="cosine", start_weight_decay=settings.weight_decay, end_weight_decay=settings.weight_decay
-        ),
-        ddp=bridge.DistributedDataParallelConfig(
-            use_distributed_optimizer=sharded,
-            grad_reduce_in_fp32=False,
-            average_in_collective=communication.average,
-            overlap_grad_reduce=several and communication.reduce_early,
-            overlap_param_gather=several and communication.gather_late,
-            bucket_size=communication.bucket,
-        ),
+        **_schedule(settings),
+        **_optimization(settings, cuda=cuda),
         dataset=data,
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=settings.shape.vocab),
         checkpoint=bridge.CheckpointConfig(save=None, load=None),
         mixed_precision=_mixed_precision(settings) if cuda else None,
-        logger=bridge.LoggerConfig(log_interval=settings.max_steps + 1, timing_log_level=0, logging_level=30),
         rng=bridge.RNGConfig(seed=settings.seed, te_rng_tracker=settings.speed.te_rng),
         dist=bridge.DistributedInitConfig(
             distributed_backend="nccl" if cuda else "gloo",
@@ -233,6 +165,45 @@ def build_config(settings: Settings, model: GPTModelProvider, data: PackedData, 
             rerun_mode="disabled", check_for_nan_in_loss=False, check_for_spiky_loss=False
         ),
     )
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    """Steps, and what Bridge would do between them: evaluations and log lines are Run's."""
+    return {
+        "train": bridge.TrainingConfig(
+            micro_batch_size=settings.layout.mbs,
+            global_batch_size=settings.layout.batch,
+            train_iters=settings.max_steps,
+            eval_iters=0,
+            eval_interval=settings.max_steps,
+            manual_gc=True,
+            manual_gc_interval=10_000,
+            manual_gc_eval=False,
+        ),
+        "logger": bridge.LoggerConfig(log_interval=settings.max_steps + 1, timing_log_level=0, logging_level=30),
+    }
+
+
+def _optimization(settings: Settings, *, cuda: bool) -> dict[str, Any]:
+    """The optimizer, its weight decay (rates are set by Run), and what data-parallel ranks tell each other."""
+    layout, communication, decay = settings.layout, settings.communication, settings.weight_decay
+    sharded = communication.sharded and cuda
+    # With one rank there is nothing to send.
+    several = cuda and layout.dp * layout.cp > 1
+    return {
+        "optimizer": bridge.OptimizerConfig(
+            **fields.adam(settings, cuda=cuda, sharded=sharded), params_dtype=torch.bfloat16 if cuda else torch.float32
+        ),
+        "scheduler": bridge.SchedulerConfig(lr_decay_style="cosine", start_weight_decay=decay, end_weight_decay=decay),
+        "ddp": bridge.DistributedDataParallelConfig(
+            use_distributed_optimizer=sharded,
+            grad_reduce_in_fp32=False,
+            average_in_collective=communication.average,
+            overlap_grad_reduce=several and communication.reduce_early,
+            overlap_param_gather=several and communication.gather_late,
+            bucket_size=communication.bucket,
+        ),
+    }
 
 
 def _mixed_precision(settings: Settings) -> Any:
@@ -248,12 +219,4 @@ def _mixed_precision(settings: Settings) -> Any:
         return common(fp4="e2m1", fp4_recipe="nvfp4")
     if not precision.fp8:
         return common()
-    return common(
-        fp8="hybrid",
-        fp8_recipe=precision.recipe,
-        fp8_amax_history_len=precision.history,
-        fp8_amax_compute_algo=precision.algorithm,
-        fp8_param=precision.params,
-        fp8_param_gather=precision.params,
-        fp8_dot_product_attention=precision.dpa,
-    )
+    return common(fp8="hybrid", fp8_param=precision.params, **fields.fp8(precision))

@@ -19,22 +19,21 @@ from lora_tune.recipes.bridge.data import Batch, PackedData, evaluation_batches
 from lora_tune.recipes.bridge.settings import Settings
 from lora_tune.recipes.bridge.step import LOSS, evaluate
 from lora_tune.recipes.megatron.adapters import cores
+from lora_tune.recipes.megatron.blocks import Blocks
 from lora_tune.recipes.megatron.loss import over_ranks
 from lora_tune.recipes.megatron.states import bound_waiting
 from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.trial_log import TrialLog
-
-GIB = 2**30
 
 
 class Run(Callback):
     """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
 
     def __init__(self, settings: Settings, log: TrialLog, data: PackedData, *, cuda: bool) -> None:
-        self._settings, self._log, self._data, self._cuda = settings, log, data, cuda
+        self._settings, self._log, self._data = settings, log, data
         self._batch = settings.layout.batch
         self._eval_batches: list[Batch] = []
-        self._in_block = False
+        self._blocks = Blocks(log, self._batch, cuda=cuda)
         self._hooked = False
         self.reached = False
 
@@ -50,7 +49,7 @@ class Run(Callback):
         torch.distributed.barrier()
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)
-        self._block_start(0)
+        self._blocks.start(0)
 
     def on_train_step_start(self, context: Any) -> None:
         """The learning rate of this step: the other recipes' schedule, which wastes no step on a rate of zero."""
@@ -85,7 +84,7 @@ class Run(Callback):
     def _evaluate(self, context: Any, step: int, *, last: bool) -> bool:
         """Evaluate and print it; returns whether the run ends for it."""
         samples = step * self._batch
-        self._block_stop(samples)
+        self._blocks.stop(samples)
         self._log.start(constants.EVAL_START, samples_count=samples)
         # The hooks gather parameters ahead of a training pass. Bridge switches them on after the first step.
         hooked = self._hooked and step > 1
@@ -99,7 +98,7 @@ class Run(Callback):
         self.reached = loss <= self._settings.target
         ended = self.reached or not math.isfinite(loss)
         if not ended and not last:
-            self._block_start(samples)
+            self._blocks.start(samples)
         return ended
 
     def _end_of_probe(self, step: int) -> bool:
@@ -108,8 +107,8 @@ class Run(Callback):
         return self._settings.probe and step >= evals.first + evals.interval
 
     def _end(self, context: Any, step: int) -> None:
-        if self._in_block:
-            self._block_stop(step * self._batch)
+        if self._blocks.open:
+            self._blocks.stop(step * self._batch)
         self._log.run_stop(step * self._batch, success=self.reached)
         if self._settings.save_adapter is not None:
             adapter_files.save(list(cores(context.model)), self._settings.save_adapter, self._settings)
@@ -119,16 +118,3 @@ class Run(Callback):
     def _rate(self, step: int) -> float:
         s = self._settings
         return learning_rate(step, peak=s.lr, floor=s.min_lr, warmup_steps=s.warmup_steps, max_steps=s.max_steps)
-
-    def _block_start(self, samples: int) -> None:
-        self._in_block = True
-        self._log.block_start(samples)
-
-    def _block_stop(self, samples: int) -> None:
-        """``max_memory_usage`` is the most that this rank's allocator held, GiB."""
-        if self._cuda:
-            torch.cuda.synchronize()
-            peak = round(torch.cuda.max_memory_reserved() / GIB, 3)
-            self._log.event("tracked_stats", {"max_memory_usage": peak}, step=samples)
-        self._in_block = False
-        self._log.block_stop(samples, self._batch)

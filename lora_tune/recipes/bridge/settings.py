@@ -12,7 +12,7 @@ from pathlib import Path
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
 from lora_tune.recipes.megatron.layout import Layout
-from lora_tune.recipes.megatron.settings import CommonSettings, Precision, read_common
+from lora_tune.recipes.megatron.settings import CommonSettings, Precision, Recompute, read_common, read_recompute
 
 SPELLINGS = {
     "SEQ": ("MAX_SEQLEN", "SEQ"),
@@ -61,14 +61,10 @@ class Communication:
 class Speed:
     """What changes seconds and memory, but not the arithmetic.
 
-    recompute: Megatron-Core's recompute_granularity ("" for none), with its method, number of layers and modules.
     offloaded: layers whose activations lie in host memory. val_mbs: sequences of a forward pass in an evaluation.
     """
 
-    recompute: str
-    recompute_method: str
-    recompute_layers: int
-    recompute_modules: tuple[str, ...]
+    recompute: Recompute
     cp_comm: str
     cuda_graph: bool
     graph_warmup: int
@@ -153,22 +149,17 @@ def _communication(knobs: Knobs) -> Communication:
 
 
 def _speed(knobs: Knobs, layout: Layout) -> Speed:
-    layers = knobs.integer("RECOMPUTE_NUM_LAYERS", 1, low=0)
-    recompute = knobs.choice("RECOMPUTE_GRANULARITY", ("", "full", "selective"))
-    recompute = "" if recompute == "full" and layers == 0 else recompute
+    recompute = read_recompute(knobs)
     graph = knobs.switch("MCORE_CUDA_GRAPH", default=False)
     offloaded = knobs.switch("CPU_OFFLOADING", default=False)
     for name, wanted in (("MCORE_CUDA_GRAPH", graph), ("CPU_OFFLOADING", offloaded)):
         if wanted and recompute:
-            raise InputError(f"{name}=1: allowed is 0 with RECOMPUTE_GRANULARITY={recompute}")
+            raise InputError(f"{name}=1: allowed is 0 with RECOMPUTE_GRANULARITY={recompute.granularity}")
     if offloaded and (graph or layout.pp > 1):
         raise InputError("CPU_OFFLOADING=1: allowed is 0 with MCORE_CUDA_GRAPH=1 or PP above 1")
     knobs.choice("CUDA_GRAPH_SCOPE", ("full_iteration",))
     return Speed(
         recompute=recompute,
-        recompute_method=knobs.choice("RECOMPUTE_METHOD", ("uniform", "block")),
-        recompute_layers=layers,
-        recompute_modules=tuple(filter(None, knobs.text("RECOMPUTE_MODULES").split(","))),
         cp_comm=knobs.choice("CP_COMM_TYPE", ("a2a", "p2p", "all_gather")),
         cuda_graph=graph,
         graph_warmup=knobs.integer("CUDA_GRAPH_WARMUP_STEPS", 1, low=1),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import warnings
 
 from lora_tune.recipes.bridge import imports
 
 imports.prepare()
 
-import torch  # noqa: E402 - Megatron-Bridge can be imported from here on
-from megatron.bridge.training.pretrain import pretrain  # noqa: E402
-from mlperf_logging.mllog import constants  # noqa: E402
+from megatron.bridge.training.pretrain import pretrain  # noqa: E402 - Megatron-Bridge can be imported from here on
 
 from lora_tune.recipes.bridge import adapter_files, base  # noqa: E402
 from lora_tune.recipes.bridge.data import packed_data  # noqa: E402
@@ -26,10 +22,8 @@ from lora_tune.recipes.bridge.model import (  # noqa: E402
 from lora_tune.recipes.bridge.run import Run  # noqa: E402
 from lora_tune.recipes.bridge.settings import Settings  # noqa: E402
 from lora_tune.recipes.bridge.step import forward_step  # noqa: E402
-from lora_tune.recipes.megatron import checkpoint, hf  # noqa: E402
-from lora_tune.recipes.megatron.description import description  # noqa: E402
+from lora_tune.recipes.megatron import checkpoint, hf, start  # noqa: E402
 from lora_tune.recipes.megatron.processes import Processes  # noqa: E402
-from lora_tune.recipes.trial_log import TrialLog  # noqa: E402
 
 
 def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
@@ -38,29 +32,17 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     Raises InputError for data, an adapter or a checkpoint that cannot be used and SetupError for what this machine
     cannot do, both before the log's ``run_start``.
     """
-    log = TrialLog(enabled=processes.rank == 0)
-    log.event(constants.CACHE_CLEAR, True)
-    log.start(constants.INIT_START)
-    log.identity(os.environ)
+    log = start.open_log(processes)
     warnings.filterwarnings("ignore")
     check_machine(settings, cuda=cuda)
     if settings.model and not hf.is_hf(settings.model):
         checkpoint.check(settings.model, settings.shape)
     if settings.adapter is not None:
         adapter_files.check(settings.adapter, settings)
-    os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(settings.timeout)
-    os.environ.update(processes.variables())
+    start.set_environment(settings, processes)
     data = packed_data(settings, cuda=cuda)
-    machine = torch.cuda.get_device_name() if cuda else platform.machine()
-    log.init(
-        description(
-            settings,
-            platform=f"{processes.world}x{machine}",
-            texts=(len(data.train), len(data.validation)),
-            wide="bfloat16" if cuda else "fp32",
-            attention=attention_name(),
-        )
-    )
+    texts = (len(data.train), len(data.validation))
+    start.log_settings(log, settings, processes, texts=texts, attention=attention_name(), cuda=cuda)
     model = build_model(settings, cuda=cuda)
     model.register_pre_wrap_hook(base.prepare(settings, build_lora(settings)))
     watch = Run(settings, log, data, cuda=cuda)

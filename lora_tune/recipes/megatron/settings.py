@@ -35,6 +35,22 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Activations that are computed again for the backward pass instead of kept, as Megatron-Core names it.
+
+    granularity: "full", "selective", or "" for none. method and layers go with "full". modules: of "selective".
+    """
+
+    granularity: str
+    method: str
+    layers: int
+    modules: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.granularity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
     """One trial, checked, without what only one library knows. Losses are nats a token, learning rates per step."""
 
@@ -87,43 +103,80 @@ def read_common(knobs: Knobs, world: int, *, low_precision: bool) -> dict[str, A
     layout = read_layout(knobs, world)
     check_layout(layout, shape, seq)
     max_steps = knobs.integer("MAX_STEPS", 1024, low=1)
-    lr = knobs.real("LR", 4e-4, exclusive=True)
-    warm = knobs.switch("WARMUP", default=True)
-    datadir = knobs.folder("DATADIR", None)
-    if datadir is None:
-        raise InputError(f"{knobs.spelling('DATADIR')} is not set: give the folder with train.npy and validation.npy")
     return {
         "shape": shape,
         "layout": layout,
         "precision": _precision(knobs, default=low_precision),
         "evals": _evals(knobs, layout.batch, max_steps),
         "seq": seq,
+        "max_steps": max_steps,
+        "datadir": _datadir(knobs),
+        "model": model,
+        "logdir": knobs.folder("LOGDIR", None),
+        "seed": knobs.integer("SEED", 1, low=0, high=2**31 - 1),
+        "target": knobs.real("TARGET", TARGET),
+        "eval_samples": knobs.integer("EVAL_SAMPLES", 0, low=0),
+        "log_every": knobs.integer("LOGGING_INTERVAL", 10, low=1),
+        "probe": knobs.switch("PROBE", default=False),
+        "timeout": knobs.integer("DIST_TIMEOUT", 600, low=10),
+        **_learning(knobs, max_steps),
+        **_kernel_warm_up(knobs),
+        **_names(knobs, shape),
+    }
+
+
+def _datadir(knobs: Knobs) -> Path:
+    folder = knobs.folder("DATADIR", None)
+    if folder is None:
+        raise InputError(f"{knobs.spelling('DATADIR')} is not set: give the folder with train.npy and validation.npy")
+    return folder
+
+
+def _learning(knobs: Knobs, max_steps: int) -> dict[str, Any]:
+    """The optimizer's settings and the adapters'."""
+    lr = knobs.real("LR", 4e-4, exclusive=True)
+    return {
         "lr": lr,
         "min_lr": knobs.real("MIN_LR", 0.0, high=lr),
-        "max_steps": max_steps,
         "warmup_steps": knobs.integer("WARMUP_STEPS", 0, low=0, high=max_steps - 1),
         "weight_decay": knobs.real("WEIGHT_DECAY", 1e-4),
         "grad_clip": knobs.real("GRADIENT_CLIP_VAL", 0.3),
         "lora_rank": knobs.integer("LORA_RANK", 16, low=1),
         "lora_alpha": knobs.integer("LORA_ALPHA", 32, low=1),
         "lora_dropout": knobs.real("LORA_DROPOUT", 0.1, high=0.99),
-        "seed": knobs.integer("SEED", 1, low=0, high=2**31 - 1),
-        "target": knobs.real("TARGET", TARGET),
-        "eval_samples": knobs.integer("EVAL_SAMPLES", 0, low=0),
-        "log_every": knobs.integer("LOGGING_INTERVAL", 10, low=1),
+    }
+
+
+def _kernel_warm_up(knobs: Knobs) -> dict[str, Any]:
+    """Steps before the clock starts."""
+    warm = knobs.switch("WARMUP", default=True)
+    return {
         "warmup_train": knobs.integer("WARMUP_TRAIN_STEPS", 5, low=0) if warm else 0,
         "warmup_validation": knobs.integer("WARMUP_VALIDATION_STEPS", 5, low=0) if warm else 0,
-        "datadir": datadir,
-        "model": model,
-        "logdir": knobs.folder("LOGDIR", None),
-        "probe": knobs.switch("PROBE", default=False),
-        "timeout": knobs.integer("DIST_TIMEOUT", 600, low=10),
+    }
+
+
+def _names(knobs: Knobs, shape: Shape) -> dict[str, Any]:
+    """What the log calls the run, its submitter and its machine."""
+    return {
         # Another model's log must not claim the benchmark: MLPerf's checkers would take it at its word.
         "benchmark": knobs.text("BENCHMARK", "llama2_70b_lora" if shape.is_benchmark else "llama_lora"),
         "org": knobs.text("SUBMISSION_ORG", "lora_tune"),
         "platform": knobs.text("SUBMISSION_PLATFORM"),
         "config_filename": knobs.text("CONFIG_FILENAME", "none"),
     }
+
+
+def read_recompute(knobs: Knobs) -> Recompute:
+    """The recomputation that the variables ask for; that of no layer is none."""
+    layers = knobs.integer("RECOMPUTE_NUM_LAYERS", 1, low=0)
+    granularity = knobs.choice("RECOMPUTE_GRANULARITY", ("", "full", "selective"))
+    return Recompute(
+        granularity="" if granularity == "full" and layers == 0 else granularity,
+        method=knobs.choice("RECOMPUTE_METHOD", ("uniform", "block")),
+        layers=layers,
+        modules=tuple(filter(None, knobs.text("RECOMPUTE_MODULES").split(","))),
+    )
 
 
 def _shape(knobs: Knobs, model: Path | None) -> Shape:

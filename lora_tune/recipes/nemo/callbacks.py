@@ -12,12 +12,11 @@ from mlperf_logging.mllog import constants
 
 from lora_tune.recipes.megatron import hf, recompute
 from lora_tune.recipes.megatron.adapters import cores
+from lora_tune.recipes.megatron.blocks import Blocks
 from lora_tune.recipes.megatron.loss import over_ranks
 from lora_tune.recipes.nemo import warm_up
 from lora_tune.recipes.nemo.settings import Settings
 from lora_tune.recipes.trial_log import TrialLog
-
-GIB = 2**30
 
 
 class Seeds(pl.Callback):
@@ -66,11 +65,11 @@ class Run(pl.Callback):
     """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
 
     def __init__(self, settings: Settings, log: TrialLog, *, cuda: bool, sequences: int) -> None:
-        self._settings, self._log, self._cuda = settings, log, cuda
+        self._settings, self._log = settings, log
         self._sequences = sequences
         self._batch = settings.layout.batch
         self._started = False
-        self._in_block = False
+        self._blocks = Blocks(log, self._batch, cuda=cuda)
         self._eval_sum: torch.Tensor | None = None
         self.reached = False
 
@@ -83,7 +82,7 @@ class Run(pl.Callback):
         torch.distributed.barrier()
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)
-        self._block_start(0)
+        self._blocks.start(0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         step = trainer.global_step
@@ -105,7 +104,7 @@ class Run(pl.Callback):
 
     def on_validation_start(self, trainer: Any, *_: Any) -> None:
         samples = trainer.global_step * self._batch
-        self._block_stop(samples)
+        self._blocks.stop(samples)
         self._log.start(constants.EVAL_START, samples_count=samples)
         self._eval_sum = None
 
@@ -124,26 +123,13 @@ class Run(pl.Callback):
         if self.reached or not math.isfinite(loss):
             _stop(trainer)
         elif trainer.global_step < self._settings.max_steps:
-            self._block_start(samples)
+            self._blocks.start(samples)
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         samples = trainer.global_step * self._batch
-        if self._in_block:
-            self._block_stop(samples)
+        if self._blocks.open:
+            self._blocks.stop(samples)
         self._log.run_stop(samples, success=self.reached)
-
-    def _block_start(self, samples: int) -> None:
-        self._in_block = True
-        self._log.block_start(samples)
-
-    def _block_stop(self, samples: int) -> None:
-        """``max_memory_usage`` is the most that this rank's allocator held, GiB."""
-        if self._cuda:
-            torch.cuda.synchronize()
-            peak = round(torch.cuda.max_memory_reserved() / GIB, 3)
-            self._log.event("tracked_stats", {"max_memory_usage": peak}, step=samples)
-        self._in_block = False
-        self._log.block_stop(samples, self._batch)
 
 
 def _stop(trainer: Any) -> None:

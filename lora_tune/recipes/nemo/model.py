@@ -18,13 +18,23 @@ from nemo.collections.llm.recipes.tp_overlap_configs.userbuffers import (
 from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.optim import CosineAnnealingScheduler
 
-from lora_tune.recipes.megatron import adapters
+from lora_tune.recipes.megatron import adapters, fields
 from lora_tune.recipes.megatron.attention import SdpaAttention
 from lora_tune.recipes.megatron.machine import check_without_te
 from lora_tune.recipes.megatron.processes import Processes
 from lora_tune.recipes.nemo.data import IdTokenizer
 from lora_tune.recipes.nemo.loss import PerSequenceLoss
 from lora_tune.recipes.nemo.settings import Settings
+
+FROZEN_OVERLAP = {
+    "tp_comm_bulk_wgrad": False,
+    "tp_comm_bulk_dgrad": False,
+    "tp_comm_overlap_rs_dgrad": True,
+    "tp_comm_overlap_disable_qkv": True,
+}
+"""Overlap of tensor-parallel transfers where weights are frozen. They have no weight-gradient product that a transfer
+could hide behind: Transformer Engine would leave out the transfer itself, and gradients would be wrong. LoRA needs
+qkv's gathered input anyway."""
 
 
 def attention_name() -> str:
@@ -64,39 +74,10 @@ def forward_step(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def build_model(settings: Settings, *, cuda: bool) -> Any:
     """The base model, its weights still to come."""
     shape, speed = settings.shape, settings.speed
-    recompute: dict[str, Any] = {}
-    if speed.recompute:
-        recompute["recompute_granularity"] = speed.recompute
-    if speed.recompute == "full":
-        recompute |= {"recompute_method": speed.recompute_method, "recompute_num_layers": speed.recompute_layers}
-    if speed.recompute_modules:
-        recompute["recompute_modules"] = list(speed.recompute_modules)
-    overlap: dict[str, Any] = {}
-    if speed.tp_overlap:
-        # Frozen weights have no weight-gradient product that a transfer could hide behind: Transformer Engine would
-        # leave out the transfer itself, and gradients would be wrong. LoRA needs qkv's gathered input anyway.
-        overlap = {
-            "tp_comm_bulk_wgrad": False,
-            "tp_comm_bulk_dgrad": False,
-            "tp_comm_overlap_rs_dgrad": True,
-            "tp_comm_overlap_disable_qkv": True,
-        }
     config = llm.LlamaConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        ffn_hidden_size=shape.ffn,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.kv_groups,
-        vocab_size=shape.vocab,
-        seq_length=settings.seq,
-        rotary_base=shape.rotary_base,
-        layernorm_epsilon=shape.norm_eps,
+        **fields.llama(shape, settings.seq, te=HAVE_TE),
         transformer_layer_spec=default_layer_spec if HAVE_TE else sdpa_spec,
         forward_step_fn=forward_step,
-        apply_rope_fusion=HAVE_TE,
-        masked_softmax_fusion=HAVE_TE,
-        persist_layer_norm=HAVE_TE,
-        gradient_accumulation_fusion=False,  # the frozen weights have no gradient to accumulate
         cross_entropy_loss_fusion=HAVE_TE and speed.fused_loss,
         cross_entropy_fusion_impl="te",
         use_cpu_initialization=not cuda,
@@ -106,8 +87,8 @@ def build_model(settings: Settings, *, cuda: bool) -> Any:
         use_te_rng_tracker=HAVE_TE and speed.cuda_graph,
         use_transformer_engine_op_fuser=speed.te_ops or None,
         activation_func_fp8_input_store=settings.precision.act,
-        **recompute,
-        **overlap,
+        **fields.recomputation(speed.recompute),
+        **(FROZEN_OVERLAP if speed.tp_overlap else {}),
     )
     # With gradients on, FP8_PARAMS keeps each frozen weight in host memory too, in bf16 (138 GB for 70B), for an
     # optimizer that never asks.
@@ -133,15 +114,7 @@ def build_lora(settings: Settings) -> Any:
     """LoRA on the attention's projections."""
     if not HAVE_TE:
         _without_transformer_engine()
-    lora = SeededLoRA(
-        target_modules=list(adapters.TARGETS),
-        dim=settings.lora_rank,
-        alpha=settings.lora_alpha,
-        dropout=settings.lora_dropout,
-        dropout_position="pre",
-        lora_A_init_method="kaiming",
-        a2a_experimental=settings.speed.lora_a2a and settings.layout.sp,
-    )
+    lora = SeededLoRA(**fields.lora(settings, all_to_all=settings.speed.lora_a2a))
     lora.seed = settings.seed
     return lora
 
@@ -156,18 +129,7 @@ def _without_transformer_engine() -> None:
 
 def build_optimizer(settings: Settings, *, cuda: bool) -> Any:
     """AdamW with MLPerf's constants, linear warm-up and a half cosine to MIN_LR."""
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=settings.lr,
-        min_lr=settings.min_lr,
-        weight_decay=settings.weight_decay,
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        adam_eps=1e-8,
-        clip_grad=settings.grad_clip,
-        bf16=cuda,
-        use_distributed_optimizer=cuda,
-    )
+    config = OptimizerConfig(**fields.adam(settings, cuda=cuda, sharded=cuda))
     cosine = CosineAnnealingScheduler(
         max_steps=settings.max_steps, warmup_steps=settings.warmup_steps, constant_steps=0, min_lr=settings.min_lr
     )
@@ -187,37 +149,6 @@ class Strategy(nl.MegatronStrategy):
 
 def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any], *, cuda: bool) -> Any:
     """Trainer and strategy on these processes; evaluates at the schedule's first step, Run sees to the rest."""
-    layout, precision = settings.layout, settings.precision
-    dtype = torch.bfloat16 if cuda else torch.float32
-    strategy = Strategy(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vp if layout.vp > 1 else None,
-        context_parallel_size=layout.cp,
-        sequence_parallel=layout.sp,
-        pipeline_dtype=dtype,
-        use_te_rng_tracker=HAVE_TE and settings.speed.cuda_graph,
-        cluster_environment=TorchElasticEnvironment(),
-        ddp=DistributedDataParallelConfig(
-            use_distributed_optimizer=cuda, grad_reduce_in_fp32=False, average_in_collective=False
-        ),
-        gradient_as_bucket_view=True,
-        ckpt_load_optimizer=False,
-        ckpt_async_save=False,
-        progress_interval=10**9,
-    )
-    mixed = nl.MegatronMixedPrecision(
-        precision="bf16-mixed" if cuda else "32",
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        grad_reduce_in_fp32=False,
-        fp8="hybrid" if precision.fp8 else None,
-        fp8_recipe=precision.recipe,
-        fp8_amax_history_len=precision.history,
-        fp8_amax_compute_algo=precision.algorithm,
-        fp8_param_gather=precision.params,
-        fp8_dot_product_attention=precision.dpa,
-    )
     overlap = [
         MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg=OVERLAP, tp_comm_bootstrap_backend="nccl")
     ]
@@ -225,8 +156,8 @@ def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any]
         accelerator="gpu" if cuda else "cpu",
         devices=processes.per_node,
         num_nodes=processes.nodes,
-        strategy=strategy,
-        plugins=mixed,
+        strategy=_strategy(settings, cuda=cuda),
+        plugins=_mixed_precision(settings, cuda=cuda),
         max_steps=settings.max_steps,
         val_check_interval=settings.evals.first,
         limit_val_batches=1.0,
@@ -238,4 +169,33 @@ def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any]
         enable_progress_bar=False,
         logger=False,
         callbacks=[*(overlap if settings.speed.tp_overlap else []), *callbacks],
+    )
+
+
+def _strategy(settings: Settings, *, cuda: bool) -> Any:
+    """How the model lies over the processes."""
+    return Strategy(
+        **fields.parallelism(settings.layout),
+        pipeline_dtype=torch.bfloat16 if cuda else torch.float32,
+        use_te_rng_tracker=HAVE_TE and settings.speed.cuda_graph,
+        cluster_environment=TorchElasticEnvironment(),
+        ddp=DistributedDataParallelConfig(
+            use_distributed_optimizer=cuda, grad_reduce_in_fp32=False, average_in_collective=False
+        ),
+        gradient_as_bucket_view=True,
+        ckpt_load_optimizer=False,
+        ckpt_async_save=False,
+        progress_interval=10**9,
+    )
+
+
+def _mixed_precision(settings: Settings, *, cuda: bool) -> Any:
+    dtype = torch.bfloat16 if cuda else torch.float32
+    return nl.MegatronMixedPrecision(
+        precision="bf16-mixed" if cuda else "32",
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        grad_reduce_in_fp32=False,
+        fp8="hybrid" if settings.precision.fp8 else None,
+        **fields.fp8(settings.precision),
     )

@@ -11,20 +11,14 @@ from dataclasses import dataclass
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
 from lora_tune.recipes.megatron.layout import Layout
-from lora_tune.recipes.megatron.settings import CommonSettings, read_common
+from lora_tune.recipes.megatron.settings import CommonSettings, Recompute, read_common, read_recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What changes seconds and memory, but not the arithmetic.
+    """What changes seconds and memory, but not the arithmetic."""
 
-    recompute: NeMo's recompute_granularity ("" for none), with its method, number of layers and modules.
-    """
-
-    recompute: str
-    recompute_method: str
-    recompute_layers: int
-    recompute_modules: tuple[str, ...]
+    recompute: Recompute
     tp_overlap: bool
     cp_comm: str
     cuda_graph: bool
@@ -53,9 +47,7 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
 
 
 def _speed(knobs: Knobs, layout: Layout, *, fp8: bool) -> Speed:
-    layers = knobs.integer("RECOMPUTE_NUM_LAYERS", 1, low=0)
-    recompute = knobs.choice("RECOMPUTE_GRANULARITY", ("", "full", "selective"))
-    recompute = "" if recompute == "full" and layers == 0 else recompute
+    recompute = read_recompute(knobs)
     overlap = knobs.switch("TP_COMM_OVERLAP", default=False)
     if overlap and not layout.sp:
         raise InputError(
@@ -69,13 +61,10 @@ def _speed(knobs: Knobs, layout: Layout, *, fp8: bool) -> Speed:
         )
     scope = knobs.choice("CUDA_GRAPH_SCOPE", ("full", "full_iteration"))
     graph = knobs.switch("MCORE_CUDA_GRAPH", default=False)
-    if graph and recompute == "full":
+    if graph and recompute.granularity == "full":
         raise InputError("MCORE_CUDA_GRAPH=1: allowed is 0 with RECOMPUTE_GRANULARITY=full")
     return Speed(
         recompute=recompute,
-        recompute_method=knobs.choice("RECOMPUTE_METHOD", ("uniform", "block")),
-        recompute_layers=layers,
-        recompute_modules=tuple(filter(None, knobs.text("RECOMPUTE_MODULES").split(","))),
         tp_overlap=overlap,
         cp_comm=knobs.choice("CP_COMM_TYPE", ("a2a", "p2p", "all_gather")),
         cuda_graph=graph,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import shutil
 import signal
 import tempfile
@@ -13,14 +11,11 @@ from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
-from mlperf_logging.mllog import constants
 from nemo import lightning as nl
 from nemo.collections import llm
 from nemo.utils import logging as nemo_logging
 
-from lora_tune.recipes.megatron import checkpoint, hf
-from lora_tune.recipes.megatron.description import description
+from lora_tune.recipes.megatron import checkpoint, hf, start
 from lora_tune.recipes.megatron.processes import Processes
 from lora_tune.recipes.megatron.states import bound_waiting
 from lora_tune.recipes.nemo.callbacks import Base, Recomputation, Run, Seeds
@@ -34,7 +29,6 @@ from lora_tune.recipes.nemo.model import (
     check_machine,
 )
 from lora_tune.recipes.nemo.settings import Settings
-from lora_tune.recipes.trial_log import TrialLog
 
 
 class Bounded(pl.Callback):
@@ -53,29 +47,17 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     Raises InputError for data or a checkpoint that cannot be used and SetupError for what this machine cannot
     do, both before the log's ``run_start``.
     """
-    log = TrialLog(enabled=processes.rank == 0)
-    log.event(constants.CACHE_CLEAR, True)
-    log.start(constants.INIT_START)
-    log.identity(os.environ)
+    log = start.open_log(processes)
     nemo_logging.setLevel(nemo_logging.ERROR)
     check_machine(settings, cuda=cuda)
     foreign = settings.model is not None and hf.is_hf(settings.model)
     if settings.model and not foreign:
         checkpoint.check(settings.model, settings.shape)
-    os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(settings.timeout)
-    os.environ.update(processes.variables())
+    start.set_environment(settings, processes)
     pl.seed_everything(settings.seed, workers=True, verbose=False)
     data = PackedData(settings, pin_memory=cuda)
-    machine = torch.cuda.get_device_name() if cuda else platform.machine()
-    log.init(
-        description(
-            settings,
-            platform=f"{processes.world}x{machine}",
-            texts=(len(data.train), len(data.validation)),
-            wide="bfloat16" if cuda else "fp32",
-            attention=attention_name(),
-        )
-    )
+    texts = (len(data.train), len(data.validation))
+    start.log_settings(log, settings, processes, texts=texts, attention=attention_name(), cuda=cuda)
     lora = build_lora(settings)
     watch = Run(settings, log, cuda=cuda, sequences=len(data.validation))
     callbacks = [Bounded(settings.timeout), Seeds(settings, cuda=cuda), lora, watch]
