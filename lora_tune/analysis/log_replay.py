@@ -16,7 +16,7 @@ from lora_tune.analysis.intervals import time_interval
 from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
 from lora_tune.config.study import Study
-from lora_tune.controller import policy, pruning, results
+from lora_tune.controller import conclusion, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureScanner, diagnose
@@ -185,15 +185,15 @@ class _Player:
         """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
         run = self._run_that_counts()
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run)
-        action = policy.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
-        if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
+        action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
+        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
             # Whether it ran with the study's own values is another question: old logs mostly did not.
             untrue = impossible_times(run, _ENDED, stamped=self._stamped)
-            action = policy.refuse(self._study, [self._attempt], untrue) if untrue else action
-        kind = _KINDS.get(action.verdict if isinstance(action, policy.Finish) else Verdict.FAILED)
+            action = conclusion.refuse(self._study, [self._attempt], untrue) if untrue else action
+        kind = _KINDS.get(action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED)
         if kind is not None and kind not in self._verdicts:
             self._verdicts[kind] = ReplayedVerdict(kind, _seconds(run), action.sentence)
-        concluded = isinstance(action, policy.Finish) and action.verdict is Verdict.REACHED
+        concluded = isinstance(action, conclusion.Finish) and action.verdict is Verdict.REACHED
         objective, low, high = self._objective(run) if concluded else (None, None, None)
         stop = objective_of(self._study).stop(run)
         lost = concluded and self._stopped is not None and self._would_win(self._stopped[0], objective)
@@ -217,20 +217,20 @@ class _Player:
         best = objective_of(self._study).best(self._work.sweep)
         if stop.kind is StopKind.PRUNED or best is None or objective is None:
             return True
-        rival = best.objective
-        return objective_of(self._study).better(objective, rival)
+        return objective_of(self._study).better(objective, best.objective)
 
     def _run_that_counts(self) -> RunLog:
         """As for a job of several runs: the first that reached the target, else the last."""
         runs = self._reader.runs() if isinstance(self._reader, MllogReader) else ()
         return next((r for r in runs if r.reached(self._study.target)), self._reader.run())
 
-    def _remember(self, action: policy.Finish | policy.Retry, run: RunLog) -> None:
+    def _remember(self, action: conclusion.Finish | conclusion.Retry, run: RunLog) -> None:
         """Finish the trial as the sweep would have: by the verdict that came first."""
         if self._stopped is not None:
             stop, run = self._stopped
-            action = policy.Finish(Verdict.PRUNED if stop.kind is StopKind.PRUNED else Verdict.CAPPED, stop.sentence)
-        verdict = action.verdict if isinstance(action, policy.Finish) else Verdict.FAILED
+            cut = Verdict.PRUNED if stop.kind is StopKind.PRUNED else Verdict.CAPPED
+            action = conclusion.Finish(cut, stop.sentence)
+        verdict = action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED
         trial = self._finished(run, self._study) if verdict is Verdict.REACHED else self._trial
         self._work.put_trial(trial.finished(verdict, action.sentence, 0.0))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -17,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lora_tune.analysis.describe import money, parameters_text, price
+from lora_tune.analysis.describe import parameters_text, price
 from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import account_words
@@ -30,7 +28,6 @@ from lora_tune.analysis.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.base import errors
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.again import again
 from lora_tune.commands.options import (
@@ -42,121 +39,18 @@ from lora_tune.commands.options import (
     study_option,
     watch_store,
 )
+from lora_tune.commands.standing import Standing, as_json, exit_code, open_trials, standing
 from lora_tune.commands.steer import listed as steering_lines
 from lora_tune.config.campaign import is_campaign
 from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
-from lora_tune.search.recommendation import Recommended
-from lora_tune.store import LEASE_SECONDS, Store
-from lora_tune.store.records import Sweep, Trial, TrialState
+from lora_tune.store import Store
+from lora_tune.store.records import Sweep, TrialState
 from lora_tune.store.requests import Request, Requests
 
 BEST_SHOWN = 5
-
-
-class Standing:
-    """A sweep's condition, as one word."""
-
-    RUNNING = "running"
-    """A driver is at work."""
-    UNATTENDED = "unattended"
-    """It is not over, and nobody drives it: jobs may run, nobody decides. The same sweep command takes over."""
-    ENDED = "ended"
-
-
-def standing(sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
-    """The sweep's condition. driver: who drives, and the epoch second of its last sign of life.
-
-    over: whether its last driver noted its end; also True where no driver noted anything (older releases).
-    """
-    owner, sign = driver
-    if owner and now - sign < LEASE_SECONDS:
-        return Standing.RUNNING
-    return Standing.ENDED if over and not _open(sweep) else Standing.UNATTENDED
-
-
-def _open(sweep: Sweep) -> int:
-    return sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
-
-
-def exit_code(condition: str, seen: Overview) -> int:
-    """For monitoring: 0 running, or ended with a best trial; 3 unattended; 4 ended and nothing reached the target."""
-    if condition == Standing.UNATTENDED:
-        return errors.EXIT_SETUP
-    if condition == Standing.ENDED and seen.best is None:
-        return errors.EXIT_NOTHING_REACHED
-    return errors.EXIT_DONE
-
-
-def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> dict[str, Any]:
-    """The whole picture as plain data: seconds, samples, node-hours; None where unknown. over: see :func:`standing`."""
-    seen = overview(study, sweep, now)
-    best = seen.best
-    return {
-        "study": study.name,
-        "hash": sweep.digest,
-        "state": standing(sweep, driver, now, over=over),
-        "driver": driver[0] or None,
-        "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
-        "target": study.objective.target if objective_of(study).has_target else None,
-        "trials": seen.trials,
-        "trials_planned": seen.planned,
-        "open": seen.open,
-        "verdicts": {v.value: n for v, n in seen.verdicts.items()},
-        "node_hours": seen.node_hours,
-        "node_hours_budget": study.budget.node_hours,
-        "node_hours_saved": seen.saved,
-        "stopping": None if seen.stopping is None else asdict(seen.stopping),
-        "money": money(study, seen.node_hours),
-        "seconds": seen.seconds,
-        "recommended": None if seen.recommended is None else _recommended(seen.recommended),
-        "best": None if best is None else {**_trial(study, sweep, best, now), "interval_seconds": seen.best_interval},
-        "nearest": None
-        if seen.nearest is None
-        else {**_trial(study, sweep, seen.nearest.trial, now), "missing": seen.nearest.missing},
-        "running": [_trial(study, sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
-        "failures": [
-            {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
-            for f in seen.failures
-        ],
-    }
-
-
-def _recommended(found: Recommended) -> dict[str, Any]:
-    """The configuration that is handed over; ``trial`` is None where none has run it as a whole."""
-    return {
-        "trial": found.trial.number if found.ran else None,
-        "objective": found.objective,
-        "interval": (found.low, found.high),
-        "runs": found.runs,
-        "confirmed": found.confirmed,
-        "best_run": found.luckiest.number,
-        "parameters": dict(found.trial.parameters),
-    }
-
-
-def _trial(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
-    evals = sweep.last_evals(trial.number)
-    attempts = sweep.attempts_of(trial.number)
-    return {
-        "trial": trial.number,
-        "state": str(trial.verdict or (attempts[-1].state if attempts else trial.state)),
-        "objective": trial.metrics.objective,
-        "seconds": trial.seconds,
-        "samples": trial.samples,
-        "eval_loss": _finite(study.shown(evals[-1].loss)) if evals else None,
-        "eval_samples": evals[-1].samples if evals else None,
-        "node_hours": sum(a.node_hours(now) for a in attempts),
-        "remark": trial.sentence or None,
-        "attempts": len(attempts),
-        "parameters": dict(trial.parameters),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def picture(
@@ -227,8 +121,8 @@ def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
         line = again("sweep", study.name)
-        what = "trials are open and no driver is running" if _open(sweep) else "it is not over and no driver is running"
-        return Text(f"{what}; take over with: {line}", style="bold red")
+        what = "trials are open" if open_trials(sweep) else "it is not over"
+        return Text(f"{what} and no driver is running; take over with: {line}", style="bold red")
     return Text("ended")
 
 

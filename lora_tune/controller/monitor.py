@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
-from lora_tune.controller import healing, node_faults, policy, pruning, queueing, results
+from lora_tune.controller import conclusion, healing, node_faults, policy, pruning, queueing, results
 from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
@@ -166,19 +166,19 @@ class JobMonitor:
         runs = log.runs() if trial.replicates > 1 else ()
         run = next((r for r in runs if r.reached(self._study.target)), log.run())
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
-        status = policy.of_training(status, run)
+        status = conclusion.of_training(status, run)
         found = self._found(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
         over = found.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
-        action = policy.conclude(
+        action = conclusion.conclude(
             self._study, attempts, status, run, found, trial=trial, node_at_fault=suspect, far_over=over
         )
-        if isinstance(action, policy.Finish) and action.verdict in policy.BELIEVED:
+        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
             untrue = self._untrue(trial, attempt, status, log, (*runs, run))
             if untrue is not None:
-                found, action = untrue, policy.refuse(self._study, attempts, untrue)
-        failed = isinstance(action, policy.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
+                found, action = untrue, conclusion.refuse(self._study, attempts, untrue)
+        failed = isinstance(action, conclusion.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
         kind = (found.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
         told = found if failed else Diagnosis()
         attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
@@ -187,7 +187,7 @@ class JobMonitor:
         self._ran_at.pop((attempt.trial, attempt.number), None)
         self._events.trouble(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
-        if isinstance(action, policy.Retry):
+        if isinstance(action, conclusion.Retry):
             self._events.note(f"trial {trial.number}: again: {action.sentence}", "retry", trial=trial.number)
             self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
@@ -221,12 +221,12 @@ class JobMonitor:
             # A log that is gone says nothing about the study's pattern.
             return _incomplete(incomplete) if (incomplete := log.incomplete()) else policy.unread(unmatched)
         seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
-        return policy.found(attempt, status, seen, log_cut=log.cut)
+        return conclusion.cause(attempt, status, seen, log_cut=log.cut)
 
     def _finish(
         self,
         trial: Trial,
-        action: policy.Finish,
+        action: conclusion.Finish,
         attempts: Sequence[Attempt],
         run: RunLog,
         runs: Sequence[RunLog],

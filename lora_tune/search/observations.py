@@ -1,24 +1,4 @@
-"""What a trial taught, as numbers that the search model takes in; from Optuna trials of any study that records them.
-
-User attributes read (all optional; what is not there is not learned):
-
-==================== ======================================================================================
-samples_per_second   warm training throughput, samples/s
-seconds_per_eval     length of one eval, s
-crossing_samples     samples at which the curve crosses the target; without intermediate values also
-                     ``stop_samples`` (samples of the first eval at the target) or ``samples_to_target``
-last_samples         samples after which a run ended without reaching the target (a lower bound); also
-                     ``censored_at_samples``
-refused              True where the trial's own program does not take its values, which is "infeasible" too
-verdict              "infeasible" (out of memory), "pruned", "censored", "capped", "reached", "failed", ...
-diverged             True when the loss blew up
-node_hours           what the trial cost; ``init_seconds``: start-up before the clock runs
-kind                 "probe" for a run that only measured speed
-source               where an observation comes from, when not from this study; its level is then not trusted
-==================== ======================================================================================
-
-Intermediate values, reported at the step of the samples consumed, are the eval curve.
-"""
+"""What a trial taught, and how many samples its configuration needs by that."""
 
 from __future__ import annotations
 
@@ -29,9 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from optuna import Study
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune import curves as curve
 from lora_tune.curves import Family
@@ -43,13 +20,6 @@ BLOWN_UP = 1.0
 """ln(samples) by which a diverged run counts as worse than the best one known, at least."""
 NEAREST = 0.02
 """The nearest that a target which was not reached is taken to lie beyond the last eval, in ln(samples)."""
-ASSUMED_SD = 0.1
-"""ln(samples) by which a parameter that a source does not name may have moved its result."""
-DESCRIBED = (
-    "LR", "LEARNING_RATE", "MAX_STEPS", "STEPS", "TRAIN_STEPS", "WARMUP_STEPS",
-    "GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE",
-)  # fmt: skip
-"""Parameters without which a source says nothing: their part is too large to be assumed."""
 FARTHEST = 1.5
 """A forecast further than this beyond the last eval, in ln(samples), counts as a lower bound instead."""
 
@@ -97,72 +67,8 @@ class Observation:
         return math.isfinite(self.samples_per_second) or bool(self.evals) or math.isfinite(self.reached)
 
 
-def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observation | None:
-    """The observation in an Optuna trial; None when it has none of the space's parameters, or says nothing."""
-    if not space <= trial.params.keys() or trial.state is TrialState.WAITING:
-        return None
-    facts = trial.user_attrs
-    verdict = str(facts.get("verdict", ""))
-    if trial.state is TrialState.FAIL and verdict != "infeasible":
-        return None
-    evals = tuple(Eval(float(s), float(x), math.nan) for s, x in sorted(trial.intermediate_values.items()))
-    constraints = (*trial.constraints.values(),) if hasattr(trial, "constraints") else ()
-    reached = _first(facts, "stop_samples", "samples_to_target")
-    if math.isnan(reached):
-        reached = next((e.samples for e in evals if e.loss <= target), math.nan)
-    return Observation(
-        number=trial.number,
-        values=trial.params,
-        open=trial.state is TrialState.RUNNING,
-        source=str(facts.get("source", "")),
-        evals=evals,
-        reached=reached,
-        bound=_first(facts, "last_samples", "censored_at_samples"),
-        samples_per_second=_first(facts, "samples_per_second"),
-        seconds_per_eval=_first(facts, "seconds_per_eval"),
-        node_hours=_first(facts, "node_hours"),
-        init_seconds=_first(facts, "init_seconds"),
-        refused=bool(facts.get("refused")),
-        infeasible=verdict == "infeasible" or any(c > 0 for c in constraints),
-        diverged=bool(facts.get("diverged")) or any(math.isnan(e.loss) for e in evals[-2:]),
-        probe=facts.get("kind") == "probe",
-        attributes=facts,
-    )
-
-
-def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
-    """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range.
-
-    wanted: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an error
-    of its own (attribute ``assumed_sd``).
-    """
-    missing = {n: d for n, d in wanted.items() if n not in o.values and n.upper() not in DESCRIBED}
-    if not missing:
-        return o
-    known = {n: defaults[n] for n in missing if n in defaults}
-    assumed = {n: middle(d) for n, d in missing.items() if n not in known}
-    doubt = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
-    return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **doubt})
-
-
-def middle(found: BaseDistribution) -> Any:
-    """The middle of a range, on the scale on which it is searched; the first of categories."""
-    if isinstance(found, CategoricalDistribution):
-        return found.choices[0]
-    assert isinstance(found, FloatDistribution | IntDistribution)
-    value = math.sqrt(found.low * found.high) if found.log else 0.5 * (found.low + found.high)
-    return round(value) if isinstance(found, IntDistribution) else value
-
-
-def annotate(study: Study, trial: FrozenTrial, **attributes: str) -> None:
-    """User attributes of a trial, set by the sampler that samples for it."""
-    # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
-    for name, value in attributes.items():
-        study._storage.set_trial_user_attr(trial._trial_id, name, value)
-    trial.user_attrs.update(attributes)
-
-
-def _first(facts: Mapping[str, Any], *names: str) -> float:
+def first_number(facts: Mapping[str, Any], *names: str) -> float:
+    """The first of the facts of these names that is a finite number; NaN where none is."""
     for name in names:
         value = facts.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -204,7 +110,8 @@ def readings(
             found[at] = reading
     own_runs = [r.ln_samples for at, r in found.items() if not r.below and not observations[at].source]
     best = min(own_runs, default=None)
-    times = [_first(o.attributes, "stop_seconds") for o in observations if math.isfinite(o.reached) and not o.source]
+    ours = [o for o in observations if math.isfinite(o.reached) and not o.source]
+    times = [first_number(o.attributes, "stop_seconds") for o in ours]
     fastest = min((t for t in times if t > 0), default=math.nan)
     for at, o in enumerate(observations):
         if o.open or o.probe or o.infeasible:

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.observations import annotate
+from lora_tune.search.optuna_trials import annotate
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, Forecast, Told, Trust, trust
 from lora_tune.search.whole.encoding import Encoding

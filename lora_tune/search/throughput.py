@@ -31,7 +31,8 @@ from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Prior, conditi
 from lora_tune.search.grey_box.model import SPEED_NOISE, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.scales import Scales
-from lora_tune.search.observations import Observation, annotate, of_trial
+from lora_tune.search.observations import Observation
+from lora_tune.search.optuna_trials import annotate, of_trial
 from lora_tune.search.refusals import refused_chance
 
 CANDIDATES = 600

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lora_tune.commands import status
-from lora_tune.commands.status import Standing, standing
+from lora_tune.commands.standing import Standing, standing
 from lora_tune.logs.mllog import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.controller import budgets, evidence, policy, pruning, queueing, results
+from lora_tune.controller import budgets, conclusion, evidence, policy, pruning, queueing, results
 from lora_tune.curves.overlay import Course, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
@@ -130,15 +130,18 @@ def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_c
     seen = Diagnosis(FailureKind.INFRASTRUCTURE, "slurmstepd: *** JOB 7 CANCELLED AT ***", "run it again")
     cancelled = JobStatus(state=JobState.CANCELLED)
     over = attempt(stop=StopKind.TIME_LIMIT, failure="configuration", line="ran into the limit", remedy="raise it")
-    assert policy.found(over, cancelled, seen).line == "ran into the limit"
+    assert conclusion.cause(over, cancelled, seen).line == "ran into the limit"
     silent = attempt(stop=StopKind.SILENT, failure="infrastructure", line="silent for 20 min", remedy="again")
-    assert policy.found(silent, cancelled, seen).line == "silent for 20 min"
+    assert conclusion.cause(silent, cancelled, seen).line == "silent for 20 min"
     memory = Diagnosis(FailureKind.INFEASIBLE, "CUDA out of memory", "more TP")
-    assert policy.found(silent, cancelled, memory) == memory
+    assert conclusion.cause(silent, cancelled, memory) == memory
     faulty = Diagnosis(FailureKind.INFRASTRUCTURE, "uncorrectable ECC error", "report it", specific=True)
-    assert policy.found(silent, cancelled, faulty) == faulty, "it names the cause of the silence"
-    assert policy.found(over, cancelled, faulty).told == "ran into the limit (also in its log: uncorrectable ECC error)"
-    assert policy.found(attempt(), cancelled, seen) == seen
+    assert conclusion.cause(silent, cancelled, faulty) == faulty, "it names the cause of the silence"
+    assert (
+        conclusion.cause(over, cancelled, faulty).told
+        == "ran into the limit (also in its log: uncorrectable ECC error)"
+    )
+    assert conclusion.cause(attempt(), cancelled, seen) == seen
 
 
 def test_what_a_cut_log_still_shows_fails_no_trial_for_good() -> None:
@@ -147,8 +150,8 @@ def test_what_a_cut_log_still_shows_fails_no_trial_for_good() -> None:
     left = Diagnosis(
         FailureKind.CONFIGURATION, "nvidia-smi: command not found", "install it", certain=True, specific=True
     )
-    assert policy.found(attempt(), ended, left) == left
-    cut = policy.found(attempt(), ended, left, log_cut=True)
+    assert conclusion.cause(attempt(), ended, left) == left
+    cut = conclusion.cause(attempt(), ended, left, log_cut=True)
     assert (cut.kind, cut.certain, cut.line) == (FailureKind.INFRASTRUCTURE, False, left.line)
     assert "run again" in cut.remedy
 
@@ -167,10 +170,10 @@ def test_a_probe_ends_with_its_first_warm_block_and_is_judged_by_nothing_else() 
     bad = replace(run(0.95), train=(TrainPoint(80.0, math.nan, 8.0),))
     assert pruning.judge_curve(study(), sweep(trial()), trial(probe=True), bad) is None
     ended = JobStatus(state=JobState.CANCELLED)
-    ending = policy.conclude(
+    ending = conclusion.conclude(
         study(), [attempt(stop=StopKind.PROBED)], ended, measured(2.1, 2.2), WELL, trial=trial(probe=True)
     )
-    assert ending == policy.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
+    assert ending == conclusion.Finish(Verdict.CENSORED, "a probe of the layout: 2.2 samples/s, 34.5 s an eval")
 
 
 def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: str = "slurm", **given: Any) -> Any:
@@ -178,7 +181,7 @@ def conclude(diagnosis: Diagnosis, *losses: float, attempts: int = 1, launcher: 
     before = [attempt(failure=diagnosis.kind)] * (attempts - 1)
     suspect = given.pop("node_at_fault", False)
     state = JobStatus(**{"state": JobState.ENDED, "exit_code": 0, "nodes": ("n1",), **given})
-    return policy.conclude(
+    return conclusion.conclude(
         study(launcher=launcher), [*before, last], state, run(*losses), diagnosis, trial=trial(), node_at_fault=suspect
     )
 
@@ -219,7 +222,7 @@ STEP_LIMIT = Diagnosis(
     ],
 )
 def test_the_end_of_a_trial(found: Any, verdict: Verdict) -> None:
-    assert isinstance(found, policy.Finish)
+    assert isinstance(found, conclusion.Finish)
     assert found.verdict is verdict
 
 
@@ -228,15 +231,15 @@ def test_a_step_that_the_script_survived_fails_no_training_that_states_its_end(*
     """mlperf-sysjson.sh fails in every job of a submitter without MLPERF_STATUS; Slurm keeps the worst step's code."""
     status = JobStatus(state=JobState.ENDED, exit_code=1, step_failed=step_failed)
     whole = replace(run(0.95), run_stop_ms=9)
-    assert policy.of_training(status, whole).exit_code == (0 if step_failed else 1)
-    assert policy.of_training(status, run(0.95)).exit_code == 1, "it may have died between two evals"
-    assert policy.of_training(status, RunLog(run_stop_ms=9)).exit_code == 1, "a stop without evals is faked"
+    assert conclusion.of_training(status, whole).exit_code == (0 if step_failed else 1)
+    assert conclusion.of_training(status, run(0.95)).exit_code == 1, "it may have died between two evals"
+    assert conclusion.of_training(status, RunLog(run_stop_ms=9)).exit_code == 1, "a stop without evals is faked"
 
 
 @pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible", "held", "drained"])
 def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
     found = conclude(failure(kind), exit_code=1)
-    assert isinstance(found, policy.Retry)
+    assert isinstance(found, conclusion.Retry)
     assert "the line" in found.sentence
 
 
@@ -244,8 +247,8 @@ def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:
     """A truncated log, a disk that was full: run_start is lost, and with it the seconds."""
     damaged = RunLog(evals=(Eval(1000.0, -0.5, math.nan),))
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
-    found = policy.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL, trial=trial())
-    assert isinstance(found, policy.Retry)
+    found = conclusion.conclude(study(launcher="slurm"), [attempt()], ended, damaged, WELL, trial=trial())
+    assert isinstance(found, conclusion.Retry)
     assert "lines of it are lost" in found.sentence
 
 
@@ -258,7 +261,7 @@ def test_a_fault_or_a_memory_failure_is_tried_on_another_node() -> None:
 
 def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class() -> None:
     again = conclude(failure("configuration"), node_at_fault=True)
-    assert isinstance(again, policy.Retry)
+    assert isinstance(again, conclusion.Retry)
     assert again.exclude_nodes == ("n1",)
     assert again.sentence == "configuration: the line; once more on another node than n1"
     for last in (
@@ -267,11 +270,11 @@ def test_what_may_be_its_nodes_fault_is_tried_on_another_node_whatever_its_class
         conclude(failure("configuration"), node_at_fault=True, state=JobState.TIME_LIMIT),
         conclude(failure("configuration"), node_at_fault=True, launcher="local"),
     ):
-        assert isinstance(last, policy.Finish)
+        assert isinstance(last, conclusion.Finish)
 
 
 def test_a_clean_exit_without_evals_is_no_result() -> None:
-    assert isinstance(conclude(WELL), policy.Retry)
+    assert isinstance(conclude(WELL), conclusion.Retry)
 
 
 def sweep(*trials: Trial) -> Sweep:
@@ -403,7 +406,7 @@ def test_a_trial_that_shares_its_node_has_used_its_share_of_time_and_of_node_hou
 def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_first() -> None:
     packed = replace(run(1.0, -0.1), hyperparameters={"packed_seconds": 77.0})
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
-    verdict = policy.conclude(study(), [attempt()], ended, packed, Diagnosis(), trial=trial())
+    verdict = conclusion.conclude(study(), [attempt()], ended, packed, Diagnosis(), trial=trial())
     assert verdict.sentence == "eval loss -0.1000 at 200 samples, 20.0 s alone (77.0 s in its pack)"
     found = results.measured(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
     assert (found.objective, found.packed_seconds) == (20.0, 77.0)
@@ -509,15 +512,15 @@ class TestThroughputAlone:
 
     def test_what_the_program_says_of_the_whole_run_is_its_throughput(self) -> None:
         run = self.paced(90.0, 60, stated_throughput=(95.3,), overall_throughput=95.339, run_stop_ms=60_001)
-        found = policy.conclude(
+        found = conclusion.conclude(
             self.study(), [attempt()], JobStatus(state=JobState.ENDED, exit_code=0), run, Diagnosis(), trial=trial()
         )
-        assert isinstance(found, policy.Finish)
+        assert isinstance(found, conclusion.Finish)
         assert (found.verdict, found.sentence) == (Verdict.REACHED, "measured 95.34 samples/s")
 
     def test_a_stopped_one_is_capped(self) -> None:
         stopped = attempt(stop=StopKind.CAPPED, stop_sentence="too slow", stop_at=NOW)
-        found = policy.conclude(
+        found = conclusion.conclude(
             self.study(),
             [stopped],
             JobStatus(state=JobState.CANCELLED),
@@ -525,7 +528,7 @@ class TestThroughputAlone:
             Diagnosis(),
             trial=trial(),
         )
-        assert isinstance(found, policy.Finish)
+        assert isinstance(found, conclusion.Finish)
         assert found.verdict is Verdict.CAPPED
 
 

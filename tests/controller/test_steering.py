@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from lora_tune.commands.status import main as status
 from lora_tune.commands.steer import main as steer
-from lora_tune.controller import policy
+from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
 from lora_tune.controller.steering import Course, course
 from lora_tune.launchers.base import JobState, JobStatus
@@ -140,11 +140,12 @@ def test_scancel_by_a_person_is_no_fault_of_the_machine(home: House) -> None:
     attempt = Attempt(trial=0, number=0, job_name="x", folder="x")
     cancelled = JobStatus(state=JobState.CANCELLED)
     seen = Diagnosis(FailureKind.INFRASTRUCTURE, "*** JOB 7 ON n1 CANCELLED AT 2026-11-22 ***", "somebody cancelled it")
-    found = policy.conclude(home.study, [attempt], cancelled, RunLog(), seen, trial=trial)
-    assert isinstance(found, policy.Finish)
+    found = conclusion.conclude(home.study, [attempt], cancelled, RunLog(), seen, trial=trial)
+    assert isinstance(found, conclusion.Finish)
     assert found.verdict is Verdict.CANCELLED
     cause = Diagnosis(FailureKind.INFRASTRUCTURE, "DUE TO PREEMPTION", "", specific=True)
-    assert isinstance(policy.conclude(home.study, [attempt], cancelled, RunLog(), cause, trial=trial), policy.Retry)
+    found = conclusion.conclude(home.study, [attempt], cancelled, RunLog(), cause, trial=trial)
+    assert isinstance(found, conclusion.Retry)
 
 
 class TestCommand:

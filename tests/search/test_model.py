@@ -23,7 +23,8 @@ from lora_tune.search.grey_box.model import as_known, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, public_family, rcp_mean
 from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.grey_box.weak_priors import convergence_prior
-from lora_tune.search.observations import Observation, of_trial, readings
+from lora_tune.search.observations import Observation, readings
+from lora_tune.search.optuna_trials import of_trial
 
 LAYOUTS = (
     "tp1 pp1 cp1 minibs1 mbs1",

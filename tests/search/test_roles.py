@@ -12,7 +12,8 @@ from lora_tune.base.errors import StudyError
 from lora_tune.config.study import Study, parse_study
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.observations import ASSUMED_SD, filled_in, readings
+from lora_tune.search.observations import readings
+from lora_tune.search.optuna_trials import ASSUMED_SD, filled_in
 from lora_tune.search.portfolio import PortfolioSampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.samplers import make_sampler

@@ -14,12 +14,14 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.conditions import Conditions
-from lora_tune.search.grey_box.acquisition import Action, Recommendation, recommend_from, value_actions
+from lora_tune.search.grey_box.acquisition import Action, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
 from lora_tune.search.grey_box.scales import Scales
-from lora_tune.search.observations import SEED_SD, Observation, annotate, filled_in, of_trial
+from lora_tune.search.observations import SEED_SD, Observation
+from lora_tune.search.optuna_trials import annotate, filled_in, of_trial
 
 PATIENCE = 4
 """Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""

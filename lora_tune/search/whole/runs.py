@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.observations import Observation, of_trial
+from lora_tune.search.observations import Observation
+from lora_tune.search.optuna_trials import of_trial
 
 NEVER = 1.0
 """ln(seconds) by which a run that diverged is worse than the best, at least."""
