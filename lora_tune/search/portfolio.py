@@ -103,7 +103,6 @@ class PortfolioSampler(BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All parameters."""
-        self._arms.tpe.infer_relative_search_space(study, trial)
         return dict(self._space)
 
     def sample_relative(

@@ -11,15 +11,12 @@ import re as regular_expressions
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 import submitit
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 from optuna.distributions import FloatDistribution
-from optuna.samplers import TPESampler
-from optuna.samplers._tpe import parzen_estimator, probability_distributions, sampler
 from packaging.requirements import Requirement
 from submitit.slurm import slurm
 
@@ -29,11 +26,6 @@ from tests.conftest import REPOSITORY
 
 def _study() -> optuna.Study:
     return optuna.create_study()
-
-
-def _estimator() -> Any:
-    observed, space = {"x": []}, {"x": FloatDistribution(0, 1)}
-    return parzen_estimator._ParzenEstimator(observed, space, TPESampler()._parzen_estimator_parameters)
 
 
 PRIVATE: dict[str, dict[str, Callable[[], object]]] = {
@@ -52,21 +44,6 @@ PRIVATE: dict[str, dict[str, Callable[[], object]]] = {
         "_trial_id": lambda: _study().ask(),
         "_get_trials": _study,
         "_contains": lambda: FloatDistribution(0, 1),
-        # TPE over a window, with densities computed by whole arrays (search/tpe.py, search/parzen.py)
-        "_build_parzen_estimator": TPESampler,
-        "_compare": TPESampler,
-        "_compute_acquisition_func": TPESampler,
-        "_constant_liar": TPESampler,
-        "_get_params": TPESampler,
-        "_is_multivariate": TPESampler,
-        "_n_ei_candidates": TPESampler,
-        "_n_startup_trials": TPESampler,
-        "_get_infeasible_trial_score": lambda: sampler,
-        "_get_pruned_trial_score": lambda: sampler,
-        "_mixture_distribution": _estimator,
-        "_transform": _estimator,
-        "_ParzenEstimator": lambda: parzen_estimator,
-        "_BatchedCategoricalDistributions": lambda: probability_distributions,
     },
     "submitit": {
         "_make_sbatch_string": lambda: slurm,

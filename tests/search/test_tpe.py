@@ -7,23 +7,17 @@ import random
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import optuna
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import TPESampler
-from optuna.samplers._tpe._truncnorm import _log_gauss_mass
-from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator, _ParzenEstimatorParameters
-from optuna.samplers._tpe.sampler import default_weights
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from lora_tune.search.parzen import ParzenEstimator, log_mass
-from lora_tune.search.tpe import NEWEST, WindowedTPESampler
+from lora_tune.search.tpe import GOOD, NEWEST, WindowedTPESampler, modelled
 
 Space = dict[str, BaseDistribution]
+Kind = type[TPESampler] | type[WindowedTPESampler]
 
 SPACES: dict[str, Space] = {
     "usual": {
@@ -82,7 +76,7 @@ def test_proposals_are_those_of_optuna(name: str, direction: str, seed: int) -> 
 def test_proposals_are_those_of_optuna_where_parameters_come_and_go() -> None:
     names = [("LR", "MAX_STEPS", "layout"), ("LR", "layout"), ("LR", "MAX_STEPS")]
 
-    def asked(kind: type[TPESampler]) -> list[Any]:
+    def asked(kind: Kind) -> list[Any]:
         sampler = kind(seed=4, n_startup_trials=5, multivariate=True, warn_independent_sampling=False)
         study = optuna.create_study(sampler=sampler)
         found = []
@@ -97,7 +91,7 @@ def test_proposals_are_those_of_optuna_where_parameters_come_and_go() -> None:
 def test_two_processes_share_one_study(tmp_path: Any) -> None:
     """A trial that another process asked for and ended counts as in Optuna, whenever it ends."""
 
-    def asked(kind: type[TPESampler]) -> list[Any]:
+    def asked(kind: Kind) -> list[Any]:
         url = f"sqlite:///{tmp_path / kind.__name__}.db"
         optuna.create_study(storage=RDBStorage(url), study_name="s")
         here, there = (
@@ -121,45 +115,55 @@ def test_two_processes_share_one_study(tmp_path: Any) -> None:
     assert asked(WindowedTPESampler) == asked(TPESampler)
 
 
-def test_of_a_long_study_the_best_and_the_newest_are_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = WindowedTPESampler(seed=0, multivariate=True, constant_liar=True)
+def test_of_a_long_study_the_best_and_the_newest_are_modelled() -> None:
+    study = long_study(WindowedTPESampler(seed=0, multivariate=True, constant_liar=True))
+    open_ = study.ask({"x": FloatDistribution(0, 1)})
+    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction)]
+    best = range(100 - GOOD // 2, 100 + GOOD // 2 + 1)
+    assert shown == [*best, *range(500, NEWEST + 500), open_.number], "the best, though they are old, and the newest"
+
+
+def test_the_best_of_a_long_study_draw_its_proposals_and_asking_changes_nothing_else() -> None:
+    study = long_study(WindowedTPESampler(seed=0, multivariate=True, constant_liar=True))
+    before = study.get_trials()
+    for _ in range(20):
+        study.tell(study.ask({"x": FloatDistribution(0, 1)}), 1.0)
+    asked = [trial.params["x"] for trial in study.trials[len(before) :]]
+    assert sum(x < 0.2 for x in asked) > 15, "the 25 best lie at 0.05, the newest 300 above 0.25"
+    assert study.get_trials()[: len(before)] == before
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_the_best_are_complete_ones_then_pruned_ones_then_those_that_break_a_constraint(direction: str) -> None:
+    sign = 1 if direction == "minimize" else -1
+    study = optuna.create_study(direction=direction)
+    for _ in range(GOOD - 3):
+        study.tell(study.ask(), 0.0)
+    for late, loss in ((7, 1.0), (7, 2.0), (3, 0.5)):
+        trial = study.ask()
+        trial.report(sign * loss, late)
+        study.tell(trial, state=TrialState.PRUNED)
+    for _ in range(2):
+        trial = study.ask()
+        trial.set_constraint("feasible", 1.0)
+        study.tell(trial, -9.0 * sign)
+    for _ in range(NEWEST):
+        study.tell(study.ask(), state=TrialState.PRUNED)
+    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction)]
+    assert shown[:-NEWEST] == [*range(GOOD)], "all but the newest, and not the infeasible"
+
+
+def long_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """``NEWEST`` + 500 trials at rising x, the best of which is the 100th."""
     study = optuna.create_study(sampler=sampler)
     for number in range(NEWEST + 500):
         values = {"params": {"x": number / 2000}, "distributions": {"x": FloatDistribution(0, 1)}}
         study.add_trial(optuna.trial.create_trial(value=abs(number - 100) / 1000, **values))  # type: ignore[arg-type]
-    open_ = study.ask({"x": FloatDistribution(0, 1)})
-    seen: list[list[int]] = []
-    build = sampler._build_parzen_estimator
-
-    def watched(study: Any, space: Any, trials: list[Any], handle_below: bool) -> Any:
-        seen.append([t.number for t in trials])
-        return build(study, space, trials, handle_below)
-
-    monkeypatch.setattr(sampler, "_build_parzen_estimator", watched)
-    study.ask({"x": FloatDistribution(0, 1)})
-    good, others = seen
-    assert good == [*range(88, 113)], "the 25 best, though they are old"
-    assert others == [*range(500, NEWEST + 500), open_.number], "the newest, and the open one"
-
-
-def test_asking_reads_the_trials_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = optuna.create_study(sampler=WindowedTPESampler(seed=0, n_startup_trials=2, multivariate=True))
-    for number in range(5):
-        study.tell(study.ask(SPACES["usual"]), number)
-    whole = study._storage.get_all_trials
-    copies: list[None] = []
-
-    def watched(study_id: int, deepcopy: bool = True, states: Any = None) -> Any:
-        copies.extend([None] if states is None else [])
-        return whole(study_id, deepcopy, states)
-
-    monkeypatch.setattr(study._storage, "get_all_trials", watched)
-    study.ask(SPACES["usual"])
-    assert len(copies) == 1
+    return study
 
 
 def test_without_one_complete_trial_the_nearest_to_that_are_followed_as_by_optuna() -> None:
-    def asked(kind: type[TPESampler]) -> list[Any]:
+    def asked(kind: Kind) -> list[Any]:
         study = optuna.create_study(sampler=kind(seed=5, n_startup_trials=5, multivariate=True))
         found = []
         for number in range(30):
@@ -171,35 +175,3 @@ def test_without_one_complete_trial_the_nearest_to_that_are_followed_as_by_optun
         return found
 
     assert asked(WindowedTPESampler) == asked(TPESampler)
-
-
-@given(a=st.floats(-60, 60), width=st.floats(1e-4, 60))
-def test_masses_are_those_of_optuna(a: float, width: float) -> None:
-    low, high = np.array([a]), np.array([a + width])
-    assert log_mass(low, high) == pytest.approx(_log_gauss_mass(low, high), rel=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@example(seed=0, count=0, width=1e-3)
-@given(seed=st.integers(0, 2**31), count=st.integers(0, 40), width=st.floats(1e-6, 1.0))
-def test_densities_are_those_of_optuna(seed: int, count: int, width: float) -> None:
-    """Also where all trials lie together in a corner, so that candidates are far in a kernel's tail."""
-    rng = np.random.default_rng(seed)
-    space: Space = {
-        "f": FloatDistribution(0, 1), "log": FloatDistribution(1e-6, 1, log=True), "i": IntDistribution(0, 100_000),
-        "step": FloatDistribution(0, 1, step=1e-3), "intlog": IntDistribution(1, 100_000, log=True),
-        "c": CategoricalDistribution(range(5)),
-    }  # fmt: skip
-
-    def drawn(n: int, width: float) -> dict[str, Any]:
-        u = width * rng.random((n, 6))
-        return {
-            "f": u[:, 0], "log": 10 ** (-6 * (1 - u[:, 1])), "i": np.round(100_000 * u[:, 2]),
-            "step": np.round(u[:, 3], 3), "intlog": np.round(10 ** (5 * u[:, 4])), "c": np.floor(4.99 * u[:, 5]),
-        }  # fmt: skip
-
-    parameters = _ParzenEstimatorParameters(1.0, True, False, default_weights, True)
-    trials, candidates = drawn(count, width), drawn(24, 1.0)
-    ours = ParzenEstimator(trials, space, parameters).log_pdf(candidates)
-    theirs = _ParzenEstimator(trials, space, parameters).log_pdf(candidates)
-    assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
