@@ -81,10 +81,13 @@ def range_words(distribution: BaseDistribution) -> str:
 
 def within(distribution: BaseDistribution, value: Value) -> bool:
     """Whether a distribution can propose ``value``."""
+    from optuna.trial import create_trial
+
     try:
-        return distribution._contains(distribution.to_internal_repr(value))
-    except ValueError:  # no choice of a categorical
+        create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
+    except ValueError:
         return False
+    return True
 
 
 def closed_violations(study: Study) -> list[Violation]:

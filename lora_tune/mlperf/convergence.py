@@ -57,18 +57,27 @@ def reference(benchmark: str, batch: int, ruleset: str) -> Reference | None:
     if not convergence_file(ruleset, benchmark).is_file():
         return None
     checker = _checker(benchmark, ruleset)
-    record: Any = checker._find_rcp(batch, PASS)
-    words = "RCP found"
-    if record is None:
-        low, high = checker._find_top_min_rcp(batch, PASS), checker._find_bottom_max_rcp(batch, PASS)
-        if high is None:
-            return None
-        if low is None:
-            record, words = checker._find_min_rcp(PASS), "below the smallest RCP, compared with it"
-        else:
-            record, words = checker._create_interp_rcp(batch, low, high)[1], "interpolated between RCPs"
+    points = checker.pruned_rcp_data.values()
+    below = [point for point in points if point["BS"] < batch]
+    above = [point for point in points if point["BS"] >= batch]
+    if not above:
+        return None
+    record: Any = min(above, key=_batch)
+    if record["BS"] == batch:
+        words = "RCP found"
+    elif not below:
+        words = "below the smallest RCP, compared with it"
+    else:
+        record, words = (
+            checker._create_interp_rcp(batch, max(below, key=_batch), record)[1],
+            "interpolated between RCPs",
+        )
     mean = float(record["RCP Mean"])
     return Reference(mean, _fastest(checker, record, mean), words)
+
+
+def _batch(point: dict[str, Any]) -> float:
+    return float(point["BS"])
 
 
 def _fastest(checker: RCP_Checker, record: dict[str, Any], mean: float) -> float:

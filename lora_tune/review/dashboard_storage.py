@@ -149,7 +149,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
             params=plain.params,
             distributions=plain.distributions,
             user_attrs=notes.attributes(sweep, trial, now),
-            system_attrs={**plain._system_attrs, **meta},
+            system_attrs={**plain.system_attrs, **meta},
             intermediate_values=plain.intermediate_values,
             trial_id=plain._trial_id,
         )
