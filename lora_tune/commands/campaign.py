@@ -18,7 +18,7 @@ from lora_tune.base.errors import EXIT_DONE, EXIT_NOTHING_REACHED, EXIT_SETUP, I
 from lora_tune.commands.again import again
 from lora_tune.commands.options import Review, recorded_study, sweep_paths, watch_store
 from lora_tune.commands.report import write_report
-from lora_tune.commands.status import Look, Standing, as_json
+from lora_tune.commands.standing import Look, Standing, as_json
 from lora_tune.config.campaign import Campaign, Member, allotments, load_campaign
 from lora_tune.objectives import objective_of
 from lora_tune.review.report_page import campaign_html, write_page
