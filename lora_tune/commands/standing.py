@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -12,11 +13,13 @@ from lora_tune.analysis.summary import (
     overview,
 )
 from lora_tune.base import errors
+from lora_tune.commands.options import Review
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import Recommended
-from lora_tune.store import LEASE_SECONDS
+from lora_tune.store import LEASE_SECONDS, Store
 from lora_tune.store.records import Sweep, Trial, TrialState
+from lora_tune.store.requests import Requests
 
 
 class Standing:
@@ -121,3 +124,30 @@ def _trial(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, An
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+class Look:
+    """The sweep as it was at ``now``; :meth:`again` reads what is new."""
+
+    def __init__(self, review: Review, store: Store) -> None:
+        self._store = store
+        self.study, self.sweep = review.study, review.sweep
+        self.again()
+
+    def again(self) -> None:
+        name = self.study.name
+        # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
+        self.driver, self.now = _driver(self._store, name), time.time()
+        self.requests = Requests(self._store, name).all()
+        self.over = all(row.ended for row in self._store.registered() if row.name == name)
+        self.sweep = self._store.load(name, self.sweep) or self.sweep
+
+    @property
+    def standing(self) -> str:
+        return standing(self.sweep, self.driver, self.now, over=self.over)
+
+
+def _driver(store: Store, name: str) -> tuple[str, float]:
+    """Who drives the sweep ("": nobody) and the epoch second of its last sign of life."""
+    held = store.held(name)
+    return held.owner, held.renewed_at

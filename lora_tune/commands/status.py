@@ -31,7 +31,6 @@ from lora_tune.analysis.summary import (
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.again import again
 from lora_tune.commands.options import (
-    Review,
     guarded,
     load_review,
     output_option,
@@ -39,16 +38,15 @@ from lora_tune.commands.options import (
     study_option,
     watch_store,
 )
-from lora_tune.commands.standing import Standing, as_json, exit_code, open_trials, standing
+from lora_tune.commands.standing import Look, Standing, as_json, exit_code, open_trials, standing
 from lora_tune.commands.steer import listed as steering_lines
 from lora_tune.config.campaign import is_campaign
 from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
-from lora_tune.store import Store
 from lora_tune.store.records import Sweep, TrialState
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.requests import Request
 
 BEST_SHOWN = 5
 
@@ -192,33 +190,6 @@ def main(
     finally:
         store.close()
     sys.exit(exit_code(look.standing, overview(look.study, look.sweep, look.now)))
-
-
-class Look:
-    """The sweep as it was at ``now``; :meth:`again` reads what is new."""
-
-    def __init__(self, review: Review, store: Store) -> None:
-        self._store = store
-        self.study, self.sweep = review.study, review.sweep
-        self.again()
-
-    def again(self) -> None:
-        name = self.study.name
-        # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
-        self.driver, self.now = _driver(self._store, name), time.time()
-        self.requests = Requests(self._store, name).all()
-        self.over = all(row.ended for row in self._store.registered() if row.name == name)
-        self.sweep = self._store.load(name, self.sweep) or self.sweep
-
-    @property
-    def standing(self) -> str:
-        return standing(self.sweep, self.driver, self.now, over=self.over)
-
-
-def _driver(store: Store, name: str) -> tuple[str, float]:
-    """Who drives the sweep ("": nobody) and the epoch second of its last sign of life."""
-    held = store.held(name)
-    return held.owner, held.renewed_at
 
 
 def _watch(console: Console, look: Look, period: float, *, every: bool) -> None:
