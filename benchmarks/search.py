@@ -33,13 +33,16 @@ DEFAULT_METHODS = "ours,as published,two stages,tpe+median,tpe+median; narrow"
 @click.option("--study", "studies", default="h100", help="problems, separated by commas")
 @click.option("--methods", default=DEFAULT_METHODS, help="methods, separated by commas (; for a comma in a name)")
 @click.option("--repeats", default=30, type=click.IntRange(1), help="sites, one a repeat")
+@click.option(
+    "--first-site", default=1, type=click.IntRange(1), help="the first of them; sites from 101 on are held out"
+)
 @click.option("--nodes", default="1", help="trials at one time, separated by commas")
 @click.option("--budgets", default="1,2,5,10,20", help="node-hours at which regret is reported; the last ends a run")
 @click.option(
     "--output", default="bench.jsonl", type=click.Path(path_type=Path), help="results, one JSON object a line"
 )
 @guarded
-def main(studies: str, methods: str, repeats: int, nodes: str, budgets: str, output: Path) -> None:
+def main(studies: str, methods: str, repeats: int, first_site: int, nodes: str, budgets: str, output: Path) -> None:
     """Compare search methods by the regret of what they recommend against node-hours spent."""
     from benchmarks.laboratory.catalogue import CATALOGUE
 
@@ -54,7 +57,7 @@ def main(studies: str, methods: str, repeats: int, nodes: str, budgets: str, out
     done = read(output)
     for study in studies.split(","):
         for slots in (int(n) for n in _numbers(nodes, "--nodes")):
-            for repeat in range(1, repeats + 1):
+            for repeat in range(first_site, first_site + repeats):
                 for name in names:
                     key = (study, name, slots, repeat, limits[-1])
                     if not any(_key(r) == key for r in done):
