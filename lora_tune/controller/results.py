@@ -41,6 +41,7 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
         pace_spread=_known(curves.pace_spread(run)),
         init_seconds=_known(run.init_seconds),
         packed_seconds=_known(run.packed_seconds),
+        peak_gib=_known(run.peak_gib),
         evals=float(len(run.evals)),
         last_loss=_known(study.shown(run.evals[-1].loss)) if run.evals else None,
         last_samples=_known(run.evals[-1].samples) if run.evals else None,

@@ -24,6 +24,7 @@ from lora_tune.logs.mllog_records import (
     LEAD,
     MARKER,
     MAX_RECORD,
+    PEAK,
     RECORD,
     SPEEDS,
     START,
@@ -252,7 +253,7 @@ class MllogReader:
         return True
 
     def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
-        """A speed, a training loss, or both in one record, as v6.0 prints them after single steps."""
+        """A speed, a peak of memory, a training loss, or several in one record, as v6.0 prints them after steps."""
         if isinstance(value, bytes):
             stats: Mapping[str, object] = {name.decode(): number for name, number in STATED.findall(value)}
         else:
@@ -262,6 +263,9 @@ class MllogReader:
             if name in stats:
                 taken = take(ms, stats[name], samples, metadata)
                 break
+        peak = as_number(stats.get(PEAK))
+        if peak is not None:
+            self._current.add_peak(peak)
         name = next((name for name in SPEEDS if name in stats), "")
         speed = as_number(stats.get(name))
         if speed is not None:

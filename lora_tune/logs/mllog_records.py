@@ -29,7 +29,8 @@ RECORD = re.compile(
     rb"|([ \t]{0,16}+\{[^\n]*+))" % (_NUMBER, _TEXT, _TEXT)
 )
 SPEEDS, _LOSSES = ("throughput", "train_step_time"), ("train_loss", "reduced_train_loss")
-STATED = re.compile(rb'"(%b)": (%b|NaN|-?Infinity)[,}]' % ("|".join(SPEEDS + _LOSSES).encode(), _NUMBER))
+PEAK = "max_memory_usage"
+STATED = re.compile(rb'"(%b)": (%b|NaN|-?Infinity)[,}]' % ("|".join((*SPEEDS, *_LOSSES, PEAK)).encode(), _NUMBER))
 STATUS = re.compile(rb'"status": "([^"]*)"')
 decode = json.JSONDecoder(strict=False).raw_decode
 Metadata = bytes | Mapping[str, Any]

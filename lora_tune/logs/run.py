@@ -41,6 +41,7 @@ class RunLog:
     stated_throughput: samples/s as the trial itself printed them (``tracked_stats``). They leave out what happens
         between steps: up to 60% too high for the first block of the public runs, up to 5% for warm ones.
     overall_throughput: samples/s of the whole run as the trial states it at its end, evals included.
+    peak_gib: the most memory that a GPU held, as the trial prints it (``max_memory_usage``); our recipes mean GiB.
     eval_seconds: the length of each eval whose start the log shows.
     hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...), and
         ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
@@ -60,6 +61,7 @@ class RunLog:
     throughput: tuple[float, ...] = ()
     stated_throughput: tuple[float, ...] = ()
     overall_throughput: float | None = None
+    peak_gib: float | None = None
     eval_seconds: tuple[float, ...] = ()
     train: tuple[TrainPoint, ...] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)

@@ -51,6 +51,7 @@ class RunBuilder:
         "others",
         "overall",
         "paused",
+        "peak",
         "resumed",
         "run_start",
         "run_stop",
@@ -80,6 +81,7 @@ class RunBuilder:
         self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
         self.resumed: list[int] = []
         self.overall: float | None = None
+        self.peak: float | None = None
         self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
         self.announced: dict[bytes, object] = {}
 
@@ -165,6 +167,11 @@ class RunBuilder:
         if len(self.stated) < MAX_POINTS:
             self.stated.append((ms, number, is_step_time))
 
+    def add_peak(self, gib: float) -> None:
+        """The most memory that a GPU held so far, as a rank prints it."""
+        if 0 < gib < math.inf:
+            self.peak = max(gib, self.peak or 0.0)
+
     def mark(self, ms: int) -> None:
         """The log had something to say at this time."""
         if ms > self.last:
@@ -201,6 +208,7 @@ class RunBuilder:
             throughput=throughput,
             stated_throughput=self._stated_throughput(),
             overall_throughput=self.overall,
+            peak_gib=self.peak,
             eval_seconds=eval_seconds,
             train=_since(start, self._train_points(printed), TrainPoint),
             hyperparameters=Announced({**shown, **self.announced}),

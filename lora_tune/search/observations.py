@@ -43,6 +43,7 @@ class Observation:
     seconds_per_eval: float = math.nan
     node_hours: float = math.nan
     init_seconds: float = math.nan
+    peak_gib: float = math.nan
     infeasible: bool = False
     refused: bool = False
     diverged: bool = False

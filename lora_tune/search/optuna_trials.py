@@ -13,6 +13,7 @@ refused              True where the trial's own program does not take its values
 verdict              "infeasible" (out of memory), "pruned", "censored", "capped", "reached", "failed", ...
 diverged             True when the loss blew up
 node_hours           what the trial cost; ``init_seconds``: start-up before the clock runs
+peak_gib             the most memory that a GPU held, GiB
 kind                 "probe" for a run that only measured speed
 source               where an observation comes from, when not from this study; its level is then not trusted
 ==================== ======================================================================================
@@ -70,6 +71,7 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
         seconds_per_eval=first_number(facts, "seconds_per_eval"),
         node_hours=first_number(facts, "node_hours"),
         init_seconds=first_number(facts, "init_seconds"),
+        peak_gib=first_number(facts, "peak_gib"),
         refused=bool(facts.get("refused")),
         infeasible=verdict == "infeasible" or any(c > 0 for c in constraints),
         diverged=bool(facts.get("diverged")) or any(math.isnan(e.loss) for e in evals[-2:]),

@@ -242,7 +242,8 @@ def _risk_by_physics(model: SearchModel, points: Sequence[Values], physics: Phys
         gib=np.array([physics.gib(o.values) for o in seen]),
         features=_features(c.memory_features, [o.values for o in seen]).reshape(len(seen), width),
         died=[o.infeasible for o in seen],
-        measured=np.array([o.attributes.get("peak_gib", math.nan) for o in seen], dtype=np.float64),
+        # What one that died had printed before says nothing of what it asked for then.
+        measured=np.array([math.nan if o.infeasible else o.peak_gib for o in seen], dtype=np.float64),
     )
     belief = fits_in_memory.learn(peaks, physics.limit)
     return belief.risk(np.array([physics.gib(p) for p in points]), _features(c.memory_features, points))

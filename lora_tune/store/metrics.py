@@ -49,6 +49,7 @@ class TrialMetrics:
     how that was found. eval_samples: samples between evals. evals: how many there were. last_loss, last_samples: of the
     newest eval. init_seconds: start-up before the clock runs. packed_seconds: in its pack, beside the time alone.
     estimated_seconds: how much of the time nobody saw pass. pace_spread: of the run's own blocks, in ln(pace).
+    peak_gib: the most memory that a GPU held, as the log states it.
     mlperf_score: seconds after RCP normalisation. seed: the one that the log states, where it is not the trial's.
 
     precision, healing_steps, healing_samples: the lowest precision stated, and after which steps or samples it changes;
@@ -70,6 +71,7 @@ class TrialMetrics:
     pace_spread: float | None = None
     init_seconds: float | None = None
     packed_seconds: float | None = None
+    peak_gib: float | None = None
     estimated_seconds: float | None = None
     evals: float | None = None
     last_loss: float | None = None

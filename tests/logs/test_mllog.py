@@ -142,6 +142,16 @@ class TestRounds:
         assert run.train[0][:2] == (80, 2.19), "the misspelt key"
         assert run.stated_throughput == (5.4458,)
         assert run.throughput == (1536 / 282,)
+        assert run.peak_gib == 168.83
+
+    @pytest.mark.parametrize("blank", ["", " "])  # as mlperf_logging prints it, and in any other form
+    def test_of_several_peaks_of_memory_the_highest_counts_and_no_nonsense_does(self, blank: str) -> None:
+        text = record("run_start")
+        for peak in (71.5, 74.25, 3.0, 0.0, -1.0, math.inf, math.nan):
+            stats = record("tracked_stats", {"max_memory_usage": peak}, at=10.0, step=0)
+            text += stats.replace(":::MLLOG {", f":::MLLOG {blank}{{")
+        assert read(text).peak_gib == 74.25
+        assert read(record("run_start")).peak_gib is None
 
     def test_v5_1_prints_train_loss_in_tracked_stats_and_lengths_in_blocks(self) -> None:
         text = record("global_batch_size", 8) + record("run_start")

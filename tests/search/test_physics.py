@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,12 @@ from lora_tune.config.layout import Layout
 from lora_tune.config.study import load_study, parse_study
 from lora_tune.search import physics
 from lora_tune.search.fits_in_memory import Peaks, learn
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.model import learn as learn_grey_box
+from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.study_physics import far_over, physics_of
+from lora_tune.search.throughput import risk_of
 
 TWO = RECORDS / "nemo_h200x2"
 PROBES = json.loads((RECORDS / "nemo_70b_probes_h200x4" / "probes.json").read_text(encoding="utf-8"))["records"]
@@ -83,6 +88,27 @@ def test_trials_correct_physics() -> None:
     assert after.expected(at[:1], none[:1])[0] == pytest.approx(132, rel=0.02)
     died = learn(Peaks(gib=gib[1:], features=none[1:], died=[True], measured=np.array([math.nan])), 140.0)
     assert died.risk(at, none)[1] > 2 * before.risk(at, none)[1]
+
+
+def test_a_peak_that_a_trial_printed_moves_the_risk_of_the_others() -> None:
+    """Physics finds room for both; the first one's log says that this stack holds a third more."""
+    study = load_study(TWO / "study.toml")
+    known = physics_of(study)
+    assert known is not None
+    lived = [o for o in recorded(TWO, study) if not o.infeasible]
+    small, large = (f(lived, key=lambda o: known.gib(o.values)) for f in (min, max))
+    coordinates = Coordinates(
+        distributions=study.search_space.distributions(), gpus=2, roles=dict.fromkeys(small.values, "speed")
+    )
+
+    def risk(**changes) -> float:
+        seen = replace(small, attributes={}, **changes)
+        return float(risk_of(learn_grey_box(coordinates, Goal(), [seen]), [large.values], known)[0])
+
+    plain, tight = risk(peak_gib=math.nan), risk(peak_gib=1.33 * known.gib(small.values))
+    assert tight > plain + 0.2
+    died = {"infeasible": True, "samples_per_second": math.nan}
+    assert risk(peak_gib=1.0, **died) == risk(peak_gib=math.nan, **died), "what was printed before a death says nothing"
 
 
 def test_the_replayed_sweep_proposes_nothing_that_dies_and_finds_the_fastest_early() -> None:
