@@ -29,6 +29,10 @@ def knobs(study: Study, sweep: Sweep) -> list[Knob]:
     The share says how much a parameter sets the better trials apart from all: the better ones are a tenth, and at
     least five, as the method needs.
     """
+    return sweep.once(("knobs", study.digest), lambda: _knobs(study, sweep))
+
+
+def _knobs(study: Study, sweep: Sweep) -> list[Knob]:
     done = ranked(study, sweep)
     if len(done) < FEWEST:
         return []

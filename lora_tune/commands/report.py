@@ -8,7 +8,7 @@ import hashlib
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import click
 from lora_tune import __version__
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
-from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling
 from lora_tune.analysis.stopping import account_words
@@ -32,31 +31,51 @@ from lora_tune.analysis.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.base.errors import InputError
+from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.format import duration
 from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
-from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.commands.again import again
+from lora_tune.commands.options import (
+    guarded,
+    load_review,
+    output_option,
+    storage_option,
+    study_option,
+    watch_store,
+)
 from lora_tune.config.campaign import is_campaign, load_campaign
 from lora_tune.config.study import Study, study_place
+from lora_tune.controller.steering import words
 from lora_tune.objectives import objective_of
 from lora_tune.review.figure_files import write_figures
 from lora_tune.review.plots import charts, svg
 from lora_tune.review.report_page import page_file, template, write_page
+from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
 from lora_tune.search.recommendation import recommended
+from lora_tune.store import Store
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.requests import Request, Requests
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
 
-def write_report(study: Study, sweep: Sweep, path: Path) -> None:
-    """Write the report of ``sweep`` to ``path``, replacing an older one in one step."""
-    write_page(path, report_html(study, sweep, time.time()))
+def write_report(study: Study, sweep: Sweep, path: Path, requests: Sequence[Request] = ()) -> None:
+    """Write the report of ``sweep`` to ``path``, replacing an older one in one step. requests: see report_html."""
+    write_page(path, report_html(study, sweep, time.time(), requests))
 
 
-def report_html(study: Study, sweep: Sweep, now: float) -> str:
-    """The report as one HTML document that loads nothing; ``now`` in epoch seconds.
+def asked(store: Store, name: str) -> Sequence[Request]:
+    """What people asked of a sweep; nothing where the database is away, which its driver says by itself."""
+    try:
+        return Requests(store, name).all()
+    except StoreError:
+        return ()
+
+
+def report_html(study: Study, sweep: Sweep, now: float, requests: Sequence[Request] = ()) -> str:
+    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. requests: what people asked for.
 
     Every text of the study is escaped, and the page's own policy admits no script but its own.
     """
@@ -79,9 +98,10 @@ def report_html(study: Study, sweep: Sweep, now: float) -> str:
         confirmed=_confirmed(sweep),
         scales=scaling(study, sweep),
         figures=figures,
-        columns=[(name, _numeric(study, name)) for name in _columns(sweep)],
-        rows=[_row(study, sweep, trial, now) for trial in sweep.trials.values()],
-        verdicts=sorted({_state(study, sweep, t) for t in sweep.trials.values()}),
+        table=(table := trial_rows(study, sweep, now)),
+        verdicts=sorted(set(table.states)),
+        requests=[(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in requests],
+        clone=again("steer", study.name, "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
         provenance=_provenance(study, sweep, now),
         style=page_file("report.css") + svg.page_style(),
         light=svg.LIGHT,
@@ -124,11 +144,6 @@ def _cards(study: Study, seen: Overview) -> list[Card]:
     return cards
 
 
-def hours(value: float) -> str:
-    """Node-hours to three digits, never in powers of ten."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1e-4 or value == 0 else "0.0001"
-
-
 def _recommended_card(study: Study, seen: Overview) -> list[Card]:
     """What is handed over; none before a trial reached the target."""
     if (found := seen.recommended) is None:
@@ -153,7 +168,8 @@ def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
     """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
     if (found := seen.recommended) is None:
         return None
-    rows = [(name, _text(value), _tuned(study, name)) for name, value in found.trial.parameters.items()]
+    searched = searched_names(study)
+    rows = [(name, value_text(value), name in searched) for name, value in found.trial.parameters.items()]
     return {
         "name": trial_name(found.trial),
         "words": recommended_words(study, found),
@@ -167,61 +183,6 @@ def _confirmed(sweep: Sweep) -> list[Trial]:
     raced = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
     raced.sort(key=lambda pair: (pair[0].choice is not Choice.CHOSEN, pair[0].seconds or math.inf))
     return [trial for _, trial in raced]
-
-
-def _tuned(study: Study, name: str) -> bool:
-    parameter = study.space.get(name)
-    return (parameter is None and name != "GBS") or getattr(parameter, "type", "") in ("float", "int", "categorical")
-
-
-def _columns(sweep: Sweep) -> list[str]:
-    """The tuned names, in the order of the space."""
-    names: dict[str, None] = {}
-    for trial in sweep.trials.values():
-        names |= dict.fromkeys(trial.tuned)
-    return list(names)
-
-
-def _numeric(study: Study, name: str) -> bool:
-    """Whether a tuned name's column holds numbers, which stand at its right end."""
-    return getattr(study.space.get(name), "type", "") in ("float", "int")
-
-
-def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
-    """One row of the table of all trials; ``sort`` values are numbers or words, "" sorts last."""
-    evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
-    metrics = trial.metrics
-    return {
-        "number": trial.number,
-        "state": _state(study, sweep, trial),
-        "objective": metrics.objective,
-        "samples": trial.samples,
-        "loss": study.shown(evals[-1].loss) if evals else None,
-        "speed": metrics.samples_per_second,
-        "node_hours": sum(a.node_hours(now) for a in attempts),
-        "attempts": len(attempts),
-        "tuned": [_cell(study, name, trial.tuned.get(name)) for name in _columns(sweep)],
-        "sentence": trial.sentence,
-        "why": trial.why,
-        "folder": attempts[-1].folder if attempts else "",
-    }
-
-
-def _cell(study: Study, name: str, value: object) -> tuple[str, object]:
-    """A tuned value as the table shows it, and for sorting."""
-    layout = getattr(study.space.get(name), "type", "") == "layout"
-    return (short_layout(str(value)) if layout and value is not None else _text(value)), value
-
-
-def _state(study: Study, sweep: Sweep, trial: Trial) -> str:
-    attempts = sweep.attempts_of(trial.number)
-    if trial.verdict is not None:
-        return objective_of(study).word(trial.verdict)
-    return str(attempts[-1].state if attempts else trial.state)
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
@@ -286,5 +247,10 @@ def main(
             click.echo(file)
         return
     path = path or review.paths.report
-    write_report(review.study, review.sweep, path)
+    store = watch_store(review.paths, storage)
+    try:
+        requests = Requests(store, review.study.name).all()
+    finally:
+        store.close()
+    write_report(review.study, review.sweep, path, requests)
     click.echo(path)

@@ -202,7 +202,7 @@ def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
         watcher.close()
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
-    code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, say=how.say)
+    code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, store, say=how.say)
     still_there(store, driving.sweep, paths.rescued, time.time())
     return code
 
@@ -240,7 +240,7 @@ def _open_patiently(plan: Plan, storage: str | None, around: Environment) -> Sto
 
 
 def _hand_over(
-    study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, *, say: bool
+    study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, store: Store, *, say: bool
 ) -> int:
     """Export the best, write the report, say where they are; returns the exit code."""
     from lora_tune.commands import report
@@ -248,7 +248,7 @@ def _hand_over(
 
     sweep = replace(sweep, priors=priors.read(paths.priors))
     written = export.export_best(study, sweep, workload, paths.best)
-    report.write_report(study, sweep, paths.report)
+    report.write_report(study, sweep, paths.report, report.asked(store, study.name))
     if say:
         click.echo(summary(study, sweep, outcome))
         if written is not None:

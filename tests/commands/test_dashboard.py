@@ -127,7 +127,16 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
     assert "| Recommended |" in detail["note"]["body"]
     assert "| Best run |" in detail["note"]["body"]
     figures = {f["id"]: json.loads(f["graph_object"]) for f in detail["plotly_graph_objects"]}
-    wanted = {"eval-curves", "samples-to-target", "importance", "time", "throughput", "spending", "timeline"}
+    wanted = {
+        "eval-curves",
+        "samples-to-target",
+        "parallel",
+        "importance",
+        "time",
+        "throughput",
+        "spending",
+        "timeline",
+    }
     assert figures.keys() == wanted
     assert all(f["data"] for f in figures.values())
 

@@ -12,7 +12,9 @@ import pytest
 from lora_tune.analysis.summary import overview, saved_node_hours
 from lora_tune.commands import report
 from lora_tune.config.study import Study
+from lora_tune.review.trial_rows import searched_names, trial_rows, value_text
 from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.requests import Request
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 
@@ -45,6 +47,13 @@ class _Elements(HTMLParser):
         self.text += data
 
 
+MANY = STUDY.replace(
+    "layout =",
+    "".join(f"dropout_of_block_{i} = {{ type = 'float', low = 0.0, high = 1.0 }}\n" for i in range(9)) + "layout =",
+)
+"""A study of twelve tuned parameters."""
+
+
 def test_nothing_is_loaded_from_anywhere(study: Study, sweep: Sweep) -> None:
     page = _Elements(report.report_html(study, sweep, NOW))
     assert not [e for e in page.elements if e[0] in ("link", "img", "iframe", "object", "embed")]
@@ -64,13 +73,13 @@ def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, swee
     assert report.duration(seen.best.objective) in head
     assert f"trial {seen.best.number}; 90% interval" in head
     for value in seen.recommended.trial.parameters.values():
-        assert report._text(value) in head
+        assert value_text(value) in head
     assert sweep.digest in page
 
 
 def test_every_trial_has_its_row(study: Study, sweep: Sweep) -> None:
-    rows = re.findall(r'<tr data-state="([^"]+)">', report.report_html(study, sweep, NOW))
-    expected = [t.verdict.value if t.verdict else "running" for t in sweep.trials.values()]
+    rows = re.findall(r'<tr data-t="(\d+)" data-state="([^"]+)">', report.report_html(study, sweep, NOW))
+    expected = [(str(n), t.verdict.value if t.verdict else "running") for n, t in sweep.trials.items()]
     assert rows == expected
 
 
@@ -93,6 +102,45 @@ def test_the_table_names_layouts_short_and_the_machine_as_it_is(study: Study, sw
     assert "H100: 1 node x 8 GPUs, launcher slurm" in page
     alone = study_of(STUDY.replace("gpus_per_node = 8", "gpus_per_node = 1"))
     assert "1 node x 1 GPU, launcher" in report.report_html(alone, sweep_of(alone), NOW)
+
+
+def test_what_the_search_varies_is_bold_and_what_is_fixed_is_not() -> None:
+    text = STUDY.replace("tp = [1, 2, 4, 8]", "tp = [4]").replace("LR =", 'WEIGHT = 0.1\nHALF = "MAX_STEPS / 2"\nLR =')
+    text = text.replace('HALF = "MAX_STEPS / 2"', 'HALF = { type = "derived", formula = "MAX_STEPS / 2" }')
+    study = study_of(text)
+    assert searched_names(study) == {"LR", "MAX_STEPS", "layout", "MINIBS"}
+    page = report.report_html(study, sweep_of(study), NOW)
+    bold = set(re.findall("<div class=tuned><dt>([^<]+)</dt>", page))
+    plain = set(re.findall("<div><dt>([^<]+)</dt>", page))
+    assert bold == {"LR", "MAX_STEPS", "MINIBS"}
+    assert {"WEIGHT", "HALF", "TP", "GBS"} <= plain
+
+
+def test_who_asked_what_of_the_sweep_and_when_stands_in_the_report(study: Study, sweep: Sweep) -> None:
+    asked = Request(
+        number=0, kind="stop", what={"trial": 3}, who="ann@login1", asked_at=BEGAN, answered_at=BEGAN + 3,
+        accepted=True, answer="trial 3 is asked to end",
+    )  # fmt: skip
+    said = _Elements(report.report_html(study, sweep, NOW, [asked])).text
+    for words in ("2025-10-09 08:53 UTC", "ann@login1", "stop trial 3", "trial 3 is asked to end"):
+        assert words in said
+    assert 'id="requests"' not in report.report_html(study, sweep, NOW)
+
+
+def test_a_thousand_trials_with_long_curves_are_a_page_of_less_than_a_megabyte_and_a_half(study: Study) -> None:
+    """2,000 trials stay under 3 MB: python -m benchmarks.report."""
+    many = sweep_of(study, trials=1000, evals=60)
+    assert len(report.report_html(study, many, NOW).encode()) < 1.5e6
+
+
+def test_a_cell_is_sorted_by_its_value_and_not_by_its_words(study: Study, sweep: Sweep) -> None:
+    columns = {c.head: c for c in trial_rows(study, sweep, NOW).columns}
+    times = columns["Time to target"].cells
+    for cell, trial in zip(times, sweep.trials.values(), strict=True):
+        known = trial.metrics.objective
+        assert cell.sort == (None if known is None else pytest.approx(known))
+    assert columns["MAX_STEPS"].numeric
+    assert not columns["layout"].numeric
 
 
 def test_what_is_said_below_a_figure_is_in_it(study: Study) -> None:
@@ -195,6 +243,78 @@ def test_nothing_sticks_out_on_a_desk_in_the_dark_or_on_a_phone(
         "return [...document.querySelectorAll('svg.chart')].map(s => s.getBoundingClientRect().width)"
     ):
         assert 250 < box <= width
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("text", [STUDY, MANY], ids=["three parameters", "twelve parameters"])
+@pytest.mark.parametrize("width", [1600, 1280, 1000, 600, 390])
+def test_no_column_of_the_table_is_cut(browser: Browser, tmp_path: Path, text: str, width: int) -> None:
+    study = study_of(text)
+    report.write_report(study, sweep_of(study, trials=12), tmp_path / "report.html")
+    browser.look(width=width)
+    browser.open((tmp_path / "report.html").as_uri() + "#compare=0,1,2,3,4,5")
+    if width > 600:
+        assert browser.run("return [...document.querySelectorAll('.wide')].every(w => w.scrollWidth <= w.clientWidth)")
+    frame = browser.run("return document.querySelector('.trials .wide').getBoundingClientRect().right")
+    ends = "return [...document.querySelectorAll('#table td')].map(c => c.getBoundingClientRect().right)"
+    assert max(browser.run(ends)) <= frame
+    heads = "[...document.querySelectorAll('#table th')].map(h => h.checkVisibility() ? h.textContent : '')"
+    labels = (
+        "[...document.querySelectorAll('#table tr:nth-child(2) td')].map(c => getComputedStyle(c, '::before').content)"
+    )
+    said = " ".join(browser.run(f"return [...{heads}, ...{labels}]"))
+    assert all(name in said for name in ("MAX_STEPS", "layout"))
+
+
+def _marked(browser: Browser, name: str) -> set[tuple[str, str]]:
+    """(tag, trial) of what carries a class now."""
+    found = browser.run(f"return [...document.querySelectorAll('.{name}')].map(e => [e.tagName, e.dataset.t])")
+    return {(tag, trial) for tag, trial in found}
+
+
+@pytest.mark.browser
+def test_pointing_at_a_row_shows_its_trial_in_every_figure(
+    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    report.write_report(study, sweep, tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    best = sweep.best()
+    assert best is not None
+    row = browser.find(f"#table tr[data-t='{best.number}']")
+    browser.run(f"document.querySelector(\"#table tr[data-t='{best.number}']\").scrollIntoView({{block: 'center'}})")
+    ActionChains(browser.driver).move_to_element(row).perform()
+    shown = {(tag, str(best.number)) for tag in ("TR", "path", "circle", "rect")}
+    browser.until(lambda: _marked(browser, "hot") == shown, "row, curve, point and bar are marked")
+
+
+@pytest.mark.browser
+def test_selecting_marks_in_figures_and_rows_compares_their_trials(
+    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    report.write_report(study, sweep, tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    one, two = (t.number for t in sorted(sweep.reached(), key=lambda t: t.objective)[:2])
+    mark = browser.find(f"#spending circle[data-t='{one}']")
+    browser.run(f"document.querySelector(\"#spending circle[data-t='{one}']\").scrollIntoView({{block: 'center'}})")
+    ActionChains(browser.driver).move_to_element(mark).click().perform()
+    browser.until(lambda: ("TR", str(one)) in _marked(browser, "picked"), "the row is marked")
+    assert not browser.run("return document.getElementById('compare').checkVisibility()")
+    browser.click(f"#table tr[data-t='{two}'] input")
+    compared = browser.find("#compared", f"Trial {two}").text
+    for trial in (sweep.trials[one], sweep.trials[two]):
+        assert value_text(trial.tuned["LR"]) in compared
+    assert browser.run("return location.hash") == f"#compare={one},{two}"
+    assert f"--clone {two} " in browser.find("#compare code").text
+    differs = browser.run("return [...document.querySelectorAll('tr.differs th')].map(t => t.textContent)")
+    assert "LR" in differs
+    assert "State" not in differs
+    browser.click("#clear")
+    browser.until(lambda: _marked(browser, "picked") == set(), "nothing is compared")
+    assert browser.complaints() == []
 
 
 @pytest.mark.browser

@@ -5,7 +5,7 @@ which :mod:`lora_tune.review.plots.svg` and :mod:`lora_tune.review.plots.figures
 from __future__ import annotations
 
 from lora_tune.config.study import Study
-from lora_tune.review.plots import curves, pareto, shares, speed, spending
+from lora_tune.review.plots import curves, parallel, pareto, shares, speed, spending
 from lora_tune.review.plots.chart import Chart
 from lora_tune.store.records import Sweep
 
@@ -18,6 +18,7 @@ def charts(study: Study, sweep: Sweep, now: float) -> dict[str, Chart]:
         "pareto": pareto.pareto(study, sweep),
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
+        "parallel": parallel.parallel_coordinates(study, sweep),
         "importance": shares.importance(study, sweep),
         "time": speed.time_decomposition(study, sweep),
         "throughput": speed.throughput(study, sweep),

@@ -17,6 +17,7 @@ class Axis:
     """One axis. label: what it shows, with its unit. log: decades.
 
     low, high: the range; None: from the marks. categories: names of the positions 0, 1, ... instead of numbers.
+    bare: neither ticks nor grid, because the marks bring scales of their own.
     """
 
     label: str
@@ -24,11 +25,15 @@ class Axis:
     low: float | None = None
     high: float | None = None
     categories: tuple[str, ...] = ()
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Polylines in one colour. Each is a sequence of (x, y); ``steps``: horizontal, then vertical."""
+    """Polylines in one colour. Each is a sequence of (x, y); ``steps``: horizontal, then vertical.
+
+    trials: whose line each is, for a page that links figures and table; empty, or one a line. So for the other marks.
+    """
 
     name: str
     lines: Sequence[Sequence[tuple[float, float]]]
@@ -39,6 +44,7 @@ class Lines:
     steps: bool = False
     texts: Sequence[str] = ()
     """What a line says when pointed at; empty, or one a line."""
+    trials: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,7 @@ class Points:
     size: float = 4.0
     texts: Sequence[str] = ()
     spans: Sequence[tuple[float, float]] = ()
+    trials: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,7 @@ class Bars:
     colour: Colour
     height: float = 0.7
     texts: Sequence[str] = ()
+    trials: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,19 @@ class Rule:
     colour: Colour = "target"
 
 
-Mark = Lines | Points | Band | Bars | Rule
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A horizontal axis of its own at height ``row``, from x = 0 to x = 1, with its name above and texts below.
+
+    ticks: (x, text), x from 0 to 1.
+    """
+
+    name: str
+    row: float
+    ticks: Sequence[tuple[float, str]]
+
+
+Mark = Lines | Points | Band | Bars | Rule | Scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,4 +155,6 @@ def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
         return [v for edge in mark.edges for v in (edge[:1] if which == "x" else edge[1:])]
     if isinstance(mark, Bars):
         return [v for _, start, length in mark.bars for v in (start, start + length)] if which == "x" else []
+    if isinstance(mark, Scale):
+        return [0.0, 1.0] if which == "x" else [mark.row]
     return [mark.value] if mark.axis == which else []

@@ -19,17 +19,20 @@ from lora_tune.store.records import Sweep, Trial, Verdict
 Line = list[tuple[float, float]]
 
 HIGHLIGHTED = 6
-"""Trials whose curves are drawn one by one; the others share a colour by how they ended."""
+"""The best trials, whose curves are drawn whole and say their parameters; the others' colour says how they ended."""
+
+MOST_DRAWN, FEWEST_DRAWN = 20_000, 8
+"""Points of all other curves together, and of each at least: the page of thousands of long curves stays small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveData:
-    """Eval curves as (samples, eval loss) lines. ``envelope``: (samples, median, limit) for runs of batch ``gbs``."""
+    """Trials with their (samples, eval loss) lines. envelope: (samples, median, limit) of batch ``gbs``."""
 
     best: Sequence[tuple[Trial, Line]]
-    reached: Sequence[Line]
-    stopped: Sequence[Line]
-    others: Sequence[Line]
+    reached: Sequence[tuple[Trial, Line]]
+    stopped: Sequence[tuple[Trial, Line]]
+    others: Sequence[tuple[Trial, Line]]
     envelope: Sequence[tuple[float, float, float]]
     gbs: object
 
@@ -40,16 +43,22 @@ def curve_data(study: Study, sweep: Sweep) -> CurveData:
     best = [(trial, _line(study, sweep, trial)) for trial in top]
     shown = {trial.number for trial in top}
     rest = [t for t in sweep.trials.values() if t.number not in shown and sweep.last_evals(t.number)]
+    lines = [(t, thinned(_line(study, sweep, t), max(FEWEST_DRAWN, MOST_DRAWN // len(rest)))) for t in rest]
     return CurveData(
         best=best,
-        reached=[_line(study, sweep, t) for t in rest if t.verdict is Verdict.REACHED],
-        stopped=[_line(study, sweep, t) for t in rest if t.verdict in STOPPED_EARLY],
-        others=[
-            _line(study, sweep, t) for t in rest if t.verdict is not Verdict.REACHED and t.verdict not in STOPPED_EARLY
-        ],
+        reached=[(t, line) for t, line in lines if t.verdict is Verdict.REACHED],
+        stopped=[(t, line) for t, line in lines if t.verdict in STOPPED_EARLY],
+        others=[(t, line) for t, line in lines if t.verdict is not Verdict.REACHED and t.verdict not in STOPPED_EARLY],
         envelope=[(x, study.shown(a), study.shown(b)) for x, a, b in pruning.band(study, sweep, top[0])] if top else (),
         gbs=top[0].parameters.get("GBS") if top else None,
     )
+
+
+def thinned(line: Line, most: int) -> Line:
+    """At most ``most`` (from 2) points of a line, evenly among all, its first and its last among them. Pure."""
+    if len(line) <= most:
+        return line
+    return [line[round(i * (len(line) - 1) / (most - 1))] for i in range(most)]
 
 
 def _line(study: Study, sweep: Sweep, trial: Trial) -> Line:
@@ -59,24 +68,36 @@ def _line(study: Study, sweep: Sweep, trial: Trial) -> Line:
 def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
     """Eval loss over samples, with the target; None before the first eval."""
     data = curve_data(study, sweep)
-    lines = [line for _, line in data.best] + [*data.reached, *data.stopped, *data.others]
+    lines = [line for _, line in (*data.best, *data.reached, *data.stopped, *data.others)]
     if not lines or not objective_of(study).judges_evals:
         return None
     marks: list[Mark] = []
     if data.envelope:
         name = f"GBS {data.gbs}: from the usual curve to where a run is stopped"
         marks.append(Band(name=name, edges=data.envelope, colour="muted"))
-    for name, group, colour in (
+    groups: tuple[tuple[str, Sequence[tuple[Trial, Line]], Colour], ...] = (
         ("open, censored or failed", data.others, "muted"),
         ("stopped early", data.stopped, "stopped"),
         ("reached", data.reached, "good"),
-    ):
+    )
+    for name, group, colour in groups:
         if group:
-            marks.append(Lines(name=name, lines=group, colour=colour, width=1.2, faint=len(group) > 12))  # type: ignore[arg-type]  # literals
+            drawn, whose = [line for _, line in group], [t.number for t, _ in group]
+            faint = len(group) > 12
+            marks.append(Lines(name=name, lines=drawn, colour=colour, width=1.2, faint=faint, trials=whose))
     if data.best:
         texts = [f"trial {t.number}: {parameters_text(t)}" for t, _ in data.best]
         name = f"best {len(data.best)}"
-        marks.append(Lines(name=name, lines=[x for _, x in data.best], colour="best", width=2.2, texts=texts))
+        marks.append(
+            Lines(
+                name=name,
+                lines=[x for _, x in data.best],
+                colour="best",
+                width=2.2,
+                texts=texts,
+                trials=[t.number for t, _ in data.best],
+            )
+        )
     target = study.objective.target if objective_of(study).has_target else None
     if target is not None:
         marks.append(Rule(name=f"target {target:g}", value=target))
@@ -214,5 +235,6 @@ def _group(data: ConvergenceData, gbs: object, colour: Colour) -> Points:
         points=[(value, samples) for value, samples, _, _, _ in rows],
         spans=[(low, high) if math.isfinite(high) else (low, s) for _, s, low, high, _ in rows],
         texts=[f"trial {t.number}: {s:.0f} samples ({low:.0f} to {high:.0f})" for _, s, low, high, t in rows],
+        trials=[t.number for *_, t in rows],
         colour=colour,
     )

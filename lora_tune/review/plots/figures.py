@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
+from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, Scale, extent
 from lora_tune.review.plots.svg import LIGHT, escape
 from lora_tune.review.plots.ticks import log_ticks, tick_text
 
@@ -26,6 +26,9 @@ def figure(chart: Chart, theme: Mapping[str, str] = LIGHT) -> dict[str, Any]:
         if isinstance(mark, Rule):
             shapes.append(_rule(mark, theme))
             notes.append(_rule_words(mark, theme))
+        elif isinstance(mark, Scale):
+            shapes.append({"type": "line", "x0": 0, "x1": 1, "y0": mark.row, "y1": mark.row, "line": {"width": 1}})
+            notes += _scale_words(mark, theme)
         else:
             data += _TRACES[type(mark)](mark, theme)
     layout = {
@@ -46,6 +49,8 @@ def _axis(chart: Chart, which: str) -> dict[str, Any]:
     axis: Axis = chart.x if which == "x" else chart.y
     low, high = extent(chart, "x" if which == "x" else "y")
     made: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True}
+    if axis.bare:
+        return made | {"range": [low, high], "showticklabels": False, "showgrid": False, "zeroline": False}
     if axis.log:
         places = log_ticks(low, high)
         made |= {"tickvals": places, "ticktext": [tick_text(v) for v in places]}
@@ -153,6 +158,17 @@ def _rule_words(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
     up = {"y": 1, "yref": "paper", "yanchor": "top", "x": mark.value, "xref": "x", "xanchor": "left"}
     words = {"text": escape(mark.name), "showarrow": False, "font": {"color": theme[mark.colour], "size": 12}}
     return words | (across if mark.axis == "y" else up)
+
+
+def _scale_words(mark: Scale, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The name of a scale above its line, the texts of its ticks below."""
+    plain = {"showarrow": False, "font": {"color": theme["soft"], "size": 11}}
+    name = {"x": 0, "y": mark.row, "text": f"<b>{escape(mark.name)}</b>", "xanchor": "left", "yanchor": "bottom"}
+    side = {0.0: "left", 1.0: "right"}
+    return [plain | name] + [
+        plain | {"x": x, "y": mark.row, "text": escape(text), "xanchor": side.get(x, "center"), "yanchor": "top"}
+        for x, text in mark.ticks
+    ]
 
 
 def _faded(colour: str) -> str:

@@ -38,6 +38,7 @@ def pareto(study: Study, sweep: Sweep) -> Chart | None:
                 for t in trials
             ],
             colour="best" if winners else "muted",
+            trials=[t.number for t in trials],
         )
 
     return Chart(

@@ -67,7 +67,8 @@ def time_decomposition(study: Study, sweep: Sweep) -> Chart | None:
         bars = [(float(r), s / unit.seconds, x / unit.seconds) for r, s, x in zip(rows, starts, lengths, strict=True)]
         texts = [f"trial {p.trial.number}: {name} {duration(x)}" for p, x in zip(parts, lengths, strict=True)]
         if any(lengths):
-            marks.append(Bars(name=name, bars=bars, colour=colour, texts=texts))
+            whose = [p.trial.number for p in parts]
+            marks.append(Bars(name=name, bars=bars, colour=colour, texts=texts, trials=whose))
         starts = [s + x for s, x in zip(starts, lengths, strict=True)]
     labels = tuple(f"trial {p.trial.number}" for p in reversed(parts))
     return Chart(
@@ -117,6 +118,7 @@ def throughput(study: Study, sweep: Sweep) -> Chart | None:
     rows = {x.layout: float(len(found) - 1 - i) for i, x in enumerate(found)}
     points = [(speed, rows[x.layout]) for x in found for speed in x.speeds]
     texts = [f"trial {t}: {s:.4g} samples/s" for x in found for t, s in zip(x.trials, x.speeds, strict=True)]
+    whose = [t for x in found for t in x.trials]
     return Chart(
         title="Throughput by layout",
         x=Axis(label="samples/s, warm blocks", low=0.0),
@@ -130,7 +132,7 @@ def throughput(study: Study, sweep: Sweep) -> Chart | None:
                     f"{x.layout}: median {median(x.speeds):.4g} samples/s over {len(x.speeds)} trials" for x in found
                 ],
             ),
-            Points(name="one trial", points=points, colour="two", size=3, texts=texts),
+            Points(name="one trial", points=points, colour="two", size=3, texts=texts, trials=whose),
         ),
         note="Trials that differ in nothing that costs time agree within a percent; else the machine is noisy.",
         height=90 + 24 * len(found),

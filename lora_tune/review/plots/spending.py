@@ -74,6 +74,7 @@ def timeline(sweep: Sweep, now: float) -> Chart | None:
                 texts=[
                     f"trial {s.trial}, attempt {s.attempt}: {s.outcome}, {duration(s.end - s.start)}" for _, s in chosen
                 ],
+                trials=[s.trial for _, s in chosen],
             )
         )
     return Chart(
@@ -156,6 +157,7 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
                 colour="good",
                 size=3.5,
                 texts=texts,
+                trials=[p.trial.number for p in reached],
             ),
             Lines(name="best so far", lines=[line], colour="best", width=2.4, steps=True),
         ),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
 from lora_tune.base.format import visible
-from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, extent
+from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, Scale, extent
 from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
 
 WIDTH = 580
 _RIGHT, _BOTTOM, _CHARACTER = 14, 46, 7.0
+_ROW_NAME, _LINE = 26, 12.0
+"""Characters of a line of a row's name, and the height of such a line in pixels."""
 
 LIGHT: Mapping[str, str] = {
     "best": "#0b6e4f", "good": "#2a9d6f", "stopped": "#d9822b", "bad": "#c23030", "muted": "#8a94a0",
@@ -36,8 +39,10 @@ _STRUCTURE = {
     "line": "fill:none",
     ".area": "stroke:none",
     ".faint": "opacity:.35",
+    ".faints>*": "opacity:.35",
     ".band": "opacity:.16",
     ".dash": "stroke-dasharray:5 4",
+    ".halo": "paint-order:stroke;stroke-width:3px",
 }
 
 
@@ -106,8 +111,8 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
     names = _legend_entries(chart.marks)
     legend, legend_height = _legend(names, top) if len(names) > 1 else ("", 0)
     y_ticks = _ticks(chart.y, extent(chart, "y"))
-    longest = max((len(text) for _, text in y_ticks), default=0)
-    left = 34 + min(180.0, longest * _CHARACTER)
+    longest = max((len(line) for _, text in y_ticks for line in _wrapped(text)), default=0)
+    left = (34 if chart.y.label or y_ticks else 10) + longest * _CHARACTER
     bottom = top + legend_height + chart.height - _BOTTOM
     x_range, y_range = extent(chart, "x"), extent(chart, "y")
     frame = _Frame(left, top + legend_height, WIDTH - _RIGHT, bottom, x_range, y_range, chart.x.log, chart.y.log)
@@ -120,8 +125,10 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
 
 
 def _ticks(axis: Axis, limits: tuple[float, float]) -> list[tuple[float, str]]:
+    if axis.bare:
+        return []
     if axis.categories:
-        return [(float(i), name if len(name) <= 27 else name[:26] + "…") for i, name in enumerate(axis.categories)]
+        return [(float(i), name) for i, name in enumerate(axis.categories)]
     if axis.log:
         return [(v, tick_text(v)) for v in log_ticks(*limits)]
     values = linear_ticks(*limits)
@@ -129,12 +136,19 @@ def _ticks(axis: Axis, limits: tuple[float, float]) -> list[tuple[float, str]]:
     return [(v, tick_text(v, step)) for v in values]
 
 
+def _wrapped(name: str) -> list[str]:
+    """The name of a row in as many lines as it needs; it breaks at spaces where it has them."""
+    return textwrap.wrap(name, _ROW_NAME) or [""]
+
+
 def _axes(chart: Chart, f: _Frame, y_ticks: Sequence[tuple[float, str]]) -> str:
     parts = []
     for value, text in y_ticks:
         at = f.y(value)
         parts.append(_line("s-grid", (f.left, at), (f.right, at)))
-        parts.append(_text(f.left - 7, at + 4, text, "end"))
+        lines = _wrapped(text)
+        first = at + 4 - _LINE * (len(lines) - 1) / 2
+        parts += [_text(f.left - 7, first + _LINE * i, line, "end") for i, line in enumerate(lines)]
     x_ticks = _ticks(chart.x, f.x_range)
     room = max(1, int((f.right - f.left) / (max((len(t) for _, t in x_ticks), default=1) * _CHARACTER + 12)))
     skip = max(1, math.ceil(len(x_ticks) / room))
@@ -153,11 +167,14 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "soft") -> s
     return f'<text class="f-{colour}" x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _legend_entries(marks: Sequence[Mark]) -> list[Mark]:
-    return [m for m in marks if m.name and not isinstance(m, Rule)]
+_Named = Lines | Points | Band | Bars
 
 
-def _legend(marks: Sequence[Mark], top: int) -> tuple[str, int]:
+def _legend_entries(marks: Sequence[Mark]) -> list[_Named]:
+    return [m for m in marks if m.name and not isinstance(m, Rule | Scale)]
+
+
+def _legend(marks: Sequence[_Named], top: int) -> tuple[str, int]:
     """Keys in rows above the drawing; returns them and their height."""
     parts, x, y = [], 16.0, top + 8.0
     for mark in marks:
@@ -169,12 +186,12 @@ def _legend(marks: Sequence[Mark], top: int) -> tuple[str, int]:
     return "".join(parts), round(y - top + 20)
 
 
-def _key(mark: Mark, x: float, y: float) -> str:
+def _key(mark: _Named, x: float, y: float) -> str:
     if isinstance(mark, Lines):
         dash = " dash" if mark.dashed else ""
         return _line(f"s-{mark.colour}{dash}", (x, y), (x + 15, y), 2.5)
     if isinstance(mark, Points):
-        return _dot(x + 8, y, mark, "")
+        return _dot(x + 8, y, mark)
     band = " band" if isinstance(mark, Band) else ""
     return f'<rect class="area f-{mark.colour}{band}" x="{_n(x + 1)}" y="{_n(y - 6)}" width="13" height="12" rx="2"/>'
 
@@ -182,12 +199,20 @@ def _key(mark: Mark, x: float, y: float) -> str:
 def _lines(mark: Lines, f: _Frame) -> str:
     classes = f"s-{mark.colour}" + (" faint" if mark.faint else "") + (" dash" if mark.dashed else "")
     paths = [_path(line, f, steps=mark.steps) for line in mark.lines]
-    if not mark.texts:  # one element for them all: a report of thousands of curves stays small
+    if not mark.texts and not mark.trials:  # one element for them all
         return f'<path class="{classes}" stroke-width="{mark.width:g}" d="{"".join(paths)}"/>'
-    return "".join(
-        f'<path class="{classes}" stroke-width="{mark.width:g}" d="{d}">{_title(text)}</path>'
-        for d, text in zip(paths, mark.texts, strict=True)
-    )
+    inner = "".join(f'<path{_whose(mark, i)} d="{d}"{_end("path", mark, i)}' for i, d in enumerate(paths))
+    return f'<g class="{classes.replace(" faint", " faints")}" stroke-width="{mark.width:g}">{inner}</g>'
+
+
+def _whose(mark: Lines | Points | Bars, i: int) -> str:
+    """The attribute that names the trial which the i-th element of a mark shows."""
+    return f' data-t="{mark.trials[i]}"' if mark.trials else ""
+
+
+def _end(tag: str, mark: Lines | Points | Bars, i: int) -> str:
+    """The rest of an element: what it says when pointed at."""
+    return f">{_title(mark.texts[i])}</{tag}>" if mark.texts else "/>"
 
 
 def _path(line: Sequence[tuple[float, float]], f: _Frame, *, steps: bool) -> str:
@@ -214,13 +239,13 @@ def _points(mark: Points, f: _Frame) -> str:
         if mark.spans:
             low, high = mark.spans[i]
             parts.append(_line(f"s-{mark.colour} faint", (f.x(x), f.y(low)), (f.x(x), f.y(high)), 1.5))
-        parts.append(_dot(f.x(x), f.y(y), mark, mark.texts[i] if mark.texts else ""))
+        parts.append(_dot(f.x(x), f.y(y), mark, _whose(mark, i), _end("circle", mark, i)))
     return "".join(parts)
 
 
-def _dot(x: float, y: float, mark: Points, text: str) -> str:
+def _dot(x: float, y: float, mark: Points, whose: str = "", end: str = "/>") -> str:
     paint = f's-{mark.colour} f-paper" stroke-width="1.5' if mark.hollow else f"area f-{mark.colour}"
-    return f'<circle class="{paint}" cx="{_n(x)}" cy="{_n(y)}" r="{mark.size:g}">{_title(text)}</circle>'
+    return f'<circle{whose} class="{paint}" cx="{_n(x)}" cy="{_n(y)}" r="{mark.size:g}"{end}'
 
 
 def _band(mark: Band, f: _Frame) -> str:
@@ -234,10 +259,9 @@ def _bars(mark: Bars, f: _Frame) -> str:
     for i, (row, start, length) in enumerate(mark.bars):
         left, right = f.x(start), f.x(start + length)
         top, bottom = sorted((f.y(row - mark.height / 2), f.y(row + mark.height / 2)))
-        title = _title(mark.texts[i]) if mark.texts else ""
         parts.append(
-            f'<rect class="area f-{mark.colour}" x="{_n(left)}" y="{_n(top)}" width="{_n(max(0.7, right - left))}" '
-            f'height="{_n(bottom - top)}">{title}</rect>'
+            f'<rect{_whose(mark, i)} class="area f-{mark.colour}" x="{_n(left)}" y="{_n(top)}" '
+            f'width="{_n(max(0.7, right - left))}" height="{_n(bottom - top)}"{_end("rect", mark, i)}'
         )
     return "".join(parts)
 
@@ -250,6 +274,31 @@ def _rule(mark: Rule, f: _Frame) -> str:
         start, end = (f.x(mark.value), f.top), (f.x(mark.value), f.bottom)
         words = _text(f.x(mark.value) + 5, f.top + 13, mark.name, "start", mark.colour)
     return _line(f"s-{mark.colour} dash", start, end, 1.5) + words
+
+
+_OVER_LINES = "ink s-paper halo"
+"""The class of a text that lines pass behind."""
+
+
+def _scale(mark: Scale, f: _Frame) -> str:
+    """The axis with its name above and, below, the texts that leave each other room."""
+    at = f.y(mark.row)
+    parts = [
+        _line("s-muted", (f.x(0.0), at), (f.x(1.0), at), 1.5),
+        _text(f.x(0.0), at - 9, mark.name, "start", _OVER_LINES),
+    ]
+    free, end = f.left, f.x(1.0)
+    last = end - len(mark.ticks[-1][1]) * _CHARACTER if mark.ticks else end
+    for i, (x, text) in enumerate(mark.ticks):
+        anchor = "start" if x <= 0 else "end" if x >= 1 else "middle"
+        middle, width = f.x(x), len(text) * _CHARACTER
+        left = middle - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+        parts.append(_line("s-muted", (middle, at - 4), (middle, at + 4)))
+        ends = i in (0, len(mark.ticks) - 1)
+        if ends or (left >= free and left + width + 10 <= last):
+            parts.append(_text(middle, at + 17, text, anchor, _OVER_LINES))
+            free = left + width + 10
+    return "".join(parts)
 
 
 def _line(classes: str, start: tuple[float, float], end: tuple[float, float], width: float = 1.0) -> str:
@@ -272,4 +321,11 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-_DRAW: dict[type, Callable[..., str]] = {Lines: _lines, Points: _points, Band: _band, Bars: _bars, Rule: _rule}
+_DRAW: dict[type, Callable[..., str]] = {
+    Lines: _lines,
+    Points: _points,
+    Band: _band,
+    Bars: _bars,
+    Rule: _rule,
+    Scale: _scale,
+}

@@ -1,0 +1,142 @@
+"""The report's table of all trials as data: columns, cells, and the width from which on it fits without a cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lora_tune.analysis.describe import short_layout
+from lora_tune.base.format import visible
+from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
+from lora_tune.store.records import Sweep, Trial
+
+_CHARACTER, _BOLD, _PADDING = 7.2, 7.9, 15.0
+"""Pixels, at the table's font: of a character, of one in a head, beside a cell's text."""
+
+_WORDS = 215.0
+"""Pixels that the column of sentences needs at least."""
+
+_PAGE = 50.0
+"""Pixels of the page's own margins and the table's frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a cell shows, and what it is sorted by where that is not the text itself (None: nothing is known)."""
+
+    text: str
+    sort: float | str | None = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. head: its heading. numeric: its cells stand at the right. cells: one a trial."""
+
+    head: str
+    numeric: bool
+    cells: Sequence[Cell]
+
+    @property
+    def width(self) -> float:
+        """Pixels that it needs so that no cell is broken and no word of its head either."""
+        head = max((len(word) for word in self.head.split()), default=0) * _BOLD
+        return max(head, max((len(c.text) for c in self.cells), default=0) * _CHARACTER) + _PADDING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRows:
+    """The table. states, sentences: one a trial. fits_from: pixels of a page that is wide enough for all columns."""
+
+    numbers: Sequence[int]
+    states: Sequence[str]
+    columns: Sequence[Column]
+    sentences: Sequence[str]
+
+    @property
+    def fits_from(self) -> int:
+        """On a narrower page each trial becomes a block of named values."""
+        return round(sum(column.width for column in self.columns) + _WORDS + _PAGE)
+
+    def rows(self) -> list[tuple[int, str, list[Cell], str]]:
+        """(number, state, cells, sentence) of each trial."""
+        cells = [list(row) for row in zip(*(c.cells for c in self.columns), strict=True)]
+        return list(zip(self.numbers, self.states, cells, self.sentences, strict=True))
+
+
+def trial_rows(study: Study, sweep: Sweep, now: float) -> TrialRows:
+    """Every trial of the sweep; a column in which all would be empty is left out. now: epoch seconds."""
+    trials, objective = list(sweep.trials.values()), objective_of(study)
+    made = [
+        Column(head="Trial", numeric=True, cells=[Cell(str(t.number)) for t in trials]),
+        Column(head="State", numeric=False, cells=[Cell(state_of(study, sweep, t)) for t in trials]),
+        _numbers(objective.heading, [t.metrics.objective for t in trials], objective.text),
+    ]
+    if objective.timed:
+        made.append(_numbers("Samples", [t.samples for t in trials], lambda v: f"{v:.0f}"))
+    made.append(_numbers(f"Last {study.measure}", [_last(study, sweep, t) for t in trials], lambda v: f"{v:.4f}"))
+    if objective.timed:
+        made.append(_numbers("Samples/s", [t.metrics.samples_per_second for t in trials], lambda v: f"{v:.4g}"))
+    spent = [sum(a.node_hours(now) for a in sweep.attempts_of(t.number)) for t in trials]
+    made.append(_numbers("Node-hours", spent, hours))
+    attempts = [len(sweep.attempts_of(t.number)) for t in trials]
+    if max(attempts, default=0) > 1:
+        made.append(Column(head="Attempts", numeric=True, cells=[Cell(str(n)) for n in attempts]))
+    made += [_tuned(study, name, trials) for name in tuned_names(sweep)]
+    return TrialRows(
+        numbers=[t.number for t in trials],
+        states=[state_of(study, sweep, t) for t in trials],
+        columns=made,
+        sentences=[t.sentence for t in trials],
+    )
+
+
+def _numbers(head: str, values: Sequence[float | None], text: Callable[[float], str]) -> Column:
+    cells = [Cell("", None) if v is None else Cell(text(v), float(f"{v:.10g}")) for v in values]
+    return Column(head=head[0].upper() + head[1:], numeric=True, cells=cells)
+
+
+def _tuned(study: Study, name: str, trials: Sequence[Trial]) -> Column:
+    kind = getattr(study.space.get(name), "type", "")
+    values = [t.tuned.get(name) for t in trials]
+    texts = [short_layout(str(v)) if kind == "layout" and v is not None else value_text(v) for v in values]
+    return Column(head=name, numeric=kind in ("float", "int"), cells=[Cell(visible(text)) for text in texts])
+
+
+def _last(study: Study, sweep: Sweep, trial: Trial) -> float | None:
+    evals = sweep.last_evals(trial.number)
+    return study.shown(evals[-1].loss) if evals else None
+
+
+def tuned_names(sweep: Sweep) -> list[str]:
+    """The tuned names, in the order of the space."""
+    return list(dict.fromkeys(name for trial in sweep.trials.values() for name in trial.tuned))
+
+
+def state_of(study: Study, sweep: Sweep, trial: Trial) -> str:
+    """How a trial ended, in the words of its objective; of an open one how its last attempt stands."""
+    attempts = sweep.attempts_of(trial.number)
+    if trial.verdict is not None:
+        return objective_of(study).word(trial.verdict)
+    return str(attempts[-1].state if attempts else trial.state)
+
+
+def value_text(value: object) -> str:
+    """A parameter's value, numbers to four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def hours(value: float) -> str:
+    """Node-hours to three digits, never in powers of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1e-4 or value == 0 else "0.0001"
+
+
+def searched_names(study: Study) -> set[str]:
+    """The resolved names that the search varies: tuned ones with more than one value, and a layout's that differ."""
+    space = study.search_space
+    tuned = {name for name, d in space.distributions().items() if not d.single()}
+    values: dict[str, set[object]] = {}
+    for layout in space.each_layout():
+        for name, value in layout.items():
+            values.setdefault(name, set()).add(value)
+    return tuned | {name for name, found in values.items() if len(found) > 1 and name != "GBS"}
