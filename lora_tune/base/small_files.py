@@ -104,7 +104,7 @@ def read_json(path: Path) -> SmallFile:
         return _unreadable(path, getattr(error, "strerror", None) or str(error))
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            return _unreadable(path, "it is no regular file")
+            return _unreadable(path, "it is not a regular file")
         return parse(path.name, os.read(file, LARGEST + 1))
     except OSError as error:
         return _unreadable(path, error.strerror or str(error))
@@ -121,7 +121,7 @@ def parse(name: str, text: bytes) -> SmallFile:
     try:
         content = json.loads(text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        return SmallFile(problem=f"{name} is cut or damaged: no JSON")
+        return SmallFile(problem=f"{name} is cut or damaged: not JSON")
     return SmallFile(content) if isinstance(content, dict) else SmallFile(problem=f"{name} holds no JSON object")
 
 

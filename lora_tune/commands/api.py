@@ -53,7 +53,7 @@ class Sweep:
         **budget: Any,
     ) -> None:
         if unknown := sorted(budget.keys() - Budget.model_fields.keys()):
-            raise InputError(f"{unknown[0]!r} is no key of [budget]; its keys: {', '.join(Budget.model_fields)}")
+            raise InputError(f"{unknown[0]!r} is not a key of [budget]; its keys: {', '.join(Budget.model_fields)}")
         file = find_study(str(study))
         self._plan = plan_of(file, load_study(file), {"budget": budget}, Path(output) if output else None)
         self._storage, self._quiet = storage, quiet

@@ -93,7 +93,7 @@ def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
         if hosts and host not in hosts:
             return _refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _refusal(start_response, "this dashboard only shows; the sweep's driver is the only one that writes")
+            return _refusal(start_response, "this dashboard is read-only; only the sweep's driver writes")
         return inside(environ, start_response)
 
     return answer

@@ -32,7 +32,7 @@ _WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 @study_option
 @storage_option
 @output_option
-@click.option("--probe", "with_probe", is_flag=True, help="also run one short job, to look from a node")
+@click.option("--probe", "with_probe", is_flag=True, help="also run one short job that checks from a node")
 @click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
 @guarded
 def main(study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float) -> None:

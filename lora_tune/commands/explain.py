@@ -235,7 +235,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(visible(f"  {a.seen}.\n", keep="\n") + visible(f"    do:       {a.do}"))
         click.echo(visible(f"    evidence: {a.evidence}"))
     if not advice:
-        click.echo("  none of the rules applies to what was observed so far")
+        click.echo("  none of the rules applies to what has been observed so far")
     if ahead.recommended:
         click.echo(f"\nRecommended now, whether or not it was run as a whole\n  {visible(ahead.recommended)}")
     click.echo("\nNext")

@@ -68,11 +68,11 @@ def runs_of(log: Log, study: Study, given: Mapping[str, Value], source: str, now
         origin = (source or priors.source_of(run.hyperparameters) or log.parent, log.name, log.digest)
         made = priors.prior_run(run, values, origin, now)
         if lacking:
-            yield f"its log does not say {', '.join(lacking)}; give it with --set {lacking[0]}=VALUE"
+            yield f"its log does not state {', '.join(lacking)}; give it with --set {lacking[0]}=VALUE"
         elif other:
             yield f"it ran with {other[0]} = {values[other[0]]}, which this study fixes to {fixed[other[0]]}"
         elif bad := _unusable(values, study, names):
-            yield f"its {bad} is no value on this study's scale"
+            yield f"its {bad} is not a value on this study's scale"
         elif made is None:
             yield "it has no evals"
         else:
@@ -125,7 +125,7 @@ def _given(pairs: Sequence[str]) -> dict[str, Value]:
 @study_option
 @output_option
 @click.option("--source", default="", help="who ran these, where [submitter and platform of the log, else its folder]")
-@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the logs do not say")
+@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the logs do not state")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @guarded
 def main(study_name: str, output: Path | None, source: str, pairs: tuple[str, ...], logs: tuple[Path, ...]) -> None:

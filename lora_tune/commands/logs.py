@@ -33,7 +33,7 @@ class ReadLine:
 
 @click.command()
 @study_option
-@click.option("--all", "every", is_flag=True, help="print the lines that say nothing as well")
+@click.option("--all", "every", is_flag=True, help="also print the lines that say nothing")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @guarded
 def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:

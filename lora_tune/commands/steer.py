@@ -31,7 +31,7 @@ from lora_tune.store.requests import Request, Requests
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value; the search fills in others")
 @click.option("--clone", type=int, metavar="TRIAL", help="start from this trial's values")
 @click.option("--stop", "stops", type=int, multiple=True, metavar="TRIAL", help="end a trial; it counts as cancelled")
-@click.option("--pause/--resume", "pause", default=None, help="propose nothing more, or go on; what runs goes on")
+@click.option("--pause/--resume", "pause", default=None, help="propose nothing more, or resume; running trials go on")
 @click.option("--parallel", type=int, help="trials at one time")
 @click.option("--trials", type=int, help="number of trials")
 @click.option("--node-hours", type=float, help="node-hours of all trials")
@@ -118,4 +118,4 @@ def typed(distribution: BaseDistribution | None, text: str) -> Value:
     try:
         return int(text) if isinstance(distribution, IntDistribution) else float(text)
     except ValueError:
-        raise InputError(f"--set: {text!r} is no number") from None
+        raise InputError(f"--set: {text!r} is not a number") from None

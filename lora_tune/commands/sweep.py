@@ -223,7 +223,7 @@ def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
     try:
         store.finish(lease, reason)
     except errors.StoreError as error:
-        watcher.line(f"{error}; that the sweep is over is not noted, the same command does so")
+        watcher.line(f"{error}; the end of the sweep is not recorded; the same command records it")
 
 
 def _open_patiently(plan: Plan, storage: str | None, around: Environment) -> Store:

@@ -79,13 +79,13 @@ def load_campaign(path: Path) -> Campaign:
 
 
 def _check(members: Sequence[Member], path: Path) -> None:
-    """Sweeps of one campaign have names of their own and run on one machine: else their hours are no one budget."""
+    """Sweeps of one campaign have names of their own and run on one machine: else their hours are not one budget."""
     names = [member.study.name for member in members]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise StudyError(path, "sweeps", f"two studies are called {twice}; give one of them another name")
     systems = sorted({member.study.site.system for member in members})
     if len(systems) > 1:
-        words = f"node-hours of {' and '.join(systems)} are no one budget; write a campaign for each machine"
+        words = f"node-hours of {' and '.join(systems)} do not make one budget; write a campaign for each machine"
         raise StudyError(path, "sweeps", words)
 
 

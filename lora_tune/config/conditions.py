@@ -154,7 +154,7 @@ def _check_parent(
     elif isinstance(found, CategoricalParameter | IntParameter | FixedParameter):
         possible = choices_of(found)
     else:
-        what = f"is {found.type}" if found is not None else "is no parameter of this space"
+        what = f"is {found.type}" if found is not None else "is not a parameter of this space"
         raise ConditionError(
             name, f"when names {parent}, which {what}; it may name categorical, int and fixed ones and layouts' degrees"
         )

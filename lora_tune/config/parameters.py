@@ -38,12 +38,12 @@ class Conditional(_Frozen):
     @classmethod
     def _lists(cls, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ValueError(f'{value!r} is no table of values; write when = {{ OPTIMIZER = "adam" }}')
+            raise ValueError(f'{value!r} is not a table of values; write when = {{ OPTIMIZER = "adam" }}')
         if empty := [name for name, allowed in value.items() if isinstance(allowed, list | tuple) and not allowed]:
             raise ValueError(f"{empty[0]} has no values; list those under which the parameter exists")
         found = {n: allowed if isinstance(allowed, list | tuple) else (allowed,) for n, allowed in value.items()}
         if bad := [v for allowed in found.values() for v in allowed if not isinstance(v, str | int | float | bool)]:
-            raise ValueError(f"{bad[0]!r} is no value of a parameter; write texts, numbers, true or false")
+            raise ValueError(f"{bad[0]!r} cannot be a parameter's value; write texts, numbers, true or false")
         return found
 
     @model_serializer(mode="wrap")

@@ -52,7 +52,7 @@ class Secret(BaseModel):
             try:
                 return self.file.expanduser().read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
-                words = getattr(error, "strerror", None) or "it is no UTF-8 text"
+                words = getattr(error, "strerror", None) or "it is not UTF-8 text"
                 raise SetupError(f"{name}: {self.file} cannot be read: {words}") from error
         assert self.value is not None
         if self.stored_without_value:

@@ -260,7 +260,7 @@ def _check_nodes(parameter: Parameter | None) -> None:
     else:
         raise SpaceError("NODES", f"the node count cannot be {parameter.type}; use int, categorical or a fixed value")
     if bad := [n for n in offered if isinstance(n, bool) or not isinstance(n, int) or n < 1]:
-        raise SpaceError("NODES", f"{bad[0]!r} is no node count; use whole numbers from 1")
+        raise SpaceError("NODES", f"{bad[0]!r} is not a node count; use whole numbers from 1")
 
 
 def _derive(

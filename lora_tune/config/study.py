@@ -253,7 +253,8 @@ def _line_shown(problem: str, text: str) -> str:
     found, lines = re.search(r"at line (\d+)", problem), text.splitlines()
     if found is None or not 0 < int(found[1]) <= len(lines):
         return ""
-    return f"; the line reads `{lines[int(found[1]) - 1].strip()[:100]}` (texts stand in quotes, a table stands once)"
+    line = lines[int(found[1]) - 1].strip()[:100]
+    return f"; the line reads `{line}` (texts go in quotes, and a table appears only once)"
 
 
 def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def _stopped(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> Finis
     if attempt.stop is StopKind.USER:
         return Finish(Verdict.CANCELLED, attempt.stop_sentence or "cancelled by the user")
     if status.state is JobState.CANCELLED and attempt.stop is StopKind.NONE and not diagnosis.specific:
-        return Finish(Verdict.CANCELLED, "somebody cancelled its job, outside of the sweep (scancel)")
+        return Finish(Verdict.CANCELLED, "somebody cancelled its job, outside the sweep (scancel)")
     return None
 
 
@@ -147,7 +147,7 @@ def _after_failure(
         last = diagnosis.certain or before or len(attempts) >= study.budget.attempts
         if last or launcher_kind(study.site).one_machine:
             return Finish(Verdict.INFEASIBLE, what)
-        return Retry(f"{what}; once more on another node, memory failures can be flaky", status.nodes)
+        return Retry(f"{what}; once more on another node, since memory failures can be flaky", status.nodes)
     if kind == "diverged":
         return Finish(Verdict.PRUNED, what)
     spent = len(attempts) >= study.budget.attempts

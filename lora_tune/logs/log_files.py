@@ -59,7 +59,7 @@ def _opened(file: Path) -> Iterator[LogFile]:
     parent = file.resolve().parent.name
     try:
         if not file.is_file():  # a pipe or a device may never end
-            yield LogFile(str(file), parent, None, f"{file}: cannot be read: no regular file")
+            yield LogFile(str(file), parent, None, f"{file}: cannot be read: not a regular file")
         elif tarfile.is_tarfile(file):
             with tarfile.open(file) as archive:
                 for member in archive:

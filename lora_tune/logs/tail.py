@@ -67,7 +67,7 @@ class LogTail:
     def _read(self, file: int) -> bool:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise SetupError(f"{self.path}: this log is no regular file; remove it, so that the trial can write one")
+            raise SetupError(f"{self.path}: this log is not a regular file; remove it, so that the trial can write one")
         if self._starts_over(file, status):
             self.reader = self._make_reader()
             self.offset = 0

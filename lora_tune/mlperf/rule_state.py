@@ -64,7 +64,7 @@ class RuleState:
         try:
             return float(self._eval(ast.unparse(node), {}))
         except _RULES_RAISE as error:
-            raise ValueError(f"{ast.unparse(node)} is no number: {error}") from error
+            raise ValueError(f"{ast.unparse(node)} is not a number: {error}") from error
 
     def value(self, test: str) -> object:
         """The one value for which a test holds, read off its form; None where it leaves a choice or lacks a name."""

@@ -171,7 +171,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         return self._inner.get_study_user_attrs(study_id)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ReadOnlyError("this dashboard only shows; the sweep's driver is the only one that writes")
+        raise ReadOnlyError("this dashboard is read-only; only the sweep's driver writes")
 
     create_new_study = delete_study = set_study_user_attr = set_study_system_attr = _refuse
     create_new_trial = set_trial_param = set_trial_state_values = set_trial_intermediate_value = _refuse

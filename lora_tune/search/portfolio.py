@@ -129,7 +129,7 @@ class PortfolioSampler(BaseSampler):
         reached = sum(math.isfinite(r.ln_score) for r in model.runs)
         begun = reached >= (1 if self._centre is not None else FEWEST)
         if not begun or turn < odds.grey_box + odds.tpe:
-            why = "to find out what reaches the target" if not begun else "in case that the models are wrong"
+            why = "to find out what reaches the target" if not begun else "in case the models are wrong"
             annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")
             return self._arms.tpe.sample_relative(study, trial, space)
         found = self._proposal(model, study)

@@ -107,7 +107,7 @@ def read(path: Path) -> tuple[PriorRun, ...]:
             found.append(PriorRun(**{**data, "evals": evals}))
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"{path}, line {number}: is no prior run ({error}); delete the line or the file"
+                f"{path}, line {number}: is not a prior run ({error}); delete the line or the file"
             ) from error
     return tuple(found)
 

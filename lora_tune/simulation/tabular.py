@@ -79,7 +79,7 @@ def read_table(path: Path) -> Table:
     axes = {n: tuple(sorted(set(c.tolist()))) for n, c in columns.items() if len(set(c.tolist())) > 1 or n == "GBS"}
     seeds = sorted(set(data["SEED"].tolist()))
     if math.prod(len(v) for v in axes.values()) * len(seeds) != rows or len(seeds) < 2:
-        raise InputError(f"{path}: {rows} trials are no full grid over {', '.join(axes)} with two seeds or more")
+        raise InputError(f"{path}: {rows} trials are not a full grid over {', '.join(axes)} with two seeds or more")
     shape = (*(len(v) for v in axes.values()), len(seeds), data["samples"].shape[1])
     losses, samples = np.full(shape, np.nan), np.full(shape, np.nan)
     for row in range(rows):

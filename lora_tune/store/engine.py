@@ -53,7 +53,7 @@ def parse_url(url: str) -> sa.URL:
         return parsed.update_query_dict({**_PATIENCE, **{k: str(v) for k, v in parsed.query.items()}})
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return parsed
-    raise StoreError(f"{parsed.drivername} is no database that is supported; use sqlite:/// or postgresql+psycopg://")
+    raise StoreError(f"{parsed.drivername} is not a supported database; use sqlite:/// or postgresql+psycopg://")
 
 
 def full_url(url: str) -> str:
@@ -247,7 +247,7 @@ def _words(error: BaseException) -> str:
         return f"{error}; install it with: pip install 'lora-tune[postgres]'"
     found: str = str(getattr(error, "orig", None) or error).splitlines()[0]
     if "database or disk is full" in found:
-        return f"{found}; free some room, nothing that is written is lost"
+        return f"{found}; free some space; nothing already written is lost"
     if "unable to open database file" in found:
         return f"{found}; its folder must be there, and writable for this user"
     if "readonly database" in found:

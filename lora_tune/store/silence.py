@@ -124,7 +124,7 @@ class Plugin(sa.CreateEnginePlugin):
 def _connect(_dialect: Any, _record: Any, arguments: list[Any], parameters: dict[str, Any]) -> Limited:
     at = server(parameters)
     if at.silent:
-        raise Silence("the server does not answer; it is asked until it does")
+        raise Silence("the server does not answer; retrying until it does")
     try:
         connection = Limited.connect(*arguments, **parameters)
     except psycopg.errors.ConnectionTimeout:

@@ -135,7 +135,7 @@ class Start:
     @property
     def why(self) -> str:
         """Why it is proposed, in words."""
-        apart = f"; it is no point of the study's space ({self.outside}), so the search learns nothing of it"
+        apart = f"; it is not a point of the study's space ({self.outside}), so the search learns nothing of it"
         return f"{self.name} as it stands: what all others are compared with{apart if self.outside else ''}"
 
 

@@ -66,12 +66,12 @@ def test_a_file_is_created_by_one_only_and_never_seen_without_its_content(
     [
         (b"", "x.json is empty"),
         (b"\0" * 4096, "x.json is empty"),  # what XFS leaves of a file that was not synced
-        (b'{"pid": 12', "x.json is cut or damaged: no JSON"),
+        (b'{"pid": 12', "x.json is cut or damaged: not JSON"),
         (b"[1, 2]", "x.json holds no JSON object"),
         (b'"text"', "x.json holds no JSON object"),
-        (b"[" * 200_000, "x.json is cut or damaged: no JSON"),
-        (b"9" * 5000, "x.json is cut or damaged: no JSON"),
-        (b"\xff\xfe\x00", "x.json is cut or damaged: no JSON"),
+        (b"[" * 200_000, "x.json is cut or damaged: not JSON"),
+        (b"9" * 5000, "x.json is cut or damaged: not JSON"),
+        (b"\xff\xfe\x00", "x.json is cut or damaged: not JSON"),
     ],
 )
 def test_a_damaged_file_is_a_problem_in_words(content: bytes, problem: str, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_page_runs_and_goes_on_where_it_ended(place: Path, capsys: pytest.Ca
 
 
 def test_mistakes_say_what_to_do(place: Path) -> None:
-    with pytest.raises(InputError, match="'trails' is no key of \\[budget\\]; its keys: trials"):
+    with pytest.raises(InputError, match="'trails' is not a key of \\[budget\\]; its keys: trials"):
         lora_tune.Sweep("mine.toml", trails=2)
     with pytest.raises(InputError, match="there is no sweep of mine"):
         _ = lora_tune.Sweep("mine.toml").trials

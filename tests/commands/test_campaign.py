@@ -182,7 +182,7 @@ def test_one_budget_is_of_one_machine(tmp_path: Path) -> None:
     file = write(tmp_path)
     rising = tmp_path / "rising.toml"
     rising.write_text(rising.read_text().replace("[site]", '[site]\nsystem = "B300"'))
-    with pytest.raises(StudyError, match="node-hours of B300 and LOCAL are no one budget"):
+    with pytest.raises(StudyError, match="node-hours of B300 and LOCAL do not make one budget"):
         load_campaign(file)
 
 

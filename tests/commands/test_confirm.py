@@ -241,7 +241,7 @@ def test_a_sweep_that_is_driven_meanwhile_is_not_written_to(house: House) -> Non
     finally:
         store.release(lease)
     assert done.exit_code == 0
-    assert "not noted in it: rerun the same command" in done.output
+    assert "not recorded in it: rerun the same command" in done.output
 
 
 def test_a_dry_run_shows_who_would_race_and_submits_nothing(tmp_path: Path) -> None:

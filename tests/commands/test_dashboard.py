@@ -146,7 +146,7 @@ def test_nothing_can_be_changed(shown: Application, method: str) -> None:
     for path in ("/api/studies/1", "/api/studies/1/note", "/api/trials/1/tell", "/api/studies"):
         status, body = ask(shown, path, REQUEST_METHOD=method)
         assert status.startswith("403")
-        assert "only shows" in body["reason"]
+        assert "read-only" in body["reason"]
 
 
 def test_a_page_elsewhere_cannot_read_it_by_another_name(shown: Application) -> None:

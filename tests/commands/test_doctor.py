@@ -319,7 +319,7 @@ class TestOnTheTestCluster:
                 slurm.resume(node)
         assert code == 3
         assert "PROBLEM  the probe is still queued" in said
-        assert "0 of 4 fitting nodes of the cluster are up" in said
+        assert "0 of 4 suitable nodes of the cluster are up" in said
 
 
 def test_without_slurm_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ class TestOtherRecipes:
         real = 'kind = "mlperf"\n'
         told = self.told("p8000", tmp_path, "--probe", replaced=(real, real + 'script = "their.sub"\n'))
         assert "srun knows no --container-image" in told
-        assert "on a node, not so: the node has enroot" in told
-        assert "on a node, not so: the node reads CONT=/images/lora.sqsh" in told
-        assert "on a node, not so: the node reads DATADIR=/data/gov_report" in told
+        assert "not true on a node: the node has enroot" in told
+        assert "not true on a node: the node reads CONT=/images/lora.sqsh" in told
+        assert "not true on a node: the node reads DATADIR=/data/gov_report" in told
         assert "sudo nvidia-smi needs no password" in told

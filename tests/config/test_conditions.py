@@ -78,13 +78,13 @@ def test_optunas_space_is_flat_and_an_absent_value_stands_in_its_middle() -> Non
         ("TP = [2, 4]", "TP = [2, 8]", "OVERLAP: when needs TP = 8, which never is: it is one of 1, 2, 4"),
         ("TP = 1 }", "TP = true }", "EAGER: when needs TP = True, which never is"),
         ("TP = [2, 4]", "BETA2 = 0.9", "OVERLAP: when names BETA2, which is float; it may name categorical, int"),
-        ("TP = [2, 4]", "NOPE = 1", "OVERLAP: when names NOPE, which is no parameter of this space"),
+        ("TP = [2, 4]", "NOPE = 1", "OVERLAP: when names NOPE, which is not a parameter of this space"),
         ("TP = [2, 4]", "OVERLAP = 1", "OVERLAP: the conditions of OVERLAP need each other"),
         ("TP = [2, 4]", "AMSGRAD = true, OPTIMIZER = 'sgd'", "OVERLAP: never exists: it and what it needs want"),
         ('"1 - BETA2", when = { OPTIMIZER = "adam" }', '"1 - BETA2"', "DECAY: its formula needs BETA2, which exists"),
-        ("when = { TP = 1 }", 'when = "TP"', "EAGER.when: 'TP' is no table of values"),
+        ("when = { TP = 1 }", 'when = "TP"', "EAGER.when: 'TP' is not a table of values"),
         ("when = { TP = 1 }", "when = { TP = [] }", "EAGER.when: TP has no values"),
-        ("when = { TP = 1 }", "when = { TP = { a = 1 } }", "EAGER.when: {'a': 1} is no value of a parameter"),
+        ("when = { TP = 1 }", "when = { TP = { a = 1 } }", "EAGER.when: {'a': 1} cannot be a parameter's value"),
     ],
 )  # fmt: skip
 def test_a_condition_that_cannot_be_is_refused_with_what_can(was: str, now: str, words: str) -> None:

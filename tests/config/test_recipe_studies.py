@@ -124,9 +124,9 @@ trials = 1
     @pytest.mark.parametrize(
         ("nodes", "problem"),
         [
-            ("0", "0 is no node count"),
+            ("0", "0 is not a node count"),
             ('{ type = "float", low = 1, high = 2 }', "cannot be float"),
-            ('{ type = "categorical", choices = ["two"] }', "'two' is no node count"),
+            ('{ type = "categorical", choices = ["two"] }', "'two' is not a node count"),
             ('{ type = "derived", formula = "2" }', "cannot be derived"),
         ],
     )

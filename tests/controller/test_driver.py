@@ -374,7 +374,7 @@ def test_a_log_that_cannot_be_read_fails_its_own_trial_only(tmp_path: Path, clus
     sweep = there.sweep()
     failed = sweep.attempts[1, 0]
     assert failed.failure == "infrastructure"
-    assert "no regular file" in failed.line
+    assert "not a regular file" in failed.line
     assert len(sweep.attempts_of(1)) == 2
     assert [len(sweep.attempts_of(n)) for n in (0, 2)] == [1, 1]
     assert not {t.verdict for t in sweep.trials.values()} & {Verdict.FAILED, Verdict.CANCELLED}

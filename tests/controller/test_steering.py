@@ -175,7 +175,7 @@ class TestCommand:
         [
             (("--stop", "7"), "--stop 7: there is no such trial; there are 2, from 0"),
             (("--enqueue", "--set", "LR"), "--set LR: write NAME=VALUE"),
-            (("--enqueue", "--set", "LR=fast"), "'fast' is no number"),
+            (("--enqueue", "--set", "LR=fast"), "'fast' is not a number"),
             (("--enqueue", "--set", "LR=7"), "LR = 7.0 is not within"),
             (("--set", "LR=0.002"), "add --enqueue"),
             (("--clone", "9", "--enqueue"), "--clone 9: there is no such trial"),

@@ -133,13 +133,13 @@ def test_a_poll_reads_a_bounded_piece_of_a_bounded_size(log: Path, monkeypatch: 
 
 def test_what_is_no_file_is_an_error_that_says_so(log: Path) -> None:
     log.mkdir()
-    with pytest.raises(SetupError, match="no regular file"):
+    with pytest.raises(SetupError, match="not a regular file"):
         LogTail(log, Bytes).poll()
 
 
 def test_a_pipe_does_not_stop_the_driver(log: Path) -> None:
     os.mkfifo(log)
-    with pytest.raises(SetupError, match="no regular file"):
+    with pytest.raises(SetupError, match="not a regular file"):
         LogTail(log, Bytes).poll()
 
 

@@ -108,7 +108,7 @@ def test_a_cut_gz_is_said_and_the_other_logs_are_taken(tmp_path) -> None:
 
 def test_a_broken_line_of_the_file_is_named(tmp_path) -> None:
     (tmp_path / "priors.jsonl").write_text("{}\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"priors\.jsonl, line 1: is no prior run"):
+    with pytest.raises(InputError, match=r"priors\.jsonl, line 1: is not a prior run"):
         priors.read(tmp_path / "priors.jsonl")
 
 

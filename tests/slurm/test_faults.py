@@ -52,7 +52,7 @@ def test_faults_of_the_cluster_become_new_attempts_and_what_a_person_cancels_sta
 
     sweep = home.sweep()
     assert sweep.trials[2].verdict is Verdict.CANCELLED
-    assert "somebody cancelled its job, outside of the sweep (scancel)" in sweep.trials[2].sentence
+    assert "somebody cancelled its job, outside the sweep (scancel)" in sweep.trials[2].sentence
     assert {sweep.trials[n].verdict for n in (0, 1, 3)} <= {Verdict.REACHED, Verdict.CENSORED}
     classes = [sweep.attempts[(trial, 0)].failure for trial in range(4)]
     states = [sweep.attempts[(trial, 0)].state for trial in range(4)]

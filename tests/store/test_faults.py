@@ -94,7 +94,7 @@ def test_a_full_disk_is_said_and_what_was_saved_stays(small_disk: Path) -> None:
     filler = small_disk / "filler"
     with pytest.raises(OSError, match="No space left"):
         filler.write_bytes(bytes(2_000_000))
-    with pytest.raises(StoreError, match=r"disk.*free some room, nothing that is written is lost"):
+    with pytest.raises(StoreError, match=r"disk.*free some space; nothing already written is lost"):
         save(store, range(3, 40), size=20_000)
     before = store.load("s")
     assert before is not None

@@ -123,7 +123,7 @@ def test_the_true_score_is_what_running_until_one_succeeds_costs(tmp_path) -> No
 
 
 def test_a_table_that_is_no_full_grid_is_refused_with_the_reason(tmp_path) -> None:
-    with pytest.raises(InputError, match="no full grid over LR, MAX_STEPS"):
+    with pytest.raises(InputError, match="not a full grid over LR, MAX_STEPS"):
         read_table(write_table(tmp_path / "a.npz", drop=1))
     with pytest.raises(InputError, match="has no samples"):
         read_table(write_table(tmp_path / "b.npz", without="samples"))

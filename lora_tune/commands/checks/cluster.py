@@ -60,7 +60,7 @@ def partition(ask: Ask, site: Site) -> Finding:
     try:
         shown = ask("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%G|%P")
     except LauncherError as error:
-        return problem(f"sinfo fails: {error}", "the partition cannot be looked at", "sinfo")
+        return problem(f"sinfo fails: {error}", "the partition cannot be inspected", "sinfo")
     rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 3]
     label = f"partition {name}" if name else "the cluster"
     if not rows:
@@ -77,7 +77,7 @@ def partition(ask: Ask, site: Site) -> Finding:
         )
     if len(up) < site.nodes:
         return warning(
-            f"{len(up)} of {len(fit)} fitting nodes of {label} are up",
+            f"{len(up)} of {len(fit)} suitable nodes of {label} are up",
             "trials wait until a node comes back",
             "sinfo --list-reasons",
         )

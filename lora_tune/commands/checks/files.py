@@ -33,14 +33,14 @@ HEALTHY_SHARE = 2 / 3
 
 def container(image: str | None) -> Finding:
     """CONT: a .sqsh file, or a registry's image name."""
-    why = "run.sub starts every step in this container, and ends with 'CONT: CONT not set' without"
+    why = "run.sub starts every step in this container, and ends with 'CONT: CONT not set' without it"
     if not image:
         return problem("no container", why, "set site.container, or export CONT=/path/to/image.sqsh")
     path = Path(image)
     if not path.is_absolute() and "." not in path.suffix:
         return warning(
             f"container {image} is a registry's image",
-            "every job pulls it anew, which takes minutes and may be throttled",
+            "every job pulls it again, which takes minutes and may be throttled",
             f"enroot import -o lora.sqsh docker://{image}, then site.container = the file's absolute path",
         )
     fix = "enroot import -o /shared/lora.sqsh dockerd://IMAGE, then site.container = that path"
@@ -49,7 +49,7 @@ def container(image: str | None) -> Finding:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"hsqs":  # the first bytes of every squashfs
-        return problem(f"container {image} is no squashfs file", "enroot cannot start it", fix)
+        return problem(f"container {image} is not a squashfs file", "enroot cannot start it", fix)
     return good(f"container {image}, {path.stat().st_size / GB:.1f} GB")
 
 
@@ -59,13 +59,13 @@ def docker_image(image: str | None) -> Finding:
     if not image:
         return problem("no container", why, "set site.container, or export CONT=IMAGE")
     if shutil.which("docker") is None:
-        fix = "nothing, where trials run on other nodes that have it; else install Docker, or podman-docker"
+        fix = "nothing to do where trials run on other nodes that have it; otherwise install Docker, or podman-docker"
         return warning("docker is not on PATH here", "the launch script calls it on the node", fix)
     asked = subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False, timeout=60)
     if asked.returncode:
         return warning(
             f"container {image} is not among the images of this machine",
-            "docker run pulls it anew on each node, or fails",
+            "docker run pulls it again on each node, or fails",
             f"docker pull {image}, or build it with the implementation's Dockerfile, on each node",
         )
     return good(f"container {image}, known to docker")
@@ -88,7 +88,7 @@ def data(folder: str | None) -> Iterator[Finding]:
         with file.open("rb") as opened:
             magic = opened.read(6)
         if magic != b"\x93NUMPY":
-            yield problem(f"{file} is no NumPy array", "training stops when it reads it", fix)
+            yield problem(f"{file} is not a NumPy array", "training stops when it reads it", fix)
         else:
             yield good(f"{file}, {file.stat().st_size / 1e6:.0f} MB")
 
@@ -130,7 +130,7 @@ def model(folder: str | None) -> Iterator[Finding]:
         yield problem(f"{root} holds no model of a known form ({forms})", why, fix)
         return
     for part in absent:
-        yield problem(f"{place / part} is not there or empty, and the rest of {form.name} is", why, fix)
+        yield problem(f"{place / part} is not there or empty, while the rest of {form.name} is there", why, fix)
     files = [f for p in place.glob(form.weights) for f in ([p] if p.is_file() else p.rglob("*")) if f.is_file()]
     size = sum(f.stat().st_size for f in files)
     if form.weights not in absent and not files:
@@ -139,7 +139,7 @@ def model(folder: str | None) -> Iterator[Finding]:
         yield problem(f"{place / form.weights}: {', '.join(empty[:3])} is empty", "a copy was cut short", fix)
     elif files and size < MODEL_GB * GB:
         what = f"{place / form.weights} holds {size / GB:.1f} GB in {len(files)} files; Llama-2-70B has {MODEL_GB} GB"
-        yield problem(what, "it is not whole: a copy was cut short, or it is another model", fix)
+        yield problem(what, "it is incomplete: a copy was cut short, or it is another model", fix)
     elif not absent:
         yield good(f"{place}, {form.name}, {size / GB:.1f} GB of weights in {len(files)} files")
 
@@ -203,7 +203,7 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
         yield warning(
             "the training code is not in this folder: no file here reads LR or MAX_STEPS",
             "which variables have an effect, only the container can tell",
-            'nothing, where the names are right; workload.reads = "folder" if the code is here',
+            'nothing to do where the names are right; workload.reads = "folder" if the code is here',
         )
     if re.search(r"\s", str(found.folder)):
         what = f"{found.folder} has a space in it"
@@ -238,7 +238,7 @@ def _base(workload: MlperfWorkload) -> Iterator[Finding]:
     if workload.base is not None:
         yield good(f"trial 0 is {workload.base.file} as it stands; all others change it")
     for remark in remarks:
-        yield warning(remark, why, "nothing, where that is meant; else workload.base")
+        yield warning(remark, why, "nothing to do if that is intended; otherwise set workload.base")
 
 
 def sudo_calls(found: Implementation, script: str) -> list[str]:

@@ -47,7 +47,7 @@ def _of_the_cluster(site: Site, folder: Path) -> Iterator[Question]:
         name="mpi",
         command=f"srun --ntasks={site.nodes * tasks} --ntasks-per-node={tasks} true",
         what=f"{site.gpus_per_node} tasks a node start with MPI type {site.mpi or 'as Slurm has it'}",
-        why="the training's ranks are started so",
+        why="this is how the training's ranks are started",
         fix="srun --mpi=list; then site.mpi, and site.cpu_bind = 'none' where binding is refused",
     )
     if site.gpus_per_node:
@@ -110,7 +110,7 @@ def answers(asked: list[Question], log: str) -> Iterator[Finding]:
         if answer == "yes":
             yield good(f"on a node: {question.what}")
             continue
-        what = f"on a node, not so: {question.what}" if answer else f"on a node, no answer: {question.what}"
+        what = f"not true on a node: {question.what}" if answer else f"on a node, no answer: {question.what}"
         make = problem if question.needed else warning
         yield make(what, question.why, question.fix)
 
@@ -142,7 +142,7 @@ def probe(
         launcher.cancel(ticket)
         yield problem(
             f"the probe is still {status.state}: {status.reason}",
-            "trials would wait as long",
+            "trials would wait just as long",
             f"squeue --start; sinfo; or wait longer: --probe-minutes {2 * limit / 60:g}",
         )
         return

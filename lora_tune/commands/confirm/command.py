@@ -251,7 +251,7 @@ def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now:
     try:
         lease = take_lease(store, sweep.name, now)
     except errors.SweepBusyError as error:
-        click.echo(f"{error}; the outcome is not noted in it: rerun the same command afterwards", err=True)
+        click.echo(f"{error}; the outcome is not recorded in it: rerun the same command afterwards", err=True)
         return sweep
     try:
         store.save(lease, Changes(trials=tuple(changed)), now)

@@ -209,7 +209,7 @@ def _requeued(row: Row, state: JobState, submitted_at: float) -> JobStatus:
     Its StartTime is that of the new run, or a guess, never the first run's: none is reported. SubmitTime becomes the
     time of the requeue only once the job is pending again; where it was cancelled before that, its end is the end.
     """
-    reason = "requeued outside of the sweep"
+    reason = "requeued outside the sweep"
     if state.alive:
         return JobStatus(state=state, job_id=row.job_id, reason=reason)
     renewed = submitted_at > 0 and row.submitted is not None and row.submitted > submitted_at + 1
