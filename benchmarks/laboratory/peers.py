@@ -23,7 +23,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from benchmarks.laboratory.arena import Ask, Result
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
-from lora_tune.search.grey_box.features import from_unit
+from lora_tune.search.grey_box.unit_range import from_unit
 
 STARTS = 20
 """Space-filling trials first: by default Ax takes five, which all fail in the wide ranges."""

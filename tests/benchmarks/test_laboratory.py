@@ -18,7 +18,7 @@ from benchmarks.laboratory.optuna_methods import OptunaMethod, narrowed
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.scripts import SCRIPTS
 from benchmarks.laboratory.summary import Record, calibration
-from lora_tune.search.grey_box.features import at_random
+from lora_tune.search.grey_box.unit_range import at_random
 
 
 def site(number: int, *claims: tuple[float, float, float]) -> Record:

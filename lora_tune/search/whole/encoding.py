@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lora_tune.search.grey_box.features import Coordinates, from_unit, unit
+from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.unit_range import from_unit, unit
 
 Values = Mapping[str, Any]
 RATE_NAME = re.compile(r"(^|[^A-Z])(LR|LEARNING_?RATE|ETA)($|[^A-Z])")

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from scipy.special import ndtr
 
-from lora_tune.search.grey_box.features import at_random, from_unit, unit
 from lora_tune.search.grey_box.gaussian import Array, matern
+from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 from lora_tune.search.observations import SEED_SD
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.piece import Frame, Piece, Readings, Relevance, learn_piece, start
