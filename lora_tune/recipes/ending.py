@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
+
+from lora_tune.base.errors import LoraTuneError
 
 
 def end_with(run: Callable[[], int]) -> NoReturn:
@@ -22,3 +25,20 @@ def end_with(run: Callable[[], int]) -> NoReturn:
             with contextlib.suppress(OSError):  # the disk is full: the exit code says so
                 stream.flush()
         os._exit(code)
+
+
+def say_why(program: str, error: Exception, rank: str = "") -> int:
+    """Print why a program fails, as the last line of standard error; returns its exit code.
+
+    rank: of this process where there may be several. What the input or the machine lacks every rank finds alike: the
+    first says it.
+    """
+    if isinstance(error, LoraTuneError):
+        if rank in ("", "0"):
+            print(f"{program}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    traceback.print_exception(error)
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    where = f"rank {rank}: " if rank else ""
+    print(f"{program}: {where}{kind}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return 1

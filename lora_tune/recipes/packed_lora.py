@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
-import traceback
 from pathlib import Path
 
-from lora_tune.base.errors import LoraTuneError, SetupError
+from lora_tune.base.errors import SetupError
 from lora_tune.launchers.pack_folder import PackFolder
-from lora_tune.recipes.ending import end_with
+from lora_tune.recipes.ending import end_with, say_why
 from lora_tune.recipes.peft_lora import QUIET
 
 IDLE_SECONDS = 20.0
@@ -48,13 +46,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, lambda *_: host.stop())
         if not host.serve():
             return TERMINATED
-    except LoraTuneError as error:
-        print(f"packed_lora: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
     except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
-        traceback.print_exc()
-        print(f"packed_lora: {type(error).__qualname__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return 1
+        return say_why("packed_lora", error)
     return 0
 
 

@@ -12,12 +12,10 @@ waiting for the others: they must not hang.
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 
-from lora_tune.base.errors import LoraTuneError, SetupError
+from lora_tune.base.errors import SetupError
 from lora_tune.recipes import settings
-from lora_tune.recipes.ending import end_with
+from lora_tune.recipes.ending import end_with, say_why
 from lora_tune.recipes.hand_over import hand_over
 
 QUIET = {
@@ -31,7 +29,6 @@ QUIET = {
 
 def main() -> int:
     """Run the trial that the environment describes; returns the exit code."""
-    rank = os.environ.get("RANK", "0")
     try:
         chosen = settings.read(os.environ)
         # Before torch and transformers are loaded, which read these once.
@@ -44,17 +41,8 @@ def main() -> int:
         except ImportError as error:
             raise SetupError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
         training.run(chosen)
-    except LoraTuneError as error:
-        # Every rank finds the same fault in the same environment: one line is enough.
-        if rank == "0":
-            print(f"peft_lora: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
     except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
-        traceback.print_exc()
-        message = " ".join(str(error).split())
-        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        print(f"peft_lora: rank {rank}: {name}: {message}", file=sys.stderr, flush=True)
-        return 1
+        return say_why("peft_lora", error, os.environ.get("RANK", "0"))
     return 0
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lora_tune.base.errors import LoraTuneError, SetupError
+from lora_tune.base.errors import SetupError
+from lora_tune.recipes.ending import say_why
 from lora_tune.recipes.megatron.processes import Processes, read_processes
 from lora_tune.recipes.megatron.settings import CommonSettings
 
@@ -55,15 +54,6 @@ def run_program(
         if cuda and not torch.cuda.is_available():
             raise SetupError(f"no CUDA device is visible; {name} trains on NVIDIA GPUs only")
         trial()(settings, processes)
-    except LoraTuneError as error:
-        # Every rank finds the same fault in the same environment: one line is enough.
-        if processes.rank == 0:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
     except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
-        traceback.print_exc()
-        message = " ".join(str(error).split())
-        kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        print(f"{name}: rank {processes.rank}: {kind}: {message}", file=sys.stderr, flush=True)
-        return 1
+        return say_why(name, error, str(processes.rank))
     return 0
