@@ -1,14 +1,16 @@
-"""Kill packs and drivers at random moments: ``python -m benchmarks.packed_faults [--kills N] [--seed S]``.
+"""Kill packs, drivers and nodes at random moments: ``python -m benchmarks.packed_faults [--slurm] [--kills N]``.
 
-Sweeps the shipped tiny task in packs. At random moments it kills (SIGKILL) the pack or the driver, or asks the pack to
-end (SIGTERM); a driver that was killed, or ended, is started again with the same command. At the end every trial must
-be accounted for: finished with a verdict, with one attempt that came to its end and every other one recorded as
-interrupted; and no attempt may have been run by two processes. Exit code 1 where one is not.
+Sweeps the shipped tiny task in packs, on this machine or (``--slurm``) on the tests' Slurm cluster. At random moments
+it kills (SIGKILL) the pack or the driver, asks the pack to end (SIGTERM), or takes a node's power (Slurm); a driver
+that was killed, or ended, is started again with the same command. At the end every trial must be accounted for:
+finished with a verdict, with one attempt that came to its end and every other one recorded as interrupted; and no
+attempt may have been run by two processes. Exit code 1 where one is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -24,12 +26,15 @@ from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.launchers.job_records import alive, read_records
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Sweep, TrialState
+from tests.cluster import Cluster, wait_until
 
 STUDY = """
 [workload]
 kind = "peft"
 [site]
 slots = {slots}
+launcher = "{launcher}"
+system = "TINY"
 [space]
 LR = {{ type = "float", low = 1e-4, high = 3e-2, log = true }}
 MAX_STEPS = {steps}
@@ -50,11 +55,15 @@ attempts = 99
 """
 
 
-class Run:
-    """One sweep, its driver, and what has been killed."""
+Victim = tuple[str, int, int]
+"""What it is, its process, and the signal that it gets."""
 
-    def __init__(self, root: Path, study: str, trials: int, seed: int) -> None:
-        self._trials = trials
+
+class Run:
+    """One sweep, its driver, and what has been killed. cluster: where it runs, None on this machine."""
+
+    def __init__(self, root: Path, study: str, trials: int, seed: int, cluster: Cluster | None) -> None:
+        self._trials, self._cluster = trials, cluster
         self._chance = random.Random(seed)
         self.paths = SweepPaths(root / "sweep")
         self._file = root / "faults.toml"
@@ -64,13 +73,16 @@ class Run:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(self._file), "--output"]
-        output = (self.paths.root.parent / "driver.txt").open("ab")
-        return subprocess.Popen([*command, str(self.paths.root)], stdout=output, stderr=output, start_new_session=True)
+        environment = {**os.environ, **(self._cluster.environment if self._cluster else {})}
+        with (self.paths.root.parent / "driver.txt").open("ab") as output:
+            return subprocess.Popen(
+                [*command, str(self.paths.root)], env=environment, stdout=output, stderr=output, start_new_session=True
+            )
 
-    def drive(self, kills: int, limit: float) -> bool:
-        """Until the sweep is over; False where it took longer than ``limit`` seconds."""
+    def drive(self, kills: int, limit: float, pause: tuple[float, float]) -> bool:
+        """Until the sweep is over; False where it took longer than ``limit`` seconds. pause: between two faults."""
         end = time.monotonic() + limit
-        next_kill = time.monotonic() + self._chance.uniform(5, 20)
+        next_kill = time.monotonic() + self._chance.uniform(*pause)
         while time.monotonic() < end:
             time.sleep(0.1)
             if self._driver.poll() is not None:
@@ -79,7 +91,7 @@ class Run:
                 self._driver = self._start()
             if time.monotonic() > next_kill and self.kills.total() < kills:
                 self._kill()
-                next_kill = time.monotonic() + self._chance.uniform(2, 20)
+                next_kill = time.monotonic() + self._chance.uniform(*pause)
         os.killpg(self._driver.pid, signal.SIGKILL)
         return False
 
@@ -90,8 +102,24 @@ class Run:
         return len(ended) == self._trials
 
     def _kill(self) -> None:
-        """SIGKILL to the driver, or to the trainer or the runner of a pack that lives; or SIGTERM to the trainer."""
-        victims = [("driver", self._driver.pid, signal.SIGKILL)]
+        """Kill the driver, or a pack that lives, or its node."""
+        packs = self._packs_on_slurm() if self._cluster else self._packs_here()
+        kinds = {"driver": [("driver", self._driver.pid, signal.SIGKILL)], "pack": packs}
+        if self._cluster and packs:
+            kinds["node"] = []
+        kind = self._chance.choice([name for name, victims in kinds.items() if victims or name == "node"])
+        if kind == "node":
+            name = self._lose_node()
+        else:
+            name, pid, number = self._chance.choice(kinds[kind])
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(pid, number)
+        self.kills[name] += 1
+        print(f"killed the {name}", flush=True)
+
+    def _packs_here(self) -> list[Victim]:
+        """The trainers and runners of the packs that live on this machine, by their records."""
+        victims = []
         for folder in self.paths.packs.glob("[0-9]*"):
             records = read_records(AttemptPaths(folder), "")
             named = (
@@ -100,10 +128,36 @@ class Run:
                 ("pack's runner", records.claim, signal.SIGKILL),
             )
             victims += [(name, record.pid, number) for name, record, number in named if record and alive(record)]
-        name, pid, number = self._chance.choice(victims)
-        os.kill(pid, number)
-        self.kills[name] += 1
-        print(f"killed the {name}", flush=True)
+        return victims
+
+    def _packs_on_slurm(self) -> list[Victim]:
+        """The trainers in this sweep's jobs: every node of the test cluster is this machine."""
+        folder, victims = str(self.paths.packs).encode(), []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                if words[1:3] == [b"-m", b"lora_tune.recipes.packed_lora"] and words[3].startswith(folder):
+                    victims.append(("pack", int(entry.name), signal.SIGKILL))
+                    victims.append(("pack, asked to end", int(entry.name), signal.SIGTERM))
+        return victims
+
+    def _lose_node(self) -> str:
+        """A power cut of a node on which a pack runs; it comes back soon after."""
+        assert self._cluster is not None
+        cluster = self._cluster
+        busy = cluster.run("squeue", "-h", "-t", "running", "-o", "%N").split()
+        node = self._chance.choice(busy or list(cluster.nodes))
+        cluster.kill_node(node)
+        time.sleep(self._chance.uniform(0.1, 2))
+        cluster.start_slurmd(node)
+
+        def back() -> bool:
+            # Refused while the node's daemon has not reported yet, and when it is up by itself.
+            cluster.succeeds("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            return not cluster.run("sinfo", "-h", "-n", node, "-o", "%t").startswith(("down", "drain"))
+
+        wait_until(back, 60, f"{node} is back")
+        return "node" if busy else "idle node"
 
 
 def recorded(paths: SweepPaths) -> Sweep | None:
@@ -145,12 +199,18 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=8, help="default %(default)s")
     parser.add_argument("--steps", type=int, default=60, help="of a trial (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slurm", action="store_true", help="on the tests' Slurm cluster; needs root and Slurm")
+    parser.add_argument(
+        "--pause", type=float, default=20.0, help="seconds between two faults at most (default %(default)s)"
+    )
     parser.add_argument("--limit", type=float, default=3600, help="seconds (default %(default)s)")
     options = parser.parse_args()
-    study = STUDY.format(slots=options.slots, steps=options.steps, trials=options.trials)
-    with tempfile.TemporaryDirectory() as root:
-        run = Run(Path(root), study, options.trials, options.seed)
-        over = run.drive(options.kills, options.limit)
+    launcher = "slurm" if options.slurm else "local"
+    study = STUDY.format(slots=options.slots, steps=options.steps, trials=options.trials, launcher=launcher)
+    with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(Path(root) / "cluster")) if options.slurm else None
+        run = Run(Path(root), study, options.trials, options.seed, cluster)
+        over = run.drive(options.kills, options.limit, (options.pause / 4, options.pause))
         sweep = recorded(run.paths)
         assert sweep is not None
         found = problems(sweep, run.paths) + ([] if over else ["the sweep did not end in time"])
