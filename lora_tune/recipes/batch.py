@@ -14,7 +14,7 @@ class Batch(NamedTuple):
     """Tensors [n, seq] on the device.
 
     read: tokens that the model is given. predict: the token after each. weight: what each prediction counts.
-    position: of each token in its sequence.
+    position: of each token in its sample.
     """
 
     read: torch.Tensor
@@ -28,11 +28,14 @@ class Batch(NamedTuple):
         tokens = torch.from_numpy(np.ascontiguousarray(sequences.tokens)).to(device)
         weight = sequences.mask / np.maximum(1, sequences.mask.sum(axis=1, keepdims=True))
         read = tokens[:, :-1]
+        positions = torch.arange(read.shape[1], device=device).expand_as(read)
+        if sequences.positions is not None:
+            positions = torch.from_numpy(np.ascontiguousarray(sequences.positions)).to(device)
         return cls(
             read,
             tokens[:, 1:],
             torch.from_numpy(weight.astype(np.float32)).to(device),
-            torch.arange(read.shape[1], device=device).expand_as(read),
+            positions,
         )
 
     def split(self, size: int) -> list[Batch]:

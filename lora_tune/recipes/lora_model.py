@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import warnings
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ TENSOR_PARALLEL_SINCE = (5, 23)
 def build(settings: Settings) -> Any:
     """The base of ``load_base`` with fresh adapters in float32, as ``settings.seed`` makes them."""
     base = load_base(settings)
+    check_modules_to_save(base, settings)
     adapters = lora_config(settings, target_names(adaptable_names(base), settings.adapters.targets))
     with warnings.catch_warnings():
         # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
@@ -37,6 +39,9 @@ def build(settings: Settings) -> Any:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         model = get_peft_model(base, adapters)
     _widths(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # peft leaves whole modules in the base's precision
     _initialize(model, settings.seed)
     return model
 
@@ -52,6 +57,7 @@ def lora_config(settings: Settings, modules: Sequence[str]) -> LoraConfig:
         target_modules=list(modules),
         rank_pattern=dict(settings.adapters.rank_pattern),
         alpha_pattern=dict(settings.adapters.alpha_pattern),
+        modules_to_save=list(settings.adapters.modules_to_save) or None,
         use_rslora=settings.adapters.rslora,
         use_dora=settings.adapters.dora,
     )
@@ -64,8 +70,8 @@ def _config(settings: Settings) -> Any:
         raise InputError(f"MODEL={str(settings.model)!r}: no usable config.json: {_line(error)}") from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(f"MODEL={str(settings.model)!r}: model_type {config.model_type!r}; allowed are causal models")
-    if config.model_type != "llama" and (settings.tp > 1 or settings.cp > 1 or settings.fsdp):
-        raise InputError(f"MODEL={str(settings.model)!r}: {config.model_type}: TP, CP and FSDP are for llama alone")
+    if config.model_type != "llama" and (settings.tp > 1 or settings.cp > 1):
+        raise InputError(f"MODEL={str(settings.model)!r}: {config.model_type}: TP and CP are for llama alone")
     positions = getattr(config.get_text_config(), "max_position_embeddings", settings.seq)
     if settings.seq > positions:
         raise InputError(f"SEQ={settings.seq}: allowed is at most the model's {positions} positions")
@@ -94,6 +100,7 @@ def load_base(settings: Settings) -> Any:
             ignore_mismatched_sizes=True,  # so that the report below names them
             output_loading_info=True,
             **_distribution(settings),
+            **_quantization(settings),
         )
     except ImportError as error:
         raise SetupError(f"ATTN={settings.attn!r}: {_line(error)}") from error
@@ -147,6 +154,34 @@ def _distribution(settings: Settings) -> dict[str, Any]:
     from transformers.distributed.configuration_utils import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=settings.tp)}
+
+
+def _quantization(settings: Settings) -> dict[str, Any]:
+    """What loads the base in 4 bits (QLoRA). Raises SetupError where bitsandbytes is not here."""
+    kind = settings.load_in_4bit
+    if not kind:
+        return {}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise SetupError(
+            f"LOAD_IN_4BIT={kind!r}: bitsandbytes is not here; pip install 'lora-tune[qlora]', or leave it unset"
+        )
+    from transformers import BitsAndBytesConfig
+
+    compute = torch.bfloat16 if precision(settings) == "bf16" else torch.float32
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=compute)
+    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def check_modules_to_save(model: Any, settings: Settings) -> None:
+    """Raise InputError for a whole module that the model lacks, or that has an adapter, too."""
+    adapters = settings.adapters
+    there = {name.rpartition(".")[2] for name, module in model.named_modules() if not list(module.children())}
+    if absent := set(adapters.modules_to_save) - there:
+        allowed = ", ".join(sorted(there))
+        raise InputError(f"MODULES_TO_SAVE: this model has no module {min(absent)}; allowed are {allowed}")
+    if twice := set(adapters.modules_to_save) & set(adapters.targets):
+        raise InputError(f"MODULES_TO_SAVE: {min(twice)} is in LORA_TARGETS; allowed is one of the two")
 
 
 def _widths(model: Any) -> None:

@@ -45,8 +45,8 @@ from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.settings import Settings
 
 OF_PASS = (
-    *(*OF_BASE, "datadir", "seq", "eval_samples", "threads"),
-    *("max_steps", "val_check_interval", "minibs", "adapters.rank", "adapters.targets"),
+    *(*OF_BASE, "datadir", "seq", "packing", "eval_samples", "threads"),
+    *("max_steps", "val_check_interval", "minibs", "adapters.rank", "adapters.rank_pattern", "adapters.targets"),
 )
 """What the trials of one pass must have in common; everything else may differ from adapter to adapter."""
 IGNORED = frozenset({"TARGET", "PROBE", "WARMUP", "MBS", "SAVE_ADAPTER"})

@@ -1,8 +1,8 @@
 """The processes that share one run: who reads which data, how the model lies over them, and how they talk.
 
-Three ways to lie over several processes, all through accelerate and transformers: copies with averaged gradients (DDP,
-the default), shards over the data- and context-parallel ranks (FSDP2, for FSDP=1 and for CP above 1), and tensor
-parallelism over all of them. Other combinations are refused with the reason.
+Four ways to lie over several processes: copies with averaged gradients (DDP, the default), shards over the
+data-parallel ranks (FSDP2, for FSDP=1: ``sharding``), shards over the context-parallel ranks (accelerate's, for CP
+above 1), and tensor parallelism of transformers over all of them. Other combinations are refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed.fsdp
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 
 from lora_tune.base.errors import InputError, SetupError
+from lora_tune.recipes.fsdp_settings import DEFAULT_SHARDING, Sharding
 from lora_tune.recipes.settings import Settings
 
 SILENCE = timedelta(minutes=5)
@@ -36,8 +38,11 @@ class Ranks:
     def __init__(self, accelerator: Accelerator, settings: Settings) -> None:
         self._accelerator = accelerator
         self._tp, self._cp = settings.tp, settings.cp
+        self._sharding: Sharding | None = None
         self.rank: int = accelerator.process_index
         self.world: int = accelerator.num_processes
+        if settings.fsdp and settings.cp == 1 and self.world > 1:
+            self._sharding = settings.sharding
         self.device: torch.device = accelerator.device
         self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         self.dp = self.world // (self._tp * self._cp)
@@ -45,8 +50,25 @@ class Ranks:
         self.dp_rank = self.rank // (self._tp * self._cp)
         self.batch = settings.minibs * self.dp
 
+    def shard(self, model: Any) -> Any:
+        """The model, under FSDP with this rank's shards in place of its parameters."""
+        if self._sharding is None:
+            return model
+        from lora_tune.recipes.sharding import shard  # only here: torch 2.5 has no fully_shard
+
+        return shard(model, self._sharding, self.device, self.world)
+
+    def evaluated(self, model: Any) -> None:
+        """Forward passes without backward passes are over."""
+        if self._sharding is not None:
+            from lora_tune.recipes.sharding import free_gathered
+
+            free_gathered(model)
+
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """The model on its device and, except under tensor parallelism, wrapped for the others' gradients or shards."""
+        """The model on its device and, except where its weights are shared, wrapped for the others' gradients."""
+        if self._sharding is not None:
+            return model, optimizer
         if self._tp > 1:
             return model.to(self.device), optimizer
         return self._accelerator.prepare(model, optimizer)
@@ -62,6 +84,10 @@ class Ranks:
     @contextmanager
     def exchange(self, model: Any, *, now: bool) -> Iterator[None]:
         """Gradients of a backward pass within are averaged over the ranks (``now``) or kept for a later pass."""
+        if self._sharding is not None:
+            model.set_requires_gradient_sync(now)
+            yield
+            return
         with nullcontext() if now or self.dp == 1 else self._accelerator.no_sync(model):
             yield
 
@@ -135,7 +161,7 @@ def connect(settings: Settings) -> Ranks:
     refuse(settings, world, cuda=cuda)
     handlers = [InitProcessGroupKwargs(timeout=SILENCE)]
     options: dict[str, Any] = {}
-    if settings.cp > 1 or (settings.fsdp and world > 1):
+    if settings.cp > 1:
         options["parallelism_config"] = ParallelismConfig(dp_shard_size=world // settings.cp, cp_size=settings.cp)
         options["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2,
@@ -160,14 +186,39 @@ def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
             f"TP={tp} with {world} processes, CP={cp}, FSDP={int(settings.fsdp)}: allowed is TP={world} alone or TP=1; "
             "accelerate does not combine transformers' tensor parallelism with data or context parallelism"
         )
-    if settings.save_adapter and (tp > 1 or cp > 1 or settings.fsdp):
-        raise InputError("SAVE_ADAPTER: allowed where every process holds the whole adapter: TP=1, CP=1, FSDP=0")
+    if settings.save_adapter and (tp > 1 or cp > 1):
+        raise InputError("SAVE_ADAPTER: allowed with TP=1 and CP=1, where the adapter can be gathered")
+    _refuse_sharded(settings, world, cuda=cuda)
     if cp > 1 and settings.seq % (2 * cp):
         raise InputError(f"SEQ={settings.seq}: allowed is a multiple of 2*CP={2 * cp}")
     if cp > 1 and settings.attn != "sdpa":
         raise InputError(f"ATTN={settings.attn!r}: allowed is sdpa where CP is above 1")
-    if world > 1 and not cuda and (cp > 1 or settings.fsdp):
-        raise SetupError("FSDP and CP need GPUs: accelerate does not shard on CPUs; use TP or neither")
+    if cp > 1 and not cuda:
+        raise SetupError(f"CP={cp}: needs GPUs: accelerate does not shard on CPUs; allowed there are TP and FSDP")
+
+
+def _refuse_sharded(settings: Settings, world: int, *, cuda: bool) -> None:
+    """Raise for what does not go with weights, or with rows of data, that lie on several ranks."""
+    sharding, shared = settings.sharding, settings.fsdp or settings.tp > 1 or settings.cp > 1
+    if settings.load_in_4bit and shared:
+        raise InputError(
+            f"LOAD_IN_4BIT={settings.load_in_4bit!r}: bitsandbytes' weights cannot be sharded here; allowed is FSDP=0, "
+            "TP=1, CP=1, or LOAD_IN_4BIT unset"
+        )
+    if settings.adapters.modules_to_save and (settings.tp > 1 or settings.cp > 1):
+        raise InputError("MODULES_TO_SAVE: whole modules are not trained in parts; allowed is TP=1 and CP=1")
+    if settings.packing and settings.cp > 1:
+        raise InputError("PACKING=1: accelerate cuts a row without regard to its samples; allowed is CP=1")
+    if settings.cp > 1 and sharding != DEFAULT_SHARDING:
+        raise InputError("FSDP_STRATEGY, FSDP_WRAP, FSDP_SHARDS, FSDP_OFFLOAD: allowed is CP=1; accelerate shards else")
+    if sharding.shards and world % sharding.shards:
+        raise InputError(f"FSDP_SHARDS={sharding.shards}: allowed is a divisor of the {world} processes, or 0")
+    if settings.adapters.dora and settings.fsdp and sharding.wrap == "none":
+        raise InputError("FSDP_WRAP='none': not with DORA=1, which reads each layer's weights; allowed is layer")
+    if settings.fsdp and not hasattr(torch.distributed.fsdp, "fully_shard"):
+        raise SetupError(f"FSDP=1: torch {torch.__version__} is here; allowed is 0, or torch 2.6 and later")
+    if sharding.offload and not cuda:
+        raise SetupError("FSDP_OFFLOAD=1: there is no GPU here to offload from; allowed is 0")
 
 
 def precision(settings: Settings) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_tune.recipes import fsdp_settings
+from lora_tune.recipes.fsdp_settings import Sharding
 from lora_tune.recipes.knobs import Knobs
 
 TINY = Path(__file__).parent / "tiny"
@@ -35,18 +37,30 @@ class AdapterSettings:
     """Modules whose rank is another one: (last part of the name, rank)."""
     alpha_pattern: tuple[tuple[str, int], ...]
     """Modules whose alpha is another one."""
+    modules_to_save: tuple[str, ...]
+    """Modules that are trained whole, beside the adapters, by the last part of their names."""
     dora: bool
     """Learn the magnitude of each adapted weight's columns, too (DoRA)."""
     rslora: bool
     """Scale the adapters by alpha over the root of the rank (rsLoRA) instead of over the rank."""
+
+    def rank_of(self, module: str) -> int:
+        """The rank of the adapter of the module of this full name."""
+        return dict(self.rank_pattern).get(module.rpartition(".")[2], self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What the product of that adapter is multiplied with: alpha over the rank, or over its root (rsLoRA)."""
+        rank = self.rank_of(module)
+        alpha = dict(self.alpha_pattern).get(module.rpartition(".")[2], self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One trial, checked.
 
-    Each field but ``adapters`` is the environment variable of the same name in capitals; ``recompute`` is
-    RECOMPUTE_GRANULARITY.
+    Each field but ``adapters`` and ``sharding`` is the environment variable of the same name in capitals;
+    ``recompute`` is RECOMPUTE_GRANULARITY.
     """
 
     lr: float
@@ -69,6 +83,7 @@ class Settings:
     """Context-parallel degree."""
     fsdp: bool
     """Shard the model over the data-parallel ranks (FSDP2) instead of copying it to each."""
+    sharding: Sharding
     seed: int
     """Seed of the adapter's initial weights, of the order of the data and of dropout."""
     target: float | None
@@ -93,6 +108,10 @@ class Settings:
     """Folder with ``train`` and ``validation`` as .npy, .jsonl, .txt or .txt.gz."""
     dtype: str
     """Precision of the base and of the arithmetic: ``float32``, ``bfloat16``, or ``auto``: bfloat16 on a GPU."""
+    load_in_4bit: str
+    """QLoRA: the base's linear layers in 4 bits, ``nf4`` or ``fp4``, by bitsandbytes; empty: in ``dtype``."""
+    packing: bool
+    """Rows of the training data hold several samples that do not see each other; of .jsonl alone."""
     attn: str
     """Attention of transformers: ``sdpa``, ``eager`` or ``flash_attention_2``."""
     recompute: bool
@@ -146,6 +165,7 @@ def _task(knobs: Knobs) -> dict[str, Any]:
         "val_check_interval": eval_every,
         "eval_samples": knobs.integer("EVAL_SAMPLES", TINY_EVAL_SAMPLES if shipped else 0, low=0),
         "seq": knobs.integer("SEQ", 128, low=2),
+        "packing": knobs.switch("PACKING", default=False),
         "probe": knobs.switch("PROBE", default=False),
         "save_adapter": Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
     }
@@ -173,13 +193,16 @@ def _learning(knobs: Knobs) -> dict[str, Any]:
 def _machine(knobs: Knobs) -> dict[str, Any]:
     """How the training lies over the processes, and how it computes."""
     minibs, mbs = _batch(knobs)
+    _refuse_packing(knobs, mbs)
     return {
         "minibs": minibs,
         "mbs": mbs,
         "tp": knobs.integer("TP", 1, low=1),
         "cp": knobs.integer("CP", 1, low=1),
         "fsdp": knobs.switch("FSDP", default=False),
+        "sharding": fsdp_settings.read(knobs),
         "dtype": knobs.choice("DTYPE", ("auto", "float32", "bfloat16")),
+        "load_in_4bit": knobs.choice("LOAD_IN_4BIT", ("", "nf4", "fp4")),
         "attn": knobs.choice("ATTN", ("sdpa", "eager", "flash_attention_2")),
         "recompute": knobs.choice("RECOMPUTE_GRANULARITY", ("", "full")) == "full",
         "warmup": knobs.switch("WARMUP", default=True),
@@ -214,6 +237,13 @@ def _batch(knobs: Knobs) -> tuple[int, int]:
     return minibs, mbs
 
 
+def _refuse_packing(knobs: Knobs, mbs: int) -> None:
+    """transformers tells FlashAttention where samples begin in passes of one row alone."""
+    packs, flash = knobs.switch("PACKING", default=False), knobs.text("ATTN") == "flash_attention_2"
+    if packs and flash and mbs > 1:
+        raise knobs.refusal("PACKING", "0 where ATTN=flash_attention_2 and MBS is above 1")
+
+
 def _rates(knobs: Knobs) -> tuple[float, float]:
     """Learning rates at the peak and at the end."""
     lr, min_lr = knobs.real("LR", 5e-3, low=0.0, exclusive=True, high=10.0), knobs.real("MIN_LR", 0.0)
@@ -230,6 +260,7 @@ def _adapters(knobs: Knobs) -> AdapterSettings:
         targets=_targets(knobs),
         rank_pattern=_pattern(knobs, "RANK_PATTERN"),
         alpha_pattern=_pattern(knobs, "ALPHA_PATTERN"),
+        modules_to_save=_modules(knobs),
         dora=knobs.switch("DORA", default=False),
         rslora=knobs.switch("RSLORA", default=False),
     )
@@ -241,6 +272,14 @@ def _targets(knobs: Knobs) -> tuple[str, ...]:
     names = TARGET_WORDS.get(asked) or tuple(name.strip() for name in asked.split(","))
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise knobs.refusal("LORA_TARGETS", f"one of {', '.join(TARGET_WORDS)}, or module names with commas between")
+    return names
+
+
+def _modules(knobs: Knobs) -> tuple[str, ...]:
+    """The modules that MODULES_TO_SAVE names, with commas between."""
+    names = tuple(name.strip() for name in knobs.text("MODULES_TO_SAVE").split(",") if name.strip())
+    if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
+        raise knobs.refusal("MODULES_TO_SAVE", "last parts of module names with commas between, such as lm_head")
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +21,20 @@ SUFFIXES = (".npy", ".jsonl", ".txt", ".txt.gz")
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """tokens: [n, seq + 1] int64; the model reads all but the last and predicts all but the first.
-    mask: [n, seq] bool, which predictions count."""
+    mask: [n, seq] bool, which predictions count. positions: [n, seq] int64, of each token that is read in its own
+    sample, where rows hold several; None where each row is one."""
 
     tokens: npt.NDArray[np.int64]
     mask: npt.NDArray[np.bool_]
+    positions: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def check(self, vocabulary: int, name: str) -> None:
         """Raise InputError where a token is none of the model's ``vocabulary``."""
+        if not len(self):
+            raise InputError(f"{name}: no sequences; allowed is one at least")
         low, high = int(self.tokens.min()), int(self.tokens.max())
         if low < 0 or high >= vocabulary:
             raise InputError(
@@ -40,11 +44,12 @@ class Sequences:
     def spread(self, count: int) -> Sequences:
         """``count`` of them, evenly spaced from the first on; all where there are no more."""
         chosen = np.arange(min(count, len(self))) * len(self) // max(1, min(count, len(self)))
-        return Sequences(self.tokens[chosen], self.mask[chosen])
+        return self.rows(chosen)
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> Sequences:
         """The sequences of these numbers; a negative number gives one of which nothing counts."""
-        return Sequences(self.tokens[numbers], self.mask[numbers] & (numbers >= 0)[:, None])
+        positions = None if self.positions is None else self.positions[numbers]
+        return Sequences(self.tokens[numbers], self.mask[numbers] & (numbers >= 0)[:, None], positions)
 
 
 def byte_tokens(text: str) -> list[int]:
@@ -52,12 +57,13 @@ def byte_tokens(text: str) -> list[int]:
     return list(text.encode())
 
 
-def load(folder: Path, split: str, seq: int, tokenize: Tokenize) -> Sequences:
+def load(folder: Path, split: str, seq: int, tokenize: Tokenize, *, pack: bool = False) -> Sequences:
     """Read ``folder/split.*`` and cut it into sequences of ``seq`` predictions.
 
     Text (.txt, .txt.gz) is one stream; .jsonl holds one object with a string ``text`` on each line, joined by
     newlines; .npy is packed already: an integer array [n, seq + 1], or MLPerf's array of dictionaries with
     ``input_ids`` and perhaps ``loss_mask``, where shorter rows are filled up with tokens that do not count.
+    ``pack``: of .jsonl, each line is a sample of its own, and rows hold several that do not see each other.
     Raises InputError where the file is missing, ambiguous, of another form or too short.
     """
     found = [folder / (split + suffix) for suffix in SUFFIXES if (folder / (split + suffix)).is_file()]
@@ -67,6 +73,10 @@ def load(folder: Path, split: str, seq: int, tokenize: Tokenize) -> Sequences:
             f"DATADIR={str(folder)!r}: allowed is one file {split} with one of {', '.join(SUFFIXES)}; there is {have}"
         )
     path = found[0]
+    if pack and path.suffix != ".jsonl":
+        raise InputError(f"PACKING=1: {path.name} has no samples to pack; allowed is {split}.jsonl, or PACKING=0")
+    if pack:
+        return packed_samples([tokenize(sample) for sample in _json_lines(path, _raw(path))], seq)
     if path.suffix == ".npy":
         return _packed(path, seq)
     stream = np.asarray(tokenize(_text(path)), np.int64)
@@ -78,13 +88,46 @@ def load(folder: Path, split: str, seq: int, tokenize: Tokenize) -> Sequences:
     return Sequences(tokens, np.ones((count, seq), np.bool_))
 
 
+def packed_samples(samples: Sequence[Sequence[int]], seq: int) -> Sequences:
+    """Samples of unequal lengths in rows of ``seq``, in their order: nothing but a row's end is padding.
+
+    Each sample predicts its own tokens from its own alone. Those longer than ``seq - 1`` are cut, so that every row
+    has a boundary, and its attention is computed in one way whichever rows it shares a pass with.
+    """
+    size = seq - 1
+    pieces = [s[start : start + size] for s in samples for start in range(0, len(s), max(1, size))]
+    rows: list[list[Sequence[int]]] = [[]]
+    for piece in pieces:
+        if len(piece) < 2:
+            continue  # it predicts nothing
+        if sum(map(len, rows[-1])) + len(piece) > seq - 1:
+            rows.append([])
+        rows[-1].append(piece)
+    if not rows[0]:
+        raise InputError(f"PACKING=1: no sample of 2 tokens or more among {len(samples)}, cut to SEQ - 1 = {size}")
+    tokens, mask = np.zeros((len(rows), seq + 1), np.int64), np.zeros((len(rows), seq), np.bool_)
+    positions = np.zeros((len(rows), seq), np.int64)
+    for i, row in enumerate(rows):
+        at = 0
+        for piece in row:
+            end = at + len(piece)
+            tokens[i, at:end], mask[i, at : end - 1], positions[i, at:end] = piece, True, np.arange(len(piece))
+            at = end
+        positions[i, at:] = np.arange(seq - at)
+    return Sequences(tokens, mask, positions)
+
+
 def _text(path: Path) -> str:
+    text = _raw(path)
+    return "\n".join(_json_lines(path, text)) if path.suffix == ".jsonl" else text
+
+
+def _raw(path: Path) -> str:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not readable as UTF-8 text: {error}") from error
-    return "\n".join(_json_lines(path, text)) if path.suffix == ".jsonl" else text
 
 
 def _json_lines(path: Path, text: str) -> Iterator[str]:

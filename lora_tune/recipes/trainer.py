@@ -33,10 +33,15 @@ def _groups(model: torch.nn.Module, ratio: float) -> list[dict[str, object]]:
     return [{"params": kind, "factor": factor} for (_, factor), kind in sorted(kinds.items(), key=lambda k: k[0])]
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may lie in parts on several ranks; each of them must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
     """Scale all gradients so that their joint 2-norm is at most ``limit``; whole and sharded ones may be mixed."""
     norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]))
+    norm = torch.linalg.vector_norm(torch.stack([whole(n) for n in norms]))
     # As torch's clip_grad_norm_: no branch on the norm, so that no device has to wait for it.
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     for parameter in parameters:
@@ -50,8 +55,7 @@ class Trainer:
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
         self._settings = settings
         self._ranks = ranks
-        model = build(settings)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        model = ranks.shard(build(settings))
         groups = _groups(model, settings.lora_plus_ratio)
         optimizer = torch.optim.AdamW(
             groups,
@@ -62,7 +66,7 @@ class Trainer:
         )
         self.vocabulary = model.config.vocab_size
         self._model, self._optimizer = ranks.prepare(model, optimizer)
-        # Sharding replaces the parameters.
+        # accelerate's sharding replaces the parameters.
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._model.train()
 
@@ -86,9 +90,11 @@ class Trainer:
         return total
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter into ``folder``, in peft's format. Of one process, or the first of copies."""
+        """Write the adapter into ``folder``, in peft's format. Every rank calls it, and the first one writes."""
         unwrapped = self._ranks.unwrap(self._model)
-        unwrapped.save_pretrained(folder, safe_serialization=True)
+        learned = {n: whole(p.detach()) for n, p in unwrapped.named_parameters() if p.requires_grad}
+        if self._ranks.rank == 0:
+            unwrapped.save_pretrained(folder, safe_serialization=True, state_dict=learned)
 
     @torch.no_grad()
     def evaluate(self, validation: Sequences) -> float:
@@ -98,6 +104,7 @@ class Trainer:
         for rows in self._ranks.shares(len(validation), self._settings.mbs):
             with self._ranks.parts(*Batch.of(validation.rows(rows), self._ranks.device)) as own:
                 total += self._loss(*own)
+        self._ranks.evaluated(self._model)
         self._model.train()
         return self._ranks.sum(total) / len(validation)
 
@@ -105,8 +112,9 @@ class Trainer:
         self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
         """The weighted sum of the cross entropies."""
-        # A part of a sequence does not begin at 0; of a whole one, transformers knows the positions.
-        positions = {"position_ids": position} if self._ranks.parts_per_sequence > 1 else {}
+        # A part of a sequence does not begin at 0, nor does a later sample of a row; else transformers knows them.
+        told = self._ranks.parts_per_sequence > 1 or self._settings.packing
+        positions = {"position_ids": position} if told else {}
         with self._ranks.autocast():
             logits = self._model(input_ids=read, use_cache=False, **positions).logits
         return weighted_losses(logits, predict, weight).sum()

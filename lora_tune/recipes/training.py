@@ -38,7 +38,7 @@ def _run(settings: Settings, ranks: Ranks) -> None:
     log.start(constants.INIT_START)
     log.identity(os.environ)
     tokenize = tokenizer(settings.model)
-    train = text.load(settings.datadir, "train", settings.seq, tokenize)
+    train = text.load(settings.datadir, "train", settings.seq, tokenize, pack=settings.packing)
     validation = text.load(settings.datadir, "validation", settings.seq, tokenize)
     if settings.eval_samples:
         validation = validation.spread(settings.eval_samples)
@@ -105,5 +105,5 @@ def _train(
         if step < settings.max_steps:
             log.block_start(samples)
     log.run_stop(samples, success=reached)
-    if settings.save_adapter and ranks.rank == 0:
+    if settings.save_adapter:
         trainer.save_adapter(settings.save_adapter)

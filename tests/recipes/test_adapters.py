@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from lora_tune.base.errors import InputError
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
 from lora_tune.recipes.batch import Batch, weighted_losses
@@ -53,6 +54,7 @@ def loss_elsewhere(settings: Settings, folder: Path) -> float:
         {"DORA": 1, "LORA_PLUS_RATIO": 4},
         {"LORA_TARGETS": "embed_tokens,q_proj"},
         {"RECOMPUTE_GRANULARITY": "full", "LORA_RANK": 4},
+        {"MODULES_TO_SAVE": "lm_head,norm"},
     ],
 )
 def test_a_saved_adapter_has_the_same_loss_elsewhere(tmp_path: Path, changed: dict[str, object]) -> None:
@@ -68,8 +70,21 @@ def test_a_saved_adapter_has_the_same_loss_elsewhere(tmp_path: Path, changed: di
     assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(after, abs=3e-5)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"MODULES_TO_SAVE": "head"}, "MODULES_TO_SAVE: this model has no module head; allowed are"),
+        ({"MODULES_TO_SAVE": "q_proj"}, "MODULES_TO_SAVE: q_proj is in LORA_TARGETS; allowed is one of the two"),
+    ],
+)
+def test_a_whole_module_that_cannot_be_trained_is_refused(changed: dict[str, object], message: str) -> None:
+    settings = trial(**changed)
+    with pytest.raises(InputError, match=message):
+        Trainer(settings, connect(settings))
+
+
 def test_an_adapter_out_of_a_pack_has_the_same_loss_elsewhere(tmp_path: Path) -> None:
-    settings = trial(LORA_RANK=8, LORA_TARGETS="all", RSLORA=1)
+    settings = trial(LORA_RANK=8, LORA_TARGETS="all", RSLORA=1, RANK_PATTERN="down_proj=16", ALPHA_PATTERN="q_proj=8")
     base = PackedBase(settings)
     pack, slot = Pack(base), Slot(settings, base.texts(settings))
     pack.join(Slot(trial(SEED=3), base.texts(settings)))

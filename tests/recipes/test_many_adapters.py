@@ -101,7 +101,7 @@ def test_every_trial_is_in_one_pass_of_its_own_kind() -> None:
         ({"TARGET": 1.6}, "grid: TARGET: has no place here"),
         ({"TP": 2}, "grid: TP: has no place here"),
         ({"DORA": 1}, "DORA=1: not in a pack"),
-        ({"RANK_PATTERN": "q_proj=4"}, "RANK_PATTERN: a trial in a pack has one rank"),
+        ({"MODULES_TO_SAVE": "lm_head"}, "MODULES_TO_SAVE: the trials of a pack share all"),
         ({"LR": [1, "x"]}, "LR='x': allowed is"),
     ],
 )

@@ -7,7 +7,9 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +25,7 @@ from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import Speed, Speeds
 from lora_tune.recipes.packed.base import PackedBase, fuse_norms
 from lora_tune.recipes.packed.dropout import mixed
+from lora_tune.recipes.packed.group import Group
 from lora_tune.recipes.packed.head import FrozenHeadLoss
 from lora_tune.recipes.packed.host import Host
 from lora_tune.recipes.packed.pack import Pack
@@ -53,6 +56,8 @@ def _company_always_gains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Curve = list[float]
+PROBES = 2
+"""Joins by which a trial's speed is measured before it trains: alone, and beside another of its shape."""
 
 
 def alone(base: PackedBase, settings: Settings) -> Curve:
@@ -71,10 +76,12 @@ DIFFERENT = st.fixed_dictionaries(
         "SEED": st.integers(0, 2**31 - 1),
         "WARMUP_STEPS": st.integers(0, 4),
         "MINIBS,MBS": st.sampled_from([(2, 2), (4, 4), (4, 2), (2, 1)]),
-        "LORA_RANK": st.sampled_from([4, 8, 16, 64]),
+        "LORA_RANK": st.sampled_from([4, 8, 16, 32, 64]),
         "LORA_ALPHA": st.sampled_from([8, 32]),
         "LORA_DROPOUT": st.sampled_from([0.0, 0.1, 0.5]),
         "LORA_TARGETS": st.sampled_from(["attention", "mlp", "all", "q_proj,v_proj"]),
+        "RANK_PATTERN": st.sampled_from(["", "q_proj=64,v_proj=4"]),
+        "ALPHA_PATTERN": st.sampled_from(["", "q_proj=8"]),
         "RSLORA": st.sampled_from([0, 1]),
         "LORA_PLUS_RATIO": st.sampled_from([1, 4]),
         "WEIGHT_DECAY": st.sampled_from([0, 0.1]),
@@ -129,6 +136,7 @@ def test_a_trial_computes_the_same_to_the_bit_whoever_joins_and_leaves(
         {"LORA_TARGETS": "all", "RSLORA": 1, "ADAM_BETA2": 0.95, "WARMUP_STEPS": 3},
         {"LORA_PLUS_RATIO": 8, "WEIGHT_DECAY": 0.1, "LR": 1e-3},
         {"MINIBS": 4, "MBS": 2, "MIN_LR": 1e-4},
+        {"RANK_PATTERN": "q_proj=32,v_proj=4", "ALPHA_PATTERN": "v_proj=64", "RSLORA": 1},
     ],
 )
 def test_a_trial_in_a_pack_trains_what_the_recipe_trains(base: PackedBase, changed: dict[str, object]) -> None:
@@ -257,6 +265,8 @@ def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
         ({"LORA_TARGETS": "qqq"}, "no adapter fits a layer qqq of this model; allowed are"),
         ({"DATADIR": "/"}, "allowed is one file train"),
         ({"TP": 2}, "a trial in a pack has one process"),
+        ({"MODULES_TO_SAVE": "lm_head"}, "MODULES_TO_SAVE: the trials of a pack share all whole modules"),
+        ({"LOAD_IN_4BIT": "nf4"}, "LOAD_IN_4BIT=nf4: this pack has nothing"),
         ({"DTYPE": "bfloat16"}, "DTYPE=bfloat16: this pack has auto"),
     ],
 )
@@ -275,9 +285,9 @@ def test_a_stopped_trial_leaves_and_the_others_train_on(sweep: Sweep, monkeypatc
     stopped, other = sweep.ask("a", MAX_STEPS=10**6), sweep.ask("b", MAX_STEPS=4)
     rounds = Pack.round
 
-    def stop_after_the_first(pack: Pack) -> object:
+    def stop_after_the_first(pack: Pack, *done: Any) -> object:
         sweep.folder.stop("a")
-        return rounds(pack)
+        return rounds(pack, *done)
 
     monkeypatch.setattr(Pack, "round", stop_after_the_first)
     sweep.serve()
@@ -300,10 +310,10 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
     interrupted = [first.ask(f"{i}/attempt-0", SEED=i, **few) for i in (1, 2)]
     host, rounds = Host(first.folder, idle=0.0), Pack.round
 
-    def asked_in_the_middle(pack: Pack) -> object:
+    def asked_in_the_middle(pack: Pack, *done: Any) -> object:
         if any(slot.step == 3 and slot.passes == 1 for slot in pack.slots):
             host.stop()
-        return rounds(pack)
+        return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be stopped instead.
     monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
@@ -341,11 +351,11 @@ def test_out_of_memory_lets_some_wait_and_loses_no_trial(sweep: Sweep, monkeypat
     attempts = [sweep.ask(f"{i}", SEED=i, MAX_STEPS=4, LORA_DROPOUT=0.2) for i in range(4)]
     rounds, widths = Pack.round, []
 
-    def short_of_memory(pack: Pack) -> object:
+    def short_of_memory(pack: Pack, *done: Any) -> object:
         widths.append(len(pack.slots))
         if len(pack.slots) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return rounds(pack)
+        return rounds(pack, *done)
 
     monkeypatch.setattr(Pack, "round", short_of_memory)
     # On a CPU memory is never known to be short: here a trial takes one unit, and is told of.
@@ -358,10 +368,124 @@ def test_out_of_memory_lets_some_wait_and_loses_no_trial(sweep: Sweep, monkeypat
     assert read(attempts[3]).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]
 
 
+def poison_of(kind: str, folder: Path) -> dict[str, object]:
+    """The knobs of a trial that goes wrong in its own way."""
+    if kind == "it becomes NaN":
+        return {"LR": 10, "GRAD_CLIP": 0, "LORA_ALPHA": 1e30, "VAL_CHECK_INTERVAL": 4}
+    if kind == "its data name a module that is nowhere":
+        pickled = b"cnowhere_at_all\nThing\n."
+        header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+        for split in ("train", "validation"):
+            (folder / f"{split}.npy").write_bytes(
+                b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + pickled
+            )
+        return {"DATADIR": folder}
+    if kind == "it has no validation data":
+        np.save(folder / "train.npy", np.ones((4, 33), np.int64))
+        np.save(folder / "validation.npy", np.ones((0, 33), np.int64))
+        return {"DATADIR": folder}
+    if kind == "its adapter fits nowhere":
+        return {"LORA_RANK": 10**9}
+    (folder / "file").touch()
+    return {"SAVE_ADAPTER": folder / "file", "MAX_STEPS": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("it becomes NaN", "aborted"),
+        ("its data name a module that is nowhere", "No module named 'nowhere_at_all'"),
+        ("it has no validation data", "validation: no sequences; allowed is one at least"),
+        ("its adapter fits nowhere", "LORA_RANK, LORA_TARGETS: the adapter has"),
+        ("its adapter cannot be saved", "FileExistsError"),
+    ],
+)
+def test_a_poisoned_trial_ends_for_itself_and_the_others_train_the_same_to_the_bit(
+    sweep: Sweep, tmp_path: Path, kind: str, said: str
+) -> None:
+    knobs_of_others = [{"SEED": 4, "LORA_RANK": 8}, {"SEED": 5, "MINIBS": 8, "MBS": 4, "LORA_DROPOUT": 0.2}]
+    first = sweep.ask("a", **knobs_of_others[0])
+    poisoned = sweep.ask("b", **poison_of(kind, tmp_path))
+    others = [first, sweep.ask("c", **knobs_of_others[1])]
+    sweep.serve()
+    assert said in poisoned.log.read_text().splitlines()[-1]
+    assert (end_of(poisoned)["exit_code"] == 0) == (kind == "it becomes NaN")
+    base = PackedBase(trial())
+    for attempt, changed in zip(others, knobs_of_others, strict=True):
+        assert end_of(attempt)["exit_code"] == 0
+        assert read(attempt).run().evals[-1].loss == alone(base, trial(**changed))[-1]
+
+
+def test_an_error_in_the_arithmetic_of_one_trial_ends_that_trial_alone(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Slot.rows
+
+    def broken(slot: Slot) -> Any:
+        if slot.settings.seed == 13 and slot.step == 2:
+            raise IndexError("index 9 is out of bounds")
+        return rows(slot)
+
+    monkeypatch.setattr(Slot, "rows", broken)
+    bad, good = sweep.ask("a", SEED=13), sweep.ask("b", SEED=2, LORA_DROPOUT=0.2)
+    sweep.serve()
+    assert "IndexError: index 9 is out of bounds" in bad.log.read_text().splitlines()[-1]
+    assert end_of(bad)["exit_code"] == 1
+    settings = trial(SEED=2, LORA_DROPOUT=0.2)
+    assert read(good).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]
+
+
+def test_a_trial_for_whose_adapter_there_is_no_memory_waits_until_others_have_gone(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joins, tries = Group.join, []
+
+    def short_beside_others(group: Group, slot: Slot, *state: Any) -> None:
+        if slot.settings.seed == 2:
+            tries.append(others := [t for t in (first, second) if not t.ended.exists()])
+            if len(tries) > PROBES and others[0] is first:
+                raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        joins(group, slot, *state)
+
+    monkeypatch.setattr(Group, "join", short_beside_others)
+    first, second = sweep.ask("a", MAX_STEPS=4), sweep.ask("b", SEED=2, LORA_RANK=4)
+    sweep.serve()
+    assert len(tries) > PROBES + 1
+    assert [end_of(attempt)["exit_code"] for attempt in (first, second)] == [0, 0]
+
+
+def test_a_step_for_which_memory_is_short_is_made_again_as_if_for_the_first_time(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = [{"SEED": 1, "LORA_RANK": 4}, {"SEED": 2, "LORA_RANK": 8}]
+    expected = [alone(PackedBase(trial()), trial(**one))[-1] for one in changed]
+    attempts = [sweep.ask(f"{i}", **one) for i, one in enumerate(changed)]
+    steps, calls = Group.step, []
+
+    def short_once(group: Group, due: Any) -> Any:
+        calls.append(group.slots[0].settings.seed)
+        if group.slots[0].step == 3 and group.slots[0].settings.seed == 2 and calls.count(-1) == 0:
+            calls.append(-1)
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "empty_like", out_of_memory)
+                return steps(group, due)
+        return steps(group, due)
+
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr(Group, "step", short_once)
+    sweep.serve()
+    assert -1 in calls
+    assert [read(attempt).run().evals[-1].loss for attempt in attempts] == expected
+
+
+def out_of_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_what_does_not_fit_alone_fails_and_says_that_it_was_memory(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(pack: Pack) -> object:
+    def never(pack: Pack, *done: Any) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
     attempt = sweep.ask("a")
@@ -372,7 +496,7 @@ def test_what_does_not_fit_alone_fails_and_says_that_it_was_memory(
 
 
 def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(pack: Pack) -> object:
+    def broken(pack: Pack, *done: Any) -> object:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     attempts = [sweep.ask("a"), sweep.ask("b", SEED=2)]
@@ -387,9 +511,9 @@ def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeyp
 def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, widths = Pack.round, []
 
-    def counted(pack: Pack) -> object:
+    def counted(pack: Pack, *done: Any) -> object:
         widths.append(len(pack.slots))
-        return rounds(pack)
+        return rounds(pack, *done)
 
     attempts = [sweep.ask("a", MAX_STEPS=2), sweep.ask("b", SEED=2, MAX_STEPS=2)]
     monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)

@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
@@ -31,6 +32,8 @@ from lora_tune.mlperf.log_check import complaints
 from lora_tune.mlperf.log_check import parse as parse_log
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
+from lora_tune.recipes.batch import Batch, weighted_losses
+from lora_tune.recipes.fsdp_settings import Sharding
 from lora_tune.recipes.lora_model import adapters_fit_shares, build, load_base
 from lora_tune.recipes.ranks import connect, refuse
 from lora_tune.recipes.schedule import learning_rate
@@ -38,6 +41,7 @@ from lora_tune.recipes.settings import TINY
 from lora_tune.recipes.text import Sequences, byte_tokens
 from lora_tune.recipes.trainer import Trainer, clip
 from tests.conftest import REPOSITORY
+from tests.recipes.sharded_trials import loss_of
 from tests.waiting import wait_for
 
 SHORT = {"MAX_STEPS": "20", "VAL_CHECK_INTERVAL": "40", "EVAL_SAMPLES": "8", "TARGET": "0.01"}
@@ -159,6 +163,40 @@ def test_two_processes_train_what_one_trains(plain: subprocess.CompletedProcess[
     assert [e.loss for e in run.evals] == pytest.approx([e.loss for e in parse(plain).evals], abs=2e-5)
 
 
+FSDP: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({}, {}),
+    ({}, {"MBS": "1", "FSDP_STRATEGY": "shard_grad_op", "FSDP_WRAP": "module"}),
+    ({}, {"FSDP_WRAP": "none", "RECOMPUTE_GRANULARITY": "full"}),
+    ({}, {"FSDP_SHARDS": "1"}),
+    ({"DORA": "1", "MODULES_TO_SAVE": "lm_head"}, {}),
+]
+"""Knobs of a trial, and how it is sharded."""
+
+
+def test_sharded_in_every_way_two_processes_train_what_one_trains(tmp_path: Path) -> None:
+    adapter, steps = tmp_path / "adapter", 3
+    common = {"SEQ": "32", "EVAL_SAMPLES": "4", "LORA_DROPOUT": "0"}
+    sharded = [{**common, **own, **how, "FSDP": "1", "MINIBS": "2"} for own, how in FSDP]
+    sharded[-1]["SAVE_ADAPTER"] = str(adapter)
+    program = Path(__file__).with_name("sharded_trials.py")
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, str(program), json.dumps(sharded), str(steps)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    losses = json.loads(done.stdout.splitlines()[-1])
+    expected = {own: loss_of({**common, **dict(own)}, steps) for own in {tuple(own.items()) for own, _ in FSDP}}
+    assert losses == pytest.approx([expected[tuple(own.items())] for own, _ in FSDP], abs=2e-5)
+    saved = PeftModel.from_pretrained(load_base(knobs.read(common)), adapter)
+    validation = text.load(TINY, "validation", 32, byte_tokens).spread(4)
+    batch = Batch.of(validation, torch.device("cpu"))
+    with torch.no_grad():
+        logits = saved.eval()(input_ids=batch.read).logits
+    assert float(weighted_losses(logits, batch.predict, batch.weight).sum(1).mean()) == pytest.approx(
+        losses[-1], abs=3e-5
+    )
+
+
 def test_a_lost_rank_ends_the_job_with_an_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **SHORT, "MINIBS": "2", "MAX_STEPS": "100000"}
@@ -182,8 +220,15 @@ PROCESSES = [
     ({"TP": "2", "CP": "2"}, 4, "accelerate does not combine", InputError),
     ({"CP": "4", "SEQ": "100"}, 4, "SEQ=100: allowed is a multiple of 2*CP=8", InputError),
     ({"CP": "2", "ATTN": "eager"}, 2, "ATTN='eager': allowed is sdpa", InputError),
-    ({"CP": "2"}, 2, "need GPUs", SetupError),
-    ({"FSDP": "1"}, 2, "need GPUs", SetupError),
+    ({"CP": "2"}, 2, "CP=2: needs GPUs", SetupError),
+    ({"FSDP": "1", "FSDP_OFFLOAD": "1"}, 2, "FSDP_OFFLOAD=1: there is no GPU here", SetupError),
+    ({"FSDP": "1", "FSDP_SHARDS": "2"}, 3, "FSDP_SHARDS=2: allowed is a divisor of the 3 processes", InputError),
+    ({"FSDP": "1", "CP": "2", "FSDP_WRAP": "none"}, 2, "allowed is CP=1; accelerate shards else", InputError),
+    ({"FSDP": "1", "DORA": "1", "FSDP_WRAP": "none"}, 2, "not with DORA=1", InputError),
+    ({"FSDP": "1", "LOAD_IN_4BIT": "nf4"}, 2, "LOAD_IN_4BIT='nf4': bitsandbytes' weights cannot be", InputError),
+    ({"TP": "2", "MODULES_TO_SAVE": "lm_head"}, 2, "MODULES_TO_SAVE: whole modules are not trained in", InputError),
+    ({"CP": "2", "PACKING": "1"}, 2, "PACKING=1: accelerate cuts a row", InputError),
+    ({"TP": "2", "SAVE_ADAPTER": "/tmp/x"}, 2, "SAVE_ADAPTER: allowed with TP=1 and CP=1", InputError),
 ]
 
 
@@ -242,6 +287,12 @@ KNOBS = [
     ("ATTN", "flash"),
     ("RECOMPUTE_GRANULARITY", "some"),
     ("WARMUP", "maybe"),
+    ("LOAD_IN_4BIT", "int4"),
+    ("MODULES_TO_SAVE", "lm_head,lm_head"),
+    ("FSDP_STRATEGY", "full_shard"),
+    ("FSDP_WRAP", "layer"),
+    ("FSDP_SHARDS", "2"),
+    ("FSDP_OFFLOAD", "1"),
     ("MODEL", "/nowhere"),
     ("DATADIR", "/nowhere"),
 ]
@@ -294,7 +345,8 @@ def test_the_page_names_every_variable_with_its_default() -> None:
     plain = {f.name.upper() for f in dataclasses.fields(knobs.Settings)}
     adapters = {f.name.upper() for f in dataclasses.fields(knobs.AdapterSettings)}
     named = {name if name in defaults else f"LORA_{name}" for name in adapters}
-    assert plain - {"RECOMPUTE", "ADAPTERS"} | named <= set(defaults)
+    sharding = {f"FSDP_{f.name.upper()}" for f in dataclasses.fields(Sharding)}
+    assert plain - {"RECOMPUTE", "ADAPTERS", "SHARDING"} | named | sharding <= set(defaults)
     settings = knobs.read({})
     for name in ("LR", "MAX_STEPS", "SEQ", "WEIGHT_DECAY", "GRAD_CLIP"):
         assert float(defaults[name]) == getattr(settings, name.lower())
@@ -413,6 +465,54 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     assert b"tokens from 256 to 256; the model's vocabulary allows 0 to 255" in done.stderr
 
 
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=20), seq=st.integers(3, 16))
+def test_packed_samples_lose_no_token_and_see_no_other_sample(lengths: list[int], seq: int) -> None:
+    samples = [[1000 * number + place for place in range(length)] for number, length in enumerate(lengths, 1)]
+    pieces = [s[at : at + seq - 1] for s in samples for at in range(0, len(s), seq - 1)]
+    expected = {(a, b) for piece in pieces for a, b in pairwise(piece)}
+    if not expected:
+        with pytest.raises(InputError, match="no sample of 2 tokens"):
+            text.packed_samples(samples, seq)
+        return
+    rows = text.packed_samples(samples, seq)
+    assert rows.positions is not None
+    read, predicted = rows.tokens[:, :-1][rows.mask], rows.tokens[:, 1:][rows.mask]
+    assert len(read) == len(expected)
+    assert set(zip(read.tolist(), predicted.tolist(), strict=True)) == expected
+    assert (rows.positions[:, 1:] == 0).any(axis=1).all(), "every row has a boundary"
+    # Fewer rows than one a piece wherever two neighbours fit together.
+    assert len(rows) <= len(pieces)
+
+
+def test_what_samples_of_a_packed_row_learn_is_what_they_learn_in_rows_of_their_own(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "abcdefghij" * 2}), json.dumps({"text": "the other sample"})]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    settings = knobs.read({**SHORT, "LORA_DROPOUT": "0", "PACKING": "1", "SEQ": "64"})
+    packed = text.load(tmp_path, "train", 64, byte_tokens, pack=True)
+    apart = [text.packed_samples([list(byte_tokens(json.loads(line)["text"]))], 64) for line in lines]
+    assert len(packed) == 1
+    trainer = Trainer(settings, connect(settings))
+    counts = [row.mask.sum() for row in apart]
+    means = [trainer.evaluate(row) for row in apart]
+    assert trainer.evaluate(packed) == pytest.approx(np.average(means, weights=counts), abs=1e-5)
+
+
+def test_only_samples_are_packed(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("abcdefgh")
+    with pytest.raises(InputError, match=r"PACKING=1: train\.txt has no samples to pack; allowed is train\.jsonl"):
+        text.load(tmp_path, "train", 4, byte_tokens, pack=True)
+    with pytest.raises(InputError, match="PACKING='1': allowed is 0 where ATTN=flash_attention_2 and MBS is above 1"):
+        knobs.read({"PACKING": "1", "ATTN": "flash_attention_2", "MINIBS": "4"})
+
+
+def test_four_bits_without_bitsandbytes_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    with pytest.raises(
+        SetupError, match=r"LOAD_IN_4BIT='nf4': bitsandbytes is not here; pip install 'lora-tune\[qlora"
+    ):
+        load_base(knobs.read({"LOAD_IN_4BIT": "nf4"}))
+
+
 @given(count=st.integers(1, 9), batch=st.integers(1, 12), seed=st.integers(0, 9))
 def test_every_epoch_reads_every_sequence_once(count: int, batch: int, seed: int) -> None:
     batches = text.order(count, batch, seed)
@@ -520,7 +620,7 @@ TENSOR_PARALLEL = pytest.param(
 )
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: accelerate shards on GPUs only")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("layout", [{"MINIBS": "2", "FSDP": "1"}, {"CP": "2"}, TENSOR_PARALLEL], ids=str)
 def test_two_gpus_train_what_one_trains(layout: dict[str, str]) -> None:
     one = parse(trial(LORA_DROPOUT="0", CUDA_VISIBLE_DEVICES="0"))

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 
+from lora_tune.base.errors import InputError
+
 USED = 0.85
 """Share of the free memory that is filled: the allocator cannot use all of it."""
+BYTES_OF_A_WEIGHT = 16
+"""float32: the weight, its gradient and AdamW's two moments."""
+HOST_SHORT = "DefaultCPUAllocator: can't allocate memory"
+"""What torch's allocator says where the host has no more memory."""
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory was short: the device's, or the host's, which torch reports as any error."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and HOST_SHORT in str(error)
 
 
 class Admission:
@@ -18,6 +32,16 @@ class Admission:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             self.limit = USED * torch.cuda.mem_get_info()[0]
+
+    def check(self, weights: int) -> None:
+        """Raise InputError for an adapter of so many weights that it fits nowhere here, whatever else ends."""
+        needed = weights * BYTES_OF_A_WEIGHT
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if self.limit is None else self.limit
+        if needed > there:
+            raise InputError(
+                f"LORA_RANK, LORA_TARGETS: the adapter has {weights:,} weights and takes {needed / 2**30:.1f} GiB with "
+                f"its optimizer; allowed is what fits into {there / 2**30:.1f} GiB"
+            )
 
     def fits(self, present: Sequence[int], new: int) -> bool:
         """Whether a trial that takes ``new`` bytes fits beside others; alone every one may try."""

@@ -54,8 +54,9 @@ class Speeds:
     def of(self, slot: Slot) -> Speed:
         """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
         settings = slot.settings
-        shape = (settings.seq, settings.mbs, settings.minibs, settings.adapters.rank, settings.adapters.targets)
-        key = (*shape, settings.adapters.dropout > 0, len(slot.texts.validation))
+        adapters = settings.adapters
+        shape = (settings.seq, settings.mbs, settings.minibs, adapters.rank, adapters.rank_pattern, adapters.targets)
+        key = (*shape, settings.packing, settings.adapters.dropout > 0, len(slot.texts.validation))
         if key not in self._known:
             self._known[key] = self._measure(settings, slot.texts)
         return self._known[key]

@@ -22,7 +22,7 @@ from lora_tune.recipes.packed.slot import Texts
 from lora_tune.recipes.settings import Settings
 from lora_tune.recipes.text import Sequences
 
-OF_BASE = ("model", "dtype", "attn", "recompute")
+OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
 """Knobs that all slots of a pack have in common."""
 
 
@@ -31,13 +31,13 @@ class Part:
     """Neighbouring sequences of a pass, and the adapters that they go through.
 
     rows: the sequences. slots: how many slots share them, equally. pairs: adapters by module, [slots, ...].
-    scale: [slots, 1, 1].
+    scales: of the adapters by module, [slots, 1, 1].
     """
 
     rows: slice
     slots: int
     pairs: Mapping[str, Pair]
-    scale: torch.Tensor
+    scales: Mapping[str, torch.Tensor]
     dropout: SlotDropout | None = None
 
 
@@ -62,7 +62,7 @@ class PackedLinear(torch.nn.Module):
         own = x.reshape(part.slots, -1, x.shape[-1])
         if part.dropout is not None:
             own = part.dropout(own, self._number)
-        inner = torch.bmm(own.to(y.dtype), pair.a.mT.to(y.dtype)) * part.scale.to(y.dtype)
+        inner = torch.bmm(own.to(y.dtype), pair.a.mT.to(y.dtype)) * part.scales[self._name].to(y.dtype)
         outer = torch.baddbmm(y.reshape(part.slots, -1, y.shape[-1]), inner, pair.b.mT.to(y.dtype))
         return outer.view_as(y)
 
@@ -94,11 +94,11 @@ class PackedBase:
 
     def texts(self, settings: Settings) -> Texts:
         """The data of a trial, read once. Raises InputError where it cannot be used."""
-        key = settings.datadir, settings.seq, settings.eval_samples
+        key = settings.datadir, settings.seq, settings.eval_samples, settings.packing
         if key not in self._texts:
-            train, validation = (
-                text.load(settings.datadir, split, settings.seq, self._tokenize) for split in ("train", "validation")
-            )
+            where, seq = settings.datadir, settings.seq
+            train = text.load(where, "train", seq, self._tokenize, pack=settings.packing)
+            validation = text.load(where, "validation", seq, self._tokenize)
             if settings.eval_samples:
                 validation = validation.spread(settings.eval_samples)
             for name, sequences in (("train", train), ("validation", validation)):
@@ -115,8 +115,8 @@ class PackedBase:
                 layer = PackedLinear(self.model.get_submodule(name), name, len(self._packed), self._parts)
                 setattr(self.model.get_submodule(owner), child, layer)
                 self._packed[name] = layer
-            weight = self._packed[name].base.weight
-            found[name] = (weight.shape[1], weight.shape[0])
+            layer = self._packed[name].base
+            found[name] = (layer.in_features, layer.out_features)
         return found
 
     def losses(self, sequences: Sequence[Sequences], parts: Sequence[Part]) -> torch.Tensor:
@@ -127,14 +127,32 @@ class PackedBase:
         on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
         weight = torch.from_numpy(counts.astype(np.float32)).to(self.device, non_blocking=True)
         read, predict = on_device[:, :-1], on_device[:, 1:]
+        told = self._positions(sequences)
         with self._through(parts):
             if self._head is None:
-                logits = self.model(input_ids=read, use_cache=False).logits
+                logits = self.model(input_ids=read, use_cache=False, **told).logits
                 return weighted_losses(logits, predict, weight).sum(1)
-            hidden = self.model.get_decoder()(input_ids=read, use_cache=False).last_hidden_state
+            hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **told).last_hidden_state
             flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
             losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
             return losses.view_as(weight).sum(1)
+
+    def _positions(self, sequences: Sequence[Sequences]) -> dict[str, torch.Tensor]:
+        """Where samples begin, of rows that hold several: all slots of a pass have such rows, or none."""
+        if any(s.positions is None for s in sequences):
+            return {}
+        positions = np.concatenate([s.positions for s in sequences if s.positions is not None])
+        return {"position_ids": torch.from_numpy(positions).to(self.device, non_blocking=True)}
+
+    @torch.no_grad()
+    def works(self) -> bool:
+        """Whether the base by itself still computes: after a fault of the device it does not."""
+        try:
+            probe = torch.arange(4, device=self.device)[None]
+            self.model(input_ids=probe, use_cache=False).logits.sum().item()
+        except RuntimeError:
+            return False
+        return True
 
     @contextlib.contextmanager
     def _through(self, parts: Sequence[Part]) -> Iterator[None]:
@@ -166,12 +184,12 @@ def check_packable(settings: Settings) -> None:
             raise InputError(
                 f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
             )
-    for name, given in (
-        ("RANK_PATTERN", settings.adapters.rank_pattern),
-        ("ALPHA_PATTERN", settings.adapters.alpha_pattern),
-    ):
-        if given:
-            raise InputError(f"{name}: a trial in a pack has one rank and one alpha; take it out, or site.slots")
+    if settings.adapters.modules_to_save:
+        raise InputError("MODULES_TO_SAVE: the trials of a pack share all whole modules; take it out, or site.slots")
+    if settings.packing and settings.attn == "flash_attention_2":
+        raise InputError(
+            "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
+        )
     if settings.adapters.dora:
         raise InputError("DORA=1: not in a pack, whose products are shared and its norms would not be; allowed is 0")
     if settings.fsdp:

@@ -10,6 +10,7 @@ import torch
 
 from lora_tune.recipes.lora_model import initial_weights
 from lora_tune.recipes.packed.slot import Slot
+from lora_tune.recipes.settings import AdapterSettings
 
 EPSILON = 1e-8
 Widths = Mapping[str, tuple[int, int]]
@@ -59,9 +60,11 @@ class Group:
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """Give the slot a row: ``state`` where it trained before, else the adapter that its seed makes."""
         new = state or self._fresh(slot)
-        self._rows = Rows(*(torch.cat([old, row.to(self._device)]) for old, row in zip(self._rows, new, strict=True)))
-        self._gradients = torch.cat([self._gradients, self._gradients.new_zeros(1, self.size)])
-        self.losses = torch.cat([self.losses, self.losses.new_zeros(1)])
+        # All is made before anything is changed: where memory is short, the others' rows stay as they are.
+        rows = Rows(*(torch.cat([old, row.to(self._device)]) for old, row in zip(self._rows, new, strict=True)))
+        gradients = torch.cat([self._gradients, self._gradients.new_zeros(1, self.size)])
+        losses = torch.cat([self.losses, self.losses.new_zeros(1)])
+        self._rows, self._gradients, self.losses = rows, gradients, losses
         self.slots.append(slot)
         self._share_out()
 
@@ -88,15 +91,18 @@ class Group:
 
     def adapter(self, slot: Slot) -> dict[str, Pair]:
         """The slot's own adapter by module, without what fills its rank up."""
-        at, rank = self.slots.index(slot), slot.settings.adapters.rank
-        return {name: Pair(a.detach()[at, :rank], b.detach()[at, :, :rank]) for name, (a, b) in self.leaves.items()}
+        at, found = self.slots.index(slot), {}
+        for name, (a, b) in self.leaves.items():
+            rank = slot.settings.adapters.rank_of(name)
+            found[name] = Pair(a.detach()[at, :rank], b.detach()[at, :, :rank])
+        return found
 
     def _fresh(self, slot: Slot) -> Rows:
-        rank = slot.settings.adapters.rank
         row = torch.zeros(1, self.size)
-        shapes = [(rank, width_in) for width_in, _ in self._widths.values()]
+        adapters = slot.settings.adapters
+        shapes = [(adapters.rank_of(name), width_in) for name, (width_in, _) in self._widths.items()]
         weights = initial_weights(shapes, slot.settings.seed)
-        for (a, _), (width_in, _), own in zip(self._places.values(), self._widths.values(), weights, strict=True):
+        for (a, _), (rank, width_in), own in zip(self._places.values(), shapes, weights, strict=True):
             row[0, a].view(self._rank, width_in)[:rank] = own
         return Rows(row, torch.zeros_like(row), torch.zeros_like(row))
 
@@ -108,7 +114,7 @@ class Group:
             shapes = (self._rank, width_in), (width_out, self._rank)
             self.leaves[name] = Pair(*(self._leaf(c, s) for c, s in zip((a, b), shapes, strict=True)))
         every = [slot.settings for slot in self.slots]
-        self.scale = self._column([slot.scale for slot in self.slots])[:, :, None]
+        self.scales = self._scales([settings.adapters for settings in every])
         self._decay = self._column([s.weight_decay for s in every])
         # Without clipping the limit is infinite.
         self._limit = self._column([s.grad_clip or math.inf for s in every])
@@ -117,6 +123,17 @@ class Group:
         ratios = [s.lora_plus_ratio for s in every]
         # LoRA+ (Hayou et al. 2024): the second factor learns faster.
         self._faster = 1 + (self._column(ratios) - 1) * self._second_factors if any(r != 1 for r in ratios) else None
+
+    def _scales(self, every: Sequence[AdapterSettings]) -> dict[str, torch.Tensor]:
+        """[k, 1, 1] by module; one tensor for all modules whose scales are the same."""
+        made: dict[tuple[float, ...], torch.Tensor] = {}
+        found = {}
+        for name in self._widths:
+            values = tuple(adapters.scale_of(name) for adapters in every)
+            if values not in made:
+                made[values] = self._column(values)[:, :, None]
+            found[name] = made[values]
+        return found
 
     def _leaf(self, columns: slice, shape: tuple[int, int]) -> torch.Tensor:
         leaf = self._rows.weights[:, columns].unflatten(1, shape).requires_grad_()
@@ -153,11 +170,15 @@ class Group:
         norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
         gradients.mul_(torch.clamp(own(self._limit) / (norm + 1e-6), max=1.0))
         beta1, beta2 = own(self._beta1), own(self._beta2)
+        # All memory is taken before anything is changed: a step that finds none left is made again as if for the
+        # first time.
+        squares, change = gradients * gradients, torch.empty_like(weights)
+        faster, kept = rate / (1 - beta1**taken), 1 - rate * own(self._decay)
         first.lerp_(gradients, 1 - beta1)
-        second.lerp_(gradients * gradients, 1 - beta2)
-        weights.mul_(1 - rate * own(self._decay))
-        spread = (second / (1 - beta2**taken)).sqrt_().add_(EPSILON)
-        weights.sub_(first / spread * (rate / (1 - beta1**taken)))
+        second.lerp_(squares, 1 - beta2)
+        weights.mul_(kept)
+        spread = torch.div(second, 1 - beta2**taken, out=squares).sqrt_().add_(EPSILON)
+        weights.sub_(torch.div(first, spread, out=change).mul_(faster))
         gradients.zero_()
         if index is None:
             self.losses.zero_()

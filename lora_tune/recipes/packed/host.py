@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
-from lora_tune.base.errors import InputError, LoraTuneError
+from lora_tune.base.errors import InputError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import adapter_file, checkpoint
-from lora_tune.recipes.packed.admission import Admission
+from lora_tune.recipes.packed.admission import Admission, short_of_memory
 from lora_tune.recipes.packed.alone import Speeds
 from lora_tune.recipes.packed.base import OF_BASE, PackedBase, check_packable
 from lora_tune.recipes.packed.pack import Pack
@@ -71,12 +71,17 @@ class Host:
 
     def _leave_behind(self) -> None:
         """Save every trial that has begun: the next attempt of each goes on from there, in another pack."""
-        for tenant in self._tenants:
-            tenant.save(self._pack.base.device.type, self._pack.group(tenant.slot).state(tenant.slot))
-        for tenant in self._waiting:
-            if tenant.left_at is not None:
-                tenant.save(self._pack.base.device.type, tenant.left_at)
-        print(f"asked to end: {len(self._tenants)} trials are saved", flush=True)
+        saved = 0
+        for tenant in (*self._tenants, *self._waiting):
+            rows = self._pack.group(tenant.slot).state(tenant.slot) if tenant in self._tenants else tenant.left_at
+            if rows is None:
+                continue
+            try:
+                tenant.save(self._pack.base.device.type, rows)
+                saved += 1
+            except OSError as error:  # its next attempt begins anew; the others' need not
+                print(f"{tenant.name} is not saved: {error}", flush=True)
+        print(f"asked to end: {saved} trials are saved", flush=True)
 
     def _look(self) -> None:
         """Take in new trials, and end those that are to be stopped."""
@@ -87,12 +92,13 @@ class Host:
             self._busy_at = time.monotonic()
             tenant = Tenant.claim(request)
             if tenant is not None:
-                with _refused_alone(tenant, self._waiting):
+                with self._alone(tenant):
                     self._house(tenant)
         for name in self._folder.stopped():
             for tenant in [t for t in (*self._tenants, *self._waiting) if t.name == name]:
                 self._let_go(tenant)
-                tenant.end(STOPPED)
+                with self._alone(tenant):
+                    tenant.end(STOPPED)
 
     def _house(self, tenant: Tenant) -> None:
         """Read a trial's knobs and data; it waits for room then."""
@@ -102,7 +108,8 @@ class Host:
             self._pack, self._speeds = Pack(self._base), Speeds(self._base)
             self._admission = Admission(self._base.device)
         _check_base(settings, self._base.settings)
-        self._base.widths(settings)  # refuses modules that the model lacks
+        # Refuses modules that the model lacks, and what fits nowhere.
+        self._admission.check(self._pack.weights(settings))
         left = checkpoint.of_earlier_attempt(tenant.request, self._base.device.type)
         slot = Slot(settings, self._base.texts(settings), left.step if left else 0)
         tenant.open(slot, self._base.device_name, left)
@@ -112,50 +119,98 @@ class Host:
         """Give waiting trials a slot, in their order, as far as memory allows."""
         while self._waiting:
             tenant = self._waiting[0]
-            with _refused_alone(tenant, self._waiting):
-                try:
-                    speed = self._speeds.of(tenant.slot)
-                except torch.OutOfMemoryError:
-                    if not self._tenants:
-                        raise
-                    return  # measured when others have gone
-                if self._tenants and not (speed.packs and all(t.packs for t in self._tenants)):
-                    return  # company would only cost memory
-                if not self._admission.fits([t.bytes for t in self._tenants], speed.bytes):
+            with self._alone(tenant):
+                if not self._enters(tenant):
                     return
-                self._share()
-                self._pack.join(tenant.slot, tenant.left_at)
-                tenant.begin(speed)
-                self._tenants.append(tenant)
-                self._waiting.pop(0)
+
+    def _enters(self, tenant: Tenant) -> bool:
+        """Give the trial a slot; False where there is none now. Raises what the trial itself is to blame for."""
+        present = [other.bytes for other in self._tenants]
+        try:
+            speed = self._speeds.of(tenant.slot)
+            if self._tenants and not (speed.packs and all(t.packs for t in self._tenants)):
+                return False  # company would only cost memory
+            if not self._admission.fits(present, speed.bytes):
+                return False
+            self._share()
+            self._pack.join(tenant.slot, tenant.left_at)
+        except (RuntimeError, MemoryError) as error:
+            if self._tenants and short_of_memory(error):
+                return False  # tried again when others have gone
+            raise
+        self._tenants.append(tenant)
+        self._waiting.remove(tenant)
+        tenant.begin(speed)
+        return True
 
     def _round(self) -> None:
         rates = {tenant: tenant.slot.rate() for tenant in self._tenants}
-        done = self._attempt(self._pack.round)
-        if done is None:
+        done: dict[Slot, torch.Tensor] = {}
+        try:
+            whole = self._attempt(lambda: self._pack.round(done)) is not None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the trials that it is not about go on
             self._pack.rewind()
+            self._blame(error)
+            whole = True
+        if not whole:
+            self._pack.rewind()
+        self._stepped([tenant for tenant in self._tenants if tenant.slot in done], done, rates)
+        if not whole:
             self._shrink(self._tenants)
-            return
-        stepped = [tenant for tenant in self._tenants if tenant.slot in done]
-        losses = _read({t: done[t.slot] for t in stepped if t.trial.wants_loss})
-        for tenant in stepped:
-            tenant.trial.stepped(rates[tenant], losses.get(tenant))
-        self._evaluate([tenant for tenant in stepped if tenant.trial.wants_evaluation])
+
+    def _stepped(
+        self, tenants: Sequence[Tenant], done: Mapping[Slot, torch.Tensor], rates: Mapping[Tenant, float]
+    ) -> None:
+        """After a step of these: their logs, evaluations and ends."""
+        losses = _read({t: done[t.slot] for t in tenants if t.trial.wants_loss})
+        for tenant in tenants:
+            with self._alone(tenant):
+                tenant.trial.stepped(rates[tenant], losses.get(tenant))
+        self._evaluate([tenant for tenant in self._tenants if tenant in tenants and tenant.trial.wants_evaluation])
         for tenant in [tenant for tenant in self._tenants if tenant.trial.over]:
-            settings = tenant.slot.settings
-            if settings.save_adapter:
-                adapter_file.save(settings.save_adapter, settings, self._pack.group(tenant.slot).adapter(tenant.slot))
+            with self._alone(tenant):
+                self._finish(tenant)
+
+    def _finish(self, tenant: Tenant) -> None:
+        """A trial has come to its own end."""
+        settings = tenant.slot.settings
+        if settings.save_adapter:
+            adapter_file.save(settings.save_adapter, settings, self._pack.group(tenant.slot).adapter(tenant.slot))
+        self._let_go(tenant)
+        tenant.end(0)
+
+    def _blame(self, error: Exception) -> None:
+        """A round has failed: end the trials that fail by themselves, too. Raises ``error`` where that is the pack's.
+
+        It is the pack's where nothing trains any more; of a single trial, where the base does not compute either.
+        """
+        guilty = [tenant for tenant in self._tenants if not self._pack.trains(tenant.slot)]
+        alone = len(self._tenants) == 1 and self._pack.base.works()
+        if not guilty or (len(guilty) == len(self._tenants) and not alone):
+            raise error
+        for tenant in guilty:
             self._let_go(tenant)
-            tenant.end(0)
+            tenant.fail(error)
+        print(f"{len(guilty)} trials cannot train: {' '.join(str(error).split())}", flush=True)
 
     def _evaluate(self, due: Sequence[Tenant]) -> None:
         """Evaluate trials together, or by halves, or with others gone, as memory allows."""
         if not due:
             return
-        losses = self._attempt(lambda: self._pack.evaluate([tenant.slot for tenant in due]))
+        try:
+            losses = self._attempt(lambda: self._pack.evaluate([tenant.slot for tenant in due]))
+        except Exception as error:
+            if not self._pack.base.works():
+                raise
+            if len(due) == 1:
+                self._let_go(due[0])
+                due[0].fail(error)
+                return
+            losses = None
         if losses is not None:
             for tenant, loss in zip(due, losses, strict=True):
-                tenant.trial.evaluated(loss)
+                with self._alone(tenant):
+                    tenant.trial.evaluated(loss)
         elif len(due) > 1:
             self._evaluate(due[: len(due) // 2])
             self._evaluate(due[len(due) // 2 :])
@@ -167,8 +222,9 @@ class Host:
         """None where the memory was short. What the action held is free again then: its error is gone, too."""
         try:
             return action()
-        except torch.OutOfMemoryError:
-            pass
+        except (RuntimeError, MemoryError) as error:
+            if not short_of_memory(error):
+                raise
         if self._pack.base.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
@@ -193,8 +249,17 @@ class Host:
         if tenant in self._tenants:
             self._tenants.remove(tenant)
             self._pack.leave(tenant.slot)
-        else:
+        elif tenant in self._waiting:
             self._waiting.remove(tenant)
+
+    @contextlib.contextmanager
+    def _alone(self, tenant: Tenant) -> Iterator[None]:
+        """What one trial's knobs, data, size or files are to blame for ends that trial, and no other."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - data can raise anything, and the others train on
+            self._let_go(tenant)
+            tenant.fail(error)
 
     def _share(self) -> None:
         """Share the time since this was last called among the trials that train."""
@@ -215,7 +280,7 @@ def _check_base(settings: Settings, shared: Settings) -> None:
     for name in OF_BASE:
         if getattr(settings, name) != getattr(shared, name):
             raise InputError(
-                f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name)!s}; "
+                f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name) or 'nothing'!s}; "
                 "trials of one pack share it: fix it in [space], or take site.slots out"
             )
     check_packable(settings)
@@ -226,14 +291,3 @@ def _read(losses: dict[Tenant, torch.Tensor]) -> dict[Tenant, float]:
     if not losses:
         return {}
     return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
-
-
-@contextlib.contextmanager
-def _refused_alone(tenant: Tenant, waiting: list[Tenant]) -> Iterator[None]:
-    """What a trial's own knobs, data or size are to blame for ends that trial, and no other."""
-    try:
-        yield
-    except (LoraTuneError, torch.OutOfMemoryError) as error:
-        if tenant in waiting:
-            waiting.remove(tenant)
-        tenant.fail(error)

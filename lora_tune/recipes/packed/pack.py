@@ -29,6 +29,7 @@ class Shape(NamedTuple):
     """What slots of one group have in common."""
 
     seq: int
+    packing: bool
     mbs: int
     rank: int
     targets: tuple[str, ...]
@@ -48,17 +49,22 @@ class Pack:
 
     def shape(self, settings: Settings) -> Shape:
         """The group that a trial of ``settings`` belongs to."""
-        rank = settings.adapters.rank
+        rank = max(settings.adapters.rank_of(name) for name in settings.adapters.targets)
         if self.base.device.type == "cuda":
             rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
-        return Shape(settings.seq, settings.mbs, rank, settings.adapters.targets)
+        return Shape(settings.seq, settings.packing, settings.mbs, rank, settings.adapters.targets)
+
+    def weights(self, settings: Settings) -> int:
+        """How many weights the adapter of a trial of ``settings`` has here; its modules are made ready to take it."""
+        rank = self.shape(settings).rank
+        return sum(rank * (width_in + width_out) for width_in, width_out in self.base.widths(settings).values())
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
         shape = self.shape(slot.settings)
-        if shape not in self._groups:
-            self._groups[shape] = Group(self.base.widths(slot.settings), shape.rank, self.base.device)
-        self._groups[shape].join(slot, state)
+        group = self._groups.get(shape) or Group(self.base.widths(slot.settings), shape.rank, self.base.device)
+        group.join(slot, state)
+        self._groups[shape] = group  # only now: a group without slots would end the next round
 
     def leave(self, slot: Slot) -> Rows:
         """Take ``slot`` out; its weights and moments."""
@@ -74,6 +80,17 @@ class Pack:
         """The group that ``slot`` is in."""
         return self._groups[self.shape(slot.settings)]
 
+    def trains(self, slot: Slot) -> bool:
+        """Whether a pass of ``slot`` by itself raises nothing; it is left as it is. For a round that failed."""
+        copied, own = Pack(self.base), Slot(slot.settings, slot.texts, slot.step)
+        try:
+            copied.join(own, self.group(slot).state(slot))
+            copied.round()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this slot's
+            print(f"a pass by itself: {type(error).__qualname__}: {' '.join(str(error).split())}", flush=True)
+            return False
+        return True
+
     def rewind(self) -> None:
         """After a round that failed half way: every slot begins its step anew."""
         for group in self._groups.values():
@@ -81,14 +98,18 @@ class Pack:
             for slot in group.slots:
                 slot.again()
 
-    def round(self) -> dict[Slot, torch.Tensor]:
-        """One pass of every slot; the loss, on the device, of each slot whose step is now whole."""
-        by_seq: dict[int, list[Group]] = {}
+    def round(self, done: dict[Slot, torch.Tensor] | None = None) -> dict[Slot, torch.Tensor]:
+        """One pass of every slot; the loss, on the device, of each slot whose step is now whole.
+
+        done: filled with these as they come, so that a round that fails half way tells which slots have stepped.
+        """
+        done = {} if done is None else done
+        # Rows of one length whose attention is computed in one way share a pass.
+        passes: dict[tuple[int, bool], list[Group]] = {}
         for shape, group in sorted(self._groups.items()):
-            by_seq.setdefault(shape.seq, []).append(group)
-        for groups in by_seq.values():
+            passes.setdefault((shape.seq, shape.packing), []).append(group)
+        for groups in passes.values():
             self._forward_backward(groups)
-        done: dict[Slot, torch.Tensor] = {}
         for group in self._groups.values():
             due = [i for i, slot in enumerate(group.slots) if slot.passed()]
             if due:
@@ -99,14 +120,14 @@ class Pack:
         return done
 
     def _forward_backward(self, groups: Sequence[Group]) -> None:
-        """One pass of groups of one sequence length."""
+        """One pass of groups that can share it."""
         parts, sequences, at = [], [], 0
         for group in groups:
             seeds, rates = [s.pass_seed() for s in group.slots], [s.settings.adapters.dropout for s in group.slots]
             dropout = SlotDropout.of(rates, seeds, self.base.device)
             sequences += [slot.texts.train.rows(slot.rows()) for slot in group.slots]
             count = len(group.slots) * group.slots[0].settings.mbs
-            parts.append(Part(slice(at, at + count), len(group.slots), group.leaves, group.scale, dropout))
+            parts.append(Part(slice(at, at + count), len(group.slots), group.leaves, group.scales, dropout))
             at += count
         losses = self.base.losses(sequences, parts)
         own = [
@@ -141,7 +162,8 @@ class Pack:
         """The eval losses of slots of one group that read the same validation sequences."""
         index = [group.slots.index(slot) for slot in slots]
         pairs: dict[str, Pair] = group.pairs(index)
-        scale = group.scale[torch.tensor(index, device=self.base.device)]
+        chosen = torch.tensor(index, device=self.base.device)
+        scales = {name: scale[chosen] for name, scale in group.scales.items()}
         validation, settings = slots[0].texts.validation, slots[0].settings
         size = settings.mbs
         if self.base.device.type == "cuda":
@@ -149,6 +171,6 @@ class Pack:
         total = torch.zeros(len(slots), device=self.base.device)
         for start in range(0, len(validation), size):
             rows = validation.rows(np.arange(start, min(start + size, len(validation))))
-            part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scale)
+            part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scales)
             total += self.base.losses([rows] * len(slots), [part]).view(len(slots), -1).sum(1)
         return [float(loss) for loss in total / len(validation)]

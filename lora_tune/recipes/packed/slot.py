@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -34,12 +33,6 @@ class Slot:
         self.step, self.passes = step, 0
         self._order = itertools.islice(text.order(len(texts.train), settings.minibs, settings.seed), step, None)
         self._rows = next(self._order)
-
-    @property
-    def scale(self) -> float:
-        """What the adapter's product is multiplied with: alpha over the rank, or over its root (rsLoRA)."""
-        adapters = self.settings.adapters
-        return adapters.alpha / (math.sqrt(adapters.rank) if adapters.rslora else adapters.rank)
 
     def rows(self) -> npt.NDArray[np.int64]:
         """Numbers of the training sequences of the next pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TextIO
@@ -41,12 +42,18 @@ class Tenant:
 
     @classmethod
     def claim(cls, request: Request) -> Tenant | None:
-        """The trial, claimed for this process; None where another one has it, or its folder is gone."""
+        """The trial, claimed for this process; None where another one has it, or its folder or log cannot be used."""
         try:
             create_json(request.attempt.claim, describe(os.getpid(), request.token, request.sweep))
         except (FileExistsError, FileNotFoundError):
             return None
-        return cls(request)
+        try:
+            return cls(request)
+        except OSError as error:
+            print(f"{request.name}: no log, so it is not trained: {error}", flush=True)
+            with contextlib.suppress(OSError):  # a folder that takes nothing: the trial has no end on record
+                write_json(request.attempt.ended, {**_whose(request), "exit_code": 1, "at": time.time()})
+            return None
 
     def open(self, slot: Slot, device: str, left: Checkpoint | None) -> None:
         """Its knobs and data are good: begin its log, or go on where an earlier attempt ``left`` off."""
@@ -73,13 +80,19 @@ class Tenant:
         self._log.close()
         seconds = None if self._began is None else round(steady() - self._began, 3)
         share = 1.0 if not seconds else min(1.0, self.share / seconds)
-        whose = {"token": self.request.token, "sweep": self.request.sweep}
-        record = {**whose, "exit_code": code, "at": time.time(), "node_share": share}
+        record = {**_whose(self.request), "exit_code": code, "at": time.time(), "node_share": share}
         write_json(self.request.attempt.ended, record | ({} if seconds is None else {"seconds": seconds}))
 
     def fail(self, error: BaseException) -> None:
-        """End it with what went wrong as the last line of its log."""
-        message = " ".join(str(error).split())
+        """End it with what went wrong as the last line of its log; the pack's has it where that cannot be written."""
         kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__module__}.{type(error).__qualname__}: "
-        print(f"packed_lora: {kind.removeprefix('builtins.')}{message}", file=self._log, flush=True)
-        self.end(error.exit_code if isinstance(error, LoraTuneError) else 1)
+        line = f"packed_lora: {kind.removeprefix('builtins.')}{' '.join(str(error).split())}"
+        try:
+            print(line, file=self._log, flush=True)
+            self.end(error.exit_code if isinstance(error, LoraTuneError) else 1)
+        except (OSError, ValueError) as unwritten:  # no room, or its folder or stream is gone: it has no end on record
+            print(f"{self.name}: {line}; not written down: {unwritten}", flush=True)
+
+
+def _whose(request: Request) -> dict[str, str]:
+    return {"token": request.token, "sweep": request.sweep}
