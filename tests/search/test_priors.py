@@ -78,7 +78,7 @@ def test_the_same_log_again_changes_nothing_and_a_log_that_teaches_nothing_says_
     (tmp_path / "b.log").write_bytes(log_of(2).replace(b"opt_base_learning_rate", b"something_else"))
     nothing = take(tmp_path, tmp_path / "b.log")
     assert nothing.exit_code == 4
-    assert "does not say LR; give it with --set LR=VALUE" in nothing.output
+    assert "does not state LR; give it with --set LR=VALUE" in nothing.output
     assert take(tmp_path, tmp_path / "b.log", "--set", "LR=3e-4", "--source", "the old cluster").exit_code == 0
     assert [r.values["LR"] for r in taken(tmp_path)] == [4e-4, 3e-4]
     assert taken(tmp_path)[1].source == "the old cluster"
