@@ -21,7 +21,7 @@ import numpy as np
 import optuna
 
 from benchmarks.public_runs import folder
-from benchmarks.stopping import envelope, fresh, moving
+from benchmarks.stopping import envelope, fresh, moving, sweeps, unseen
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, published, recorded
@@ -32,7 +32,10 @@ RATES = (0.01, 0.05, 0.1)
 REFERENCES = (0, 3, 8, 20, 50)
 GOOD_EACH, BAD_EACH = 20, 10
 PEER_EACH = 5
-WITHOUT_TABLES: dict[str, Callable[[], None]] = {"envelope": envelope.main, "fresh": fresh.main, "moving": moving.main}
+WITHOUT_TABLES: dict[str, Callable[[], None]] = {
+    "envelope": envelope.main, "fresh": fresh.main, "moving": moving.main, "sweeps": sweeps.main, "unseen": unseen.main,
+}  # fmt: skip
+PARTS = (*WITHOUT_TABLES, "ours", "peers")
 PEER_REFERENCES = 20
 
 
@@ -50,11 +53,12 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=40, help="draws of references a cell")
     parser.add_argument(
         "--part",
-        choices=("envelope", "fresh", "moving", "ours", "peers"),
+        choices=PARTS,
         action="append",
         help="only this part; may be given again",
     )
     parser.add_argument("--table", action="append", help="only tables whose names begin so; may be given again")
+    parser.add_argument("--references", type=int, action="append", help="only so many references; may be given again")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")  # experimental pruners
@@ -62,21 +66,23 @@ def main() -> None:
     tables = [*recorded(), *([published()] if (folder() / "runs.jsonl.gz").is_file() else []), *all_shapes()]
     if options.table:
         tables = [t for t in tables if t.name.startswith(tuple(options.table))]
-    for part in options.part or ("envelope", "fresh", "moving", "ours", "peers"):
+    for part in options.part or PARTS:
         begin = time.perf_counter()
         if part in WITHOUT_TABLES:
             WITHOUT_TABLES[part]()
+        elif part == "ours":
+            our_table(tables, options.draws, options.references or REFERENCES)
         else:
-            {"ours": our_table, "peers": peer_table}[part](tables, options.draws)
+            peer_table(tables, options.draws)
         print(f"({part}: {time.perf_counter() - begin:.0f} s)", flush=True)
 
 
-def our_table(tables: Sequence[Table], draws: int) -> None:
+def our_table(tables: Sequence[Table], draws: int, counts: Sequence[int]) -> None:
     """The shipped rule by table, references and stated rate; rates that keep the same references' ranks are one row."""
     print("\n| table | references | stated | supported | good stopped | bad caught | used |")
     print("|---|---|---|---|---|---|---|")
     for table in tables:
-        for count in (n for n in REFERENCES if n < len(table.good)):
+        for count in (n for n in counts if n < len(table.good)):
             for rate in sorted({allowed(rate, count): rate for rate in reversed(RATES)}.values()):
                 found = score(table, count, draws, lambda t, refs, _, rate=rate: ours(t, refs, rate))
                 stated = ", ".join(f"{r:.0%}" for r in RATES if allowed(r, count) == allowed(rate, count))

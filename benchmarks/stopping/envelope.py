@@ -9,7 +9,7 @@ level of their last eval before it up to the end of training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,6 +35,8 @@ FP4 = tuple(
 )
 HEALING = FP4[:2]
 HEALING_SAMPLES = 350 * 8
+Height = Callable[[PublicRun], float]
+"""How bad a run looks by its first eval after the change."""
 NEVER = 60
 """Simulated runs of each shape that never reaches the target."""
 
@@ -64,6 +66,7 @@ def main() -> None:
                     print(f"| {name}: {kind}, {len(some)} | {words} | {cells} |", flush=True)
     _never_reach()
     _never_heal([r for r in load() if r.submission in HEALING])
+    _by_one_eval([r for r in load() if is_fp4(r)])
 
 
 def _never_reach() -> None:
@@ -90,6 +93,38 @@ def _never_heal(runs: Sequence[PublicRun]) -> None:
                 f"| FP4 that never heals, {steps} steps, {len(some)}: by {EARLY:.0%} of the end; median | {words} | "
                 f"{np.mean(np.array(at) <= EARLY):.0%}, {np.median(at):.0%} | | |"
             )
+
+
+def _by_one_eval(runs: Sequence[PublicRun]) -> None:
+    """What the first eval after the change tells, the only one there is by 60% of 700 steps.
+
+    Declared: by the fall from the eval before the change, known of the runs that heal. Undeclared: by the loss there,
+    since FP4 runs that never change it are good ones too. A limit that lets all of n runs pass supports 1 / (n + 1).
+    """
+    healing = [r for r in runs if r.submission in HEALING]
+    kinds: tuple[tuple[str, Sequence[PublicRun], Height, Height], ...] = (
+        ("declared", healing, lambda r: _after(r) - _before(r), lambda _: 0.0),
+        ("undeclared", runs, _after, _before),
+    )
+    for words, good, height, never in kinds:
+        caught = np.mean([never(r) > max(map(height, good)) for r in healing])
+        stopped_of = [
+            sum(height(r) > max(height(o) for o in good if o.submission != name) for r in good if r.submission == name)
+            for name in dict.fromkeys(r.submission for r in good)
+        ]
+        print(
+            f"| one eval after the change: limit of {len(good)} good ones ({1 / (len(good) + 1):.1%} supported): "
+            f"never healing caught; good stopped of each submission by the limit of the others | {words} | "
+            f"{caught:.0%}; {', '.join(map(str, stopped_of))} | | |"
+        )
+
+
+def _before(run: PublicRun) -> float:
+    return [e.loss for e in run.run.evals if e.samples < HEALING_SAMPLES][-1]
+
+
+def _after(run: PublicRun) -> float:
+    return next(e.loss for e in run.run.evals if e.samples > HEALING_SAMPLES)
 
 
 def is_fp4(run: PublicRun) -> bool:
