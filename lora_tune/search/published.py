@@ -1,4 +1,4 @@
-"""Published results as observations of other sources: figures of the MLPerf submissions v4.0 to v5.0."""
+"""Published results as observations of other sources: figures of the MLPerf submissions v4.0 to v5.1."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.search.observations import Observation
 
 HALF_AN_INTERVAL = 192
@@ -45,3 +46,30 @@ def llama2_70b_lora() -> tuple[Observation, ...]:
             )
         )
     return tuple(found)
+
+
+@cache
+def of_benchmark(name: str) -> tuple[Observation, ...]:
+    """One observation a submission of a benchmark that has a table of its own, each its own source; else none.
+
+    name: as MLPerf calls it. The tables (``search/data``) are made by ``python -m benchmarks.published_logs``. A mean
+    stop counts as half an eval interval behind the crossing, on the grid of its round.
+    """
+    table = files("lora_tune.search").joinpath(f"data/{name}.csv")
+    if not table.is_file():
+        return ()
+    lines = (line for line in table.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return tuple(_submission(name, -1 - number, row) for number, row in enumerate(csv.DictReader(lines)))
+
+
+def _submission(name: str, number: int, row: Mapping[str, str]) -> Observation:
+    batch, rate, mean = int(row["GBS"]), float(row["LR"]), float(row["mean_samples"])
+    schedule = read_benchmark(name, row["round"]).eval_schedule(batch)
+    half = schedule.interval_samples / 2 if schedule is not None else 0.0
+    return Observation(
+        number=number,
+        values={"LR": rate, "LEARNING_RATE": rate, "WARMUP_STEPS": float(row["WARMUP_STEPS"]), "GBS": batch},
+        source=f"{row['round']} {row['submitter']} {row['system']}",
+        reached=mean,
+        attributes={"crossing_samples": mean - half, "runs": int(row["runs"])},
+    )

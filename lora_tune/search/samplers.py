@@ -165,7 +165,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         rcp_mean,
     )
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
-    from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
+    from lora_tune.search.published import CLOSED_DIVISION
 
     space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
     benchmark = study.benchmark
@@ -186,12 +186,26 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         fixed=space.fixed,
         roles=space.roles(),
         defaults={**(_where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
-        prior=lambda: (*(llama2_70b_lora() if public else ()), *old_runs()),
+        prior=lambda: (*published_about(study), *old_runs()),
         conditions=space.conditions,
         probes=study.search.probes,
         capped=study.pruning.cap,
         seed=study.search.seed,
     )
+
+
+def published_about(study: Study) -> tuple[Observation, ...]:
+    """Published results that are about this study: its curves are LoRA's, or it keeps its benchmark's rules and target.
+
+    One of the open division may call a benchmark by its name and train something else.
+    """
+    from lora_tune.search.published import llama2_70b_lora, of_benchmark
+
+    if study.objective.curves == "llama2_70b_lora":
+        return llama2_70b_lora()
+    benchmark = study.benchmark
+    ours = study.division == "closed" and benchmark is not None and study.objective.target == benchmark.target
+    return of_benchmark(benchmark.name) if ours and benchmark is not None else ()
 
 
 def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
@@ -203,7 +217,7 @@ def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
     from lora_tune.search.portfolio import Arms, PortfolioSampler
 
     tpe, coordinates = _windowed_tpe(study), _coordinates(study)
-    believes = coordinates.layout is not None or study.objective.curves != "own" or bool(old_runs())
+    believes = coordinates.layout is not None or bool(published_about(study)) or bool(old_runs())
     grey_box = _time_to_target(study, old_runs) if believes and not space.varies_nodes else None
     return PortfolioSampler(
         coordinates,
