@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lora_tune.recipes.make_tiny_base import code
+from benchmarks.make_tiny_base import code
 from lora_tune.recipes.megatron.shapes import SHAPES
 
 

@@ -74,4 +74,5 @@ def earlier(crossings: list[float], timings: list[curves.Timing]) -> Sweep:
 def seconds(schedule: curves.Schedule, crossing: float, timing: curves.Timing) -> float:
     """From run_start to the end of the first eval behind the crossing."""
     evals = schedule.evals_until(crossing)
-    return schedule.stop_after(crossing) / timing.samples_per_second + evals * timing.seconds_per_eval
+    stop = schedule.first_samples + (evals - 1) * max(0.0, schedule.interval_samples)
+    return stop / timing.samples_per_second + evals * timing.seconds_per_eval

@@ -67,10 +67,6 @@ class Schedule:
             return 1
         return 1 + max(0, math.ceil((samples - self.first_samples) / self.interval_samples - 1e-9))
 
-    def stop_after(self, samples: float) -> float:
-        """The samples of the first eval at or after a crossing at ``samples``."""
-        return self.first_samples + (self.evals_until(samples) - 1) * max(0.0, self.interval_samples)
-
 
 def timing(run: RunLog, healing: float = 0.0) -> Timing:
     """Medians over the run's warm blocks and evals: the first of each is dropped when there are more.

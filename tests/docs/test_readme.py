@@ -11,10 +11,10 @@ import pytest
 
 from lora_tune.__main__ import COMMANDS, _module
 from lora_tune.base import errors
-from lora_tune.commands.config_docs import markdown
 from lora_tune.config.study import load_study, parse_study
 from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
+from tests.docs.study_reference import markdown
 
 README = REPOSITORY / "README.md"
 STUDY_FILE = REPOSITORY / "docs" / "study-file.md"

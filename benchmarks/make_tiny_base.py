@@ -1,4 +1,4 @@
-"""Make the base model and the texts of the tiny task: ``python -m lora_tune.recipes.make_tiny_base FOLDER``.
+"""Make the base model and the texts of the tiny task: ``python -m benchmarks.make_tiny_base FOLDER``.
 
 The base is a Llama of 0.86 million parameters over bytes, trained on the source code of Python's standard
 library. The text that it is adapted to is the language reference as ``pydoc_data.topics`` carries it: English

@@ -1,4 +1,4 @@
-"""``python -m lora_tune.commands.config_docs``: the study-file reference as Markdown, from its models."""
+"""The study-file reference as Markdown, from its models; ``python -m tests.docs.test_readme`` writes it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,3 @@ def _default(field: FieldInfo) -> str:
         return ""
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")
