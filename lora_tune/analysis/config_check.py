@@ -142,9 +142,12 @@ def _link(source: Path, here: Path, without: str) -> None:
 def changed_against(base: Path, config: Path, workload: Workload | None = None) -> list[Difference]:
     """What ``config`` sets other than the site's present ``base``, each sourced where it belongs.
 
-    A base of which the workload knows what a sweep has recorded counts as recorded, whatever its file says now. Raises
-    InputError when ``base`` is not there.
+    A base of which the workload knows what a sweep has recorded counts as recorded, whatever its file says now. One
+    that is not there may be named relative to the implementation's folder, as ``workload.base`` is. Raises InputError
+    when it is nowhere.
     """
+    if isinstance(workload, MlperfWorkload) and not base.is_absolute() and not base.exists():
+        base = workload.implementation.folder / base
     if isinstance(workload, MlperfWorkload) and workload.is_recorded(base):
         assert workload.base is not None
         recorded = workload.base.lasting

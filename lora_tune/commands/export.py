@@ -204,7 +204,12 @@ def _ranges(numbers: Sequence[int]) -> str:
     "--nearest", "near_miss", is_flag=True, help="export the trial that came nearest, where none reached the target"
 )
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
-@click.option("--diff", "base", type=click.Path(path_type=Path), help="show what changes against this config_*.sh")
+@click.option(
+    "--diff",
+    "base",
+    type=click.Path(path_type=Path),
+    help="show what changes against this config_*.sh, here or in the implementation",
+)
 @click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
 @guarded
 def main(

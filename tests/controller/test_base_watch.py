@@ -165,6 +165,8 @@ class TestAfterwards:
         exporting = ["--trial", "1", "--diff", str(own)]
         before = self.told(tree, export, *exporting).output
         assert "  LR: 0.0004 -> " in before
+        as_in_study = self.told(tree, export, "--trial", "1", "--diff", BASE).output
+        assert changes(as_in_study) == changes(before), "a name as workload.base has it, from anywhere"
 
         own.write_text(own.read_text() + "export NVTE_USE_HIPBLASLT=0\n")
         again = self.told(tree, sweep, "--quiet", "--trials", "3")
