@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial
@@ -49,45 +47,29 @@ def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]
     another. Empty where the sampler has no such model, or the base is no point of the space.
     """
     names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
-    if not names or not objective_of(study).timed or study.search.sampler != "grey_box":
+    if not names or not objective_of(study).timed:
         return []
     from lora_tune.search import priors
-    from lora_tune.search.grey_box.model import as_known
-    from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.samplers import make_sampler
+    from lora_tune.search.samplers import Compares, make_sampler
 
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
-    assert isinstance(sampler, GreyBoxSampler)
-    known, space = in_memory(study, sweep, sampler), study.search_space.distributions()
-    observations = sampler.observations(known, frozenset(space))
-    if not any(math.isfinite(o.reached) for o in observations if not o.source):
+    if not isinstance(sampler, Compares):
         return []
-    model = as_known(sampler.model(space, observations))
     whole = study.search_space.conditions.complete(trial.tuned)
-    found = [Worth(n, *_saved(model, whole, {**whole, n: base.tuned[n]})) for n in names]
+    undone = [{**whole, n: base.tuned[n]} for n in names]
+    saved = sampler.saved(in_memory(study, sweep, sampler), whole, undone)
+    found = [Worth(n, *worth) for n, worth in zip(names, saved, strict=False)]
     return sorted(found, key=lambda worth: -worth.share)
-
-
-def _saved(model: Any, values: Mapping[str, Any], without: Mapping[str, Any]) -> tuple[float, float]:
-    """The share of the seconds to the target that ``values`` saves against ``without``, and its standard deviation."""
-    import numpy as np
-
-    pair = [values, without]
-    samples, doubt = model.predict_ln_samples(pair)
-    speed, speed_doubt, evals, _ = model.predict_speed(pair)
-    seconds = [
-        float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
-        for i, batch in enumerate(map(model.coordinates.batch, pair))
-    ]
-    spread = sum(c[0, 0] + c[1, 1] - 2 * c[0, 1] for c in (doubt, speed_doubt))
-    return -math.expm1(seconds[0] - seconds[1]), math.sqrt(max(0.0, float(spread)))
 
 
 def told(study: Study, sweep: Sweep, trial: Trial) -> Iterator[str]:
     """The same in lines: how the trial did against the base, and each change with its worth where that is known."""
     base = base_trial(sweep)
-    if base is None or trial.number == base.number:
+    if base is None:
+        return
+    if trial.number == base.number:
+        yield f"trial {base.number} is {base.metrics.base} as it stands: nothing that was tried is better"
         return
     name, found = base.metrics.base, changes(base, trial)
     yield f"trial {trial.number} against {name} (trial {base.number}): {_measured(study, base, trial)}"

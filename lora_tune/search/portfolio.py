@@ -169,6 +169,20 @@ class PortfolioSampler(BaseSampler):
             return grey_box.recommend(study)
         return dict(found.values), found.score, _sentence(found)
 
+    def saved(
+        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[float, float]]:
+        """The share of the score that ``values`` saves against each of ``instead``, and its sd, by the trusted model.
+
+        Empty while no run has reached the target.
+        """
+        grey_box = self._arms.grey_box
+        if grey_box is not None and self._trust(study).believes_grey_box:
+            return grey_box.saved(study, values, instead)
+        model = self._model(self._runs(study))
+        reached = any(math.isfinite(r.ln_score) for r in model.runs)
+        return [model.saved(values, other) for other in instead] if reached else []
+
     def trust_in(self, study: optuna.Study) -> Mapping[str, float]:
         """The share of trials that each arm is given now, by name."""
         odds = self._trust(study)
@@ -256,7 +270,8 @@ def _why(found: Proposal, nodes: int) -> str:
 
 
 def _sentence(found: Believed) -> str:
+    runs = "1 run" if found.runs == 1 else f"{found.runs} runs"
     return (
-        f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of this configuration; the next run is "
+        f"expected {found.score / 60:.2f} min to the target, {runs} of this configuration; the next run is "
         f"expected to improve on it by {100 * found.regret:.1f}%"
     )

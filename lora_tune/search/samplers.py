@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -45,6 +45,20 @@ class KnowsGain(Protocol):
 
     def expected_gain(self, study: optuna.Study) -> float | None:
         """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
+        ...
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A sampler that can say what a change is worth."""
+
+    def saved(
+        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[float, float]]:
+        """The share of the score that ``values`` saves against each of ``instead``, and its standard deviation.
+
+        Empty where it cannot say.
+        """
         ...
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from lora_tune.analysis import base_changes
 from lora_tune.commands.report import report_html
 from lora_tune.config.study import Study
@@ -22,8 +24,9 @@ def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[Sweep, Trial]
     return replace(sweep, trials={**sweep.trials, 0: first}), best
 
 
-def test_each_change_is_told_with_its_worth_where_the_search_has_a_model() -> None:
-    study = study_of(STUDY + '[search]\nsampler = "grey_box"\n')
+@pytest.mark.parametrize("sampler", ["grey_box", "portfolio"])
+def test_each_change_is_told_with_its_worth_where_the_search_has_a_model(sampler: str) -> None:
+    study = study_of(f'{STUDY}[search]\nsampler = "{sampler}"\n')
     sweep, best = with_base(study)
     first, *others = base_changes.told(study, sweep, best)
     assert first.startswith(f"trial {best.number} against config_x.sh (trial 0): ")
@@ -66,3 +69,10 @@ def test_a_sweep_without_one_says_nothing() -> None:
     best = sweep.best()
     assert best is not None
     assert list(base_changes.told(study, sweep, best)) == []
+
+
+def test_a_base_that_nothing_beats_is_told_as_such() -> None:
+    study = study_of(STUDY)
+    sweep, _ = with_base(study)
+    told = list(base_changes.told(study, sweep, sweep.trials[0]))
+    assert told == ["trial 0 is config_x.sh as it stands: nothing that was tried is better"]

@@ -105,7 +105,7 @@ def _place(trial: int, runs: Sequence[Replicate], mean: tuple[float, float, floa
     )
 
 
-NO_REFERENCE = "no reference convergence point applies, since the study is of no benchmark of MLPerf"
+NO_REFERENCE = "not normalised by reference convergence points: the study names no objective.benchmark"
 EPOCHS = "the reference convergence points count epochs: the checkers' word on the result files counts"
 
 

@@ -186,6 +186,20 @@ class GreyBoxSampler(BaseSampler):
         model = self.model(space, self.observations(study, frozenset(space), skip=skip))
         return forecast(model, values)
 
+    def saved(
+        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[float, float]]:
+        """The share of the seconds to the target that ``values`` saves against each of ``instead``, and its sd.
+
+        Empty while no run of the study itself has reached the target.
+        """
+        space = self._distributions or {}
+        observations = self.observations(study, frozenset(space))
+        if not any(math.isfinite(o.reached) for o in observations if not o.source):
+            return []
+        model = as_known(self.model(space, observations))
+        return [saved(model, values, other) for other in instead]
+
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
         own = [o for o in observations if not o.source and not o.open]
         says = any(math.isfinite(o.reached) or o.evals or math.isfinite(o.bound) or o.infeasible for o in own)
@@ -209,6 +223,19 @@ def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, floa
     normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
     noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
     return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
+
+
+def saved(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> tuple[float, float]:
+    """The share of the seconds to the target that ``values`` saves against ``instead``, and its standard deviation."""
+    pair = [values, instead]
+    samples, doubt = model.predict_ln_samples(pair)
+    speed, speed_doubt, evals, _ = model.predict_speed(pair)
+    first, second = (
+        float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
+        for i, batch in enumerate(map(model.coordinates.batch, pair))
+    )
+    spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
+    return -math.expm1(first - second), math.sqrt(max(0.0, spread))
 
 
 def sentence(found: Recommendation) -> str:

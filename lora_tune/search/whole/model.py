@@ -59,6 +59,13 @@ class WholeModel:
         (samples, first), (pace, second) = self.samples.predict(x), self.pace.predict(x)
         return samples + pace, np.sqrt(np.diag(first) + np.diag(second))
 
+    def saved(self, values: Values, instead: Values) -> tuple[float, float]:
+        """The share of the score that ``values`` saves against ``instead``, and its standard deviation."""
+        pieces = [piece.predict(self.encoding.rows([values, instead])) for piece in (self.samples, self.pace)]
+        gain = sum(float(mean[0] - mean[1]) for mean, _ in pieces)
+        spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for _, c in pieces)
+        return -math.expm1(gain), math.sqrt(max(0.0, spread))
+
     @property
     def run_sd(self) -> float:
         """Sd of ln(score) between runs of one configuration."""
