@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import hmac
 import json
 import os
-import re
 import secrets
 import signal
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import click
 
 from lora_tune.base.errors import StoreError
 from lora_tune.base.net import is_loopback
+from lora_tune.commands.again import again
 from lora_tune.commands.options import (
     Review,
     guarded,
@@ -27,14 +31,17 @@ from lora_tune.commands.options import (
     output_option,
     storage_option,
     study_option,
+    watch_store,
 )
 from lora_tune.commands.web_server import Application, listen
-from lora_tune.store import full_url, sqlite_url
+from lora_tune.review.dashboard_notes import is_note, with_notes
+from lora_tune.store import Store, full_url, sqlite_url
 from lora_tune.store.records import Sweep
+from lora_tune.store.remarks import Remark, Remarks
 
 
 def application(review: Review, storage: str | None) -> Application:
-    """optuna-dashboard over this sweep as a WSGI application that only shows. Raises StoreError."""
+    """optuna-dashboard over this sweep as a WSGI application that shows, and keeps notes. Raises StoreError."""
     import optuna
     import optuna_dashboard
 
@@ -49,40 +56,35 @@ def application(review: Review, storage: str | None) -> Application:
     snapshot = Snapshot(review.study, review.paths.root, load)
     try:
         inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
-        dressed = DashboardStorage(inner, snapshot)
+        dressed = DashboardStorage(inner, snapshot, again("steer", review.study.name))
     except KeyError as error:
         raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
     except Exception as error:  # Optuna and the database driver each have a tree of their own
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
-    return with_notes(optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot)), dressed.note)
+    shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
+    return with_notes(shown, dressed, _Desk(review, storage))
 
 
-def with_notes(inside: Application, note: Callable[[int], str]) -> Application:
-    """``inside`` with the note of each trial, by its number, put into the answers that list trials."""
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The remarks of one sweep: read as one who watches, written by a connection of its own."""
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if not _STUDY_DETAIL.fullmatch(environ["PATH_INFO"]) or environ["REQUEST_METHOD"] != "GET":
-            return inside(environ, start_response)
-        started: list[Any] = []
-        body = b"".join(inside(environ, lambda *arguments: started.append(arguments)))
-        status, headers, *rest = started[0]
-        if status.startswith("200"):
-            detail = json.loads(body)
-            for trial in (*detail["trials"], *detail["best_trials"]):
-                trial["note"] = {"version": 1, "body": note(trial["number"])}
-            body = json.dumps(detail).encode()
-        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
-        start_response(status, [*kept, ("Content-Length", str(len(body)))], *rest)
-        return [body]
+    review: Review
+    storage: str | None
 
-    return answer
+    def latest(self) -> Mapping[int, Remark]:
+        with closing(watch_store(self.review.paths, self.storage)) as store:
+            return Remarks(store, self.review.study.name).latest()
 
-
-_STUDY_DETAIL = re.compile(r"/api/studies/\d+/?")
+    def write(self, trial: int, version: int, text: str) -> None:
+        who = f"{getpass.getuser()}@{os.uname().nodename}"
+        remark = Remark(trial=trial, version=version, text=text, who=who, written_at=time.time())
+        with closing(Store(self.storage or sqlite_url(self.review.paths.database))) as store:
+            Remarks(store, self.review.study.name).write(remark)
 
 
 def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
-    """``inside`` without its ways to change a study, and only for requests that name one of ``hosts``.
+    """``inside`` without its ways to change a study but for notes, and only for requests that name one of ``hosts``.
 
     The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
     An empty ``hosts`` admits every name.
@@ -92,8 +94,9 @@ def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
         host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0].strip("[]").lower()
         if hosts and host not in hosts:
             return _refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _refusal(start_response, "this dashboard is read-only; only the sweep's driver writes")
+        method = environ["REQUEST_METHOD"]
+        if method not in ("GET", "HEAD") and not is_note(environ["PATH_INFO"], method):
+            return _refusal(start_response, "this dashboard is read-only but for notes; only the sweep's driver writes")
         return inside(environ, start_response)
 
     return answer

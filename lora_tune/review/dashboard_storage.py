@@ -30,6 +30,7 @@ from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
 from lora_tune.store.records import Sweep
 from lora_tune.store.records import TrialState as OurState
+from lora_tune.store.remarks import SWEEP
 
 FRESH_SECONDS = 5.0
 """How old the records may be that a request is answered from."""
@@ -63,15 +64,16 @@ class Snapshot:
 class DashboardStorage(optuna.storages.BaseStorage):
     """An Optuna storage that reads one study from ``inner`` and dresses it; every change is refused."""
 
-    def __init__(self, inner: optuna.storages.BaseStorage, snapshot: Snapshot) -> None:
-        self._inner, self._snapshot = inner, snapshot
+    def __init__(self, inner: optuna.storages.BaseStorage, snapshot: Snapshot, steer: str = "") -> None:
+        """steer: the command line that steers the sweep; "" shows none."""
+        self._inner, self._snapshot, self._steer = inner, snapshot, steer
         self._study_id = inner.get_study_id_from_name(snapshot.study.name)
         self._dressed: dict[int, FrozenTrial] = {}
         self._notes: dict[int, str] = {}
         self._drawn: tuple[Sweep | None, dict[str, str]] = (None, {})
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        """The one study under review, its note and figures among its system attributes."""
+        """The one study under review, its figures among its system attributes."""
         return [
             FrozenStudy(
                 study_name=self._snapshot.study.name,
@@ -84,17 +86,16 @@ class DashboardStorage(optuna.storages.BaseStorage):
         ]
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """Optuna's own, the study's note and the figures, under the keys that optuna-dashboard reads.
+        """Optuna's own and the figures, under the keys that optuna-dashboard reads.
 
-        Not the trials' notes: optuna-dashboard looks through all attributes for each trial, which took 3 s of a
+        Not the notes: optuna-dashboard looks through all attributes for each trial, which took 3 s of a
         request for 2,000 trials. See :meth:`note`.
         """
         study, sweep = self._snapshot.study, self._snapshot.sweep()
         now = time.time()
         attributes = dict(self._inner.get_study_system_attrs(study_id))
         names = [f"{o.name} (s)" if o.timed else f"{o.name} ({o.unit})" for o in objectives_of(study)]
-        attributes |= {"dashboard:objective_names": names, "dashboard:note_ver": 1}
-        attributes |= {"dashboard:note_str:0": notes.study_note(study, sweep, overview(study, sweep, now))}
+        attributes |= {"dashboard:objective_names": names}
         return attributes | self._figures(study, sweep, now)
 
     def _figures(self, study: Study, sweep: Sweep, now: float) -> dict[str, str]:
@@ -107,8 +108,22 @@ class DashboardStorage(optuna.storages.BaseStorage):
         return made
 
     def note(self, number: int) -> str:
-        """The note of a trial that :meth:`get_all_trials` has returned before."""
-        return self._notes.get(number, "")
+        """The note of a trial that was read before, with the lines that steer it; of SWEEP, that of the sweep."""
+        if number == SWEEP:
+            study, sweep = self._snapshot.study, self._snapshot.sweep()
+            facts = notes.study_note(study, sweep, overview(study, sweep, time.time()))
+            return facts + notes.steering_note(self._steer, SWEEP, open_=True)
+        facts = self._notes.get(number, "")
+        trial = self._snapshot.sweep().trials.get(number)
+        open_ = trial is None or trial.state is not OurState.FINISHED
+        return facts + notes.steering_note(self._steer, number, open_=open_)
+
+    def number_of(self, trial_id: int) -> int | None:
+        """A trial's number by Optuna's own id; None where there is no such trial."""
+        try:
+            return self._inner.get_trial(trial_id).number
+        except KeyError:
+            return None
 
     def get_all_trials(
         self,

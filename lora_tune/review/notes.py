@@ -18,6 +18,7 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
+from lora_tune.store.remarks import SWEEP
 
 FILES_SHOWN = 12
 """Files of one attempt that are offered; a trial program may write thousands."""
@@ -189,6 +190,20 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def steering_note(steer: str, number: int, *, open_: bool) -> str:
+    """The lines to paste that steer a trial, or the sweep where number is SWEEP.
+
+    steer: the command line that they begin with; "" gives none. open_: the trial has not ended.
+    """
+    if not steer:
+        return ""
+    again = [f"--enqueue --clone {number} --set NAME=VALUE"]
+    trial = [f"--stop {number}", *again] if open_ else again
+    sweep = ["--pause", "--resume", "--parallel 4", "--trials 40", "--enqueue --set NAME=VALUE"]
+    lines = "\n".join(f"{steer} {words}" for words in (sweep if number == SWEEP else trial))
+    return f"\n### Steer it from a terminal\n\n```\n{lines}\n```\n"
 
 
 def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.base.identity import new_token
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 LEASE_SECONDS = 20.0
 """A lease that was not renewed for this long may be taken by another host."""
 
@@ -75,6 +75,19 @@ requests = sa.Table(
     sa.Column("sweep", sa.String(64), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("record", sa.Text, nullable=False),
+)
+
+
+# What people write beside a sweep (trial -1) and its trials, in every version. No driver reads it.
+remarks = sa.Table(
+    "lora_tune_remark",
+    metadata,
+    sa.Column("sweep", sa.String(64), primary_key=True),
+    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("written_at", sa.Float, nullable=False),
 )
 
 
@@ -161,10 +174,17 @@ def _requests(connection: sa.Connection, now: float) -> None:
     requests.create(connection)
 
 
+def _remarks(connection: sa.Connection, now: float) -> None:
+    """5 to 6: people may write beside a sweep and its trials."""
+    _refuse_while_driven(connection, now)
+    remarks.create(connection)
+
+
 _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
     1: _leases_of_their_own,
     2: _sweeps_have_ids,
     3: _counts_and_signatures,
     4: _requests,
+    5: _remarks,
 }
 """Schema -> what makes the next one of it."""

@@ -1,4 +1,4 @@
-"""The dashboard: optuna-dashboard over a sweep, with notes, files and figures, and unable to change anything."""
+"""The dashboard: optuna-dashboard over a sweep, with notes, files and figures; only people's notes are written."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from optuna.artifacts.exceptions import ArtifactNotFound
 
 from lora_tune.base.net import is_loopback
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import dashboard
-from lora_tune.commands.options import Review
+from lora_tune.commands.options import Review, load_sweep
 from lora_tune.commands.web_server import Application
-from lora_tune.review import dashboard_storage, notes
+from lora_tune.review import dashboard_notes, dashboard_storage, notes
+from lora_tune.review.dashboard_notes import LINE, LONGEST
 from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.remarks import Remark
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 from tests.dashboards import serving
@@ -42,18 +46,23 @@ def with_files(folder: Path, sweep: Sweep) -> None:
         (place / "config_H100_1x8x4xtp4pp1cp1.sh").write_text("export LR=0.0004\n")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Review:
-    """A stored sweep of 24 trials, two of them open, with files."""
+def reviewed(folder: Path, trials: int = 4, running: int = 0) -> Review:
+    """A stored sweep, as the command loads it."""
     study = study_of()
-    sweep = sweep_of(study, running=2)
-    folder = tmp_path_factory.mktemp("sweeps") / "built"
+    sweep = sweep_of(study, trials=trials, running=running)
     stored(folder, sweep, study)
-    with_files(folder, sweep)
     return Review(study, sweep, SweepPaths(folder), Path("built.toml"))
 
 
-def ask(application: Application, path: str, **environ: str) -> tuple[str, Any]:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Review:
+    """A stored sweep of 24 trials, two of them open, with files."""
+    review = reviewed(tmp_path_factory.mktemp("sweeps") / "built", trials=24, running=2)
+    with_files(review.paths.root, review.sweep)
+    return review
+
+
+def ask(application: Application, path: str, **environ: Any) -> tuple[str, Any]:
     """Status and body of one request; JSON comes parsed."""
     heard: list[Any] = []
     request = {
@@ -83,7 +92,7 @@ def test_each_trial_comes_with_a_note_attributes_with_units_and_its_files(shown:
     assert len(detail["trials"]) == len(built.sweep.trials)
     for trial in detail["trials"]:
         record = built.sweep.trials[trial["number"]]
-        assert trial["note"]["body"].startswith(f"## Trial {record.number}: ")
+        assert f"{LINE}\n\n## Trial {record.number}: " in trial["note"]["body"]
         attributes = {a["key"]: a["value"] for a in trial["user_attrs"]}
         assert attributes["verdict"] == str(record.verdict or record.state)
         if record.seconds is not None:
@@ -143,10 +152,110 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed(shown: Application, method: str) -> None:
-    for path in ("/api/studies/1", "/api/studies/1/note", "/api/trials/1/tell", "/api/studies"):
+    for path in (
+        "/api/studies/1",
+        "/api/studies/1/rename",
+        "/api/trials/1/tell",
+        "/api/studies",
+        "/api/trials/1/user-attrs",
+    ):
         status, body = ask(shown, path, REQUEST_METHOD=method)
         assert status.startswith("403")
         assert "read-only" in body["reason"]
+
+
+def put(shown: Application, path: str, **wish: Any) -> tuple[str, Any]:
+    """The answer to a request that writes a note."""
+    body = json.dumps(wish).encode()
+    given = {"CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}
+    return ask(shown, path, REQUEST_METHOD="PUT", **given)
+
+
+def noted(shown: Application, number: int) -> dict[str, Any]:
+    """A trial as the dashboard lists it."""
+    _, detail = ask(shown, "/api/studies/1")
+    return next(t for t in detail["trials"] if t["number"] == number)
+
+
+def test_what_a_colleague_writes_beside_a_trial_is_kept_with_its_tags_and_the_facts_stay_ours(
+    tmp_path: Path,
+) -> None:
+    review = reviewed(tmp_path / "noted")
+    shown = dashboard.application(review, None)
+    before = noted(shown, 2)
+    facts = before["note"]["body"]
+    edited = "Odd spike, #rerun it. #good\n\n" + facts.replace("## Trial 2: ", "## Trial 2 is wonderful: ")
+    status, _ = put(
+        shown, f"/api/studies/1/{before['trial_id']}/note", version=before["note"]["version"] + 1, body=edited
+    )
+    assert status.startswith("204")
+    status, _ = put(shown, "/api/studies/1/note", version=2, body="Ask Ann before you export.")
+    assert status.startswith("204")
+
+    again = dashboard.application(review, None)
+    after = noted(again, 2)
+    assert after["note"] == {
+        "version": before["note"]["version"] + 1,
+        "body": "Odd spike, #rerun it. #good\n\n" + facts,
+    }
+    assert {"key": "tags", "value": "rerun good"} in after["user_attrs"]
+    _, detail = ask(again, "/api/studies/1")
+    assert detail["note"]["body"].startswith("Ask Ann before you export.\n\n" + LINE)
+    assert "| Best run |" in detail["note"]["body"]
+    assert load_sweep("built", review.paths, None).trials == review.sweep.trials
+
+
+def test_of_two_who_write_at_once_the_second_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    review = reviewed(tmp_path / "noted")
+    shown = dashboard.application(review, None)
+    trial = noted(shown, 0)
+    path, version = f"/api/studies/1/{trial['trial_id']}/note", trial["note"]["version"] + 1
+    assert put(shown, path, version=version, body="first")[0].startswith("204")
+    status, answer = put(shown, path, version=version, body="second")
+    assert status.startswith("409")
+    assert "copy your text" in answer["reason"]
+    assert answer["note"]["body"].startswith("first\n")
+    assert put(shown, path, version=answer["note"]["version"] + 1, body="first, second")[0].startswith("204")
+    assert noted(shown, 0)["note"]["body"].startswith("first, second\n")
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {},
+        {"version": 2},
+        {"version": "2", "body": ""},
+        {"version": 2, "body": 3},
+        {"version": 2, "body": "x" * LONGEST},
+    ],
+)
+def test_what_is_no_note_is_refused(built: Review, wish: dict[str, Any]) -> None:
+    status, answer = put(dashboard.application(built, None), "/api/studies/1/note", **wish)
+    assert status.startswith("400")
+    assert "note" in answer["reason"] or "version" in answer["reason"]
+
+
+def test_the_lines_that_steer_stand_beside_the_sweep_and_each_trial(tmp_path: Path) -> None:
+    review = reviewed(tmp_path / "steered", running=1)
+    shown = dashboard.application(review, None)
+    last = len(review.sweep.trials) - 1
+    assert f"lora_tune.steer --study built --stop {last}\n" in noted(shown, last)["note"]["body"]
+    ended = noted(shown, 0)["note"]["body"]
+    assert "--stop" not in ended
+    assert "lora_tune.steer --study built --enqueue --clone 0 --set NAME=VALUE\n" in ended
+    _, detail = ask(shown, "/api/studies/1")
+    assert "lora_tune.steer --study built --pause\n" in detail["note"]["body"]
+
+
+@given(st.text(), st.text(min_size=1).map(lambda text: f"## {text}"))
+def test_an_unedited_note_gives_back_what_was_written(text: str, facts: str) -> None:
+    body = dashboard_notes.whole(Remark(trial=0, version=1, text=text.strip(), who="", written_at=0.0), facts)["body"]
+    assume(LINE not in text)
+    assert dashboard_notes.own_part(body, facts) == text.strip()
+
+
+def test_tags_are_words_that_begin_with_a_number_sign() -> None:
+    assert dashboard_notes.tags("#good, see issue #12 and a#b\n# Heading\n#re-run #good") == ["good", "re-run"]
 
 
 def test_a_page_elsewhere_cannot_read_it_by_another_name(shown: Application) -> None:

@@ -1,0 +1,144 @@
+"""Notes in optuna-dashboard: what people write stands first and is kept; what the records say is made anew below it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from lora_tune.base.errors import InputError, LoraTuneError, RemarkChangedError
+from lora_tune.store.remarks import SWEEP, Remark
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+LONGEST = 100_000
+"""Bytes of a request that writes a note."""
+
+LINE = "*Write above this line, with #tags if you like. Below it stands what the records say, made anew each time.*"
+
+_STUDY_DETAIL = re.compile(r"/api/studies/\d+/?")
+_NOTE = re.compile(r"/api/studies/\d+(?:/(?P<trial>\d+))?/note")
+_TAG = re.compile(r"(?<!\S)#([^\W\d][\w-]*)")
+
+
+class Desk(Protocol):
+    """Where people's remarks lie. Methods raise StoreError."""
+
+    def latest(self) -> Mapping[int, Remark]: ...
+
+    def write(self, trial: int, version: int, text: str) -> None:
+        """Raises RemarkChangedError where somebody was quicker."""
+        ...
+
+
+class Facts(Protocol):
+    """What the records say, in Markdown; SWEEP stands for the sweep itself."""
+
+    def note(self, number: int) -> str: ...
+
+    def number_of(self, trial_id: int) -> int | None:
+        """A trial's number by Optuna's own id; None where there is no such trial."""
+        ...
+
+
+def is_note(path: str, method: str) -> bool:
+    """Whether a request writes a note, the one thing that may be changed."""
+    return method == "PUT" and _NOTE.fullmatch(path) is not None
+
+
+def whole(remark: Remark | None, facts: str) -> dict[str, Any]:
+    """A note as optuna-dashboard reads it: people's text, the line, the facts. Pure."""
+    text = f"{remark.text}\n\n" if remark else ""
+    # optuna-dashboard takes 0 for "no note"; there is always one, so that versions are counted from 1.
+    return {"version": 1 + (remark.version if remark else 0), "body": f"{text}{LINE}\n\n{facts}"}
+
+
+def own_part(body: str, facts: str) -> str:
+    """What of an edited note is people's own: all above the line; without the line, all but the facts. Pure."""
+    above, found, _ = body.partition(LINE)
+    if not found:
+        above = body.partition(facts.partition("\n")[0])[0] if facts.strip() else body
+    return above.strip()
+
+
+def tags(text: str) -> list[str]:
+    """The words of a text that begin with #, each once. Pure."""
+    return list(dict.fromkeys(_TAG.findall(text)))
+
+
+def with_notes(inside: Application, facts: Facts, desk: Desk) -> Application:
+    """``inside`` with a note for each trial in the answers that list trials, and with what people write kept."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if is_note(path, method):
+            return _write(environ, start_response, facts, desk)
+        if method != "GET" or not _STUDY_DETAIL.fullmatch(path):
+            return inside(environ, start_response)
+        started: list[Any] = []
+        body = b"".join(inside(environ, lambda *arguments: started.append(arguments)))
+        status, headers, *rest = started[0]
+        if status.startswith("200"):
+            body = json.dumps(_noted(json.loads(body), facts, desk.latest())).encode()
+        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        start_response(status, [*kept, ("Content-Length", str(len(body)))], *rest)
+        return [body]
+
+    return answer
+
+
+def _noted(detail: dict[str, Any], facts: Facts, remarks: Mapping[int, Remark]) -> dict[str, Any]:
+    """The answer with notes, and people's tags as an attribute of their trials."""
+    tagged = False
+    for trial in (*detail["trials"], *detail["best_trials"]):
+        remark = remarks.get(trial["number"])
+        trial["note"] = whole(remark, facts.note(trial["number"]))
+        if remark and (found := tags(remark.text)):
+            trial["user_attrs"].append({"key": "tags", "value": " ".join(found)})
+            tagged = True
+    if tagged:
+        detail["union_user_attrs"].append({"key": "tags", "sortable": False})
+    detail["note"] = whole(remarks.get(SWEEP), facts.note(SWEEP))
+    return detail
+
+
+def _write(environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, desk: Desk) -> Iterable[bytes]:
+    """Keep what somebody has written, or say why not."""
+    try:
+        number, version, body = _wish(environ, facts)
+    except InputError as error:
+        return _said(start_response, "400 Bad Request", str(error))
+    try:
+        desk.write(number, version - 1, own_part(body, facts.note(number)))
+    except RemarkChangedError as error:
+        now = whole(desk.latest().get(number), facts.note(number))
+        return _said(start_response, "409 Conflict", str(error), note=now)
+    except LoraTuneError as error:
+        return _said(start_response, "503 Service Unavailable", str(error))
+    start_response("204 No Content", [])
+    return []
+
+
+def _wish(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
+    """(trial's number, version, body) of a request. Raises InputError."""
+    found = _NOTE.fullmatch(environ["PATH_INFO"])
+    assert found is not None
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if not length.isdigit() or int(length) > LONGEST:
+        raise InputError(f"a note has at most {LONGEST} bytes")
+    number = SWEEP if found["trial"] is None else facts.number_of(int(found["trial"]))
+    try:
+        wish = json.loads(environ["wsgi.input"].read(int(length)))
+        version, body = wish["version"], wish["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("a note is written as JSON with version and body") from error
+    if number is None or type(version) is not int or type(body) is not str:
+        raise InputError("there is no such trial" if number is None else "version is an integer, body a text")
+    return number, version, body
+
+
+def _said(start_response: Callable[..., Any], status: str, reason: str, **more: Any) -> list[bytes]:
+    body = json.dumps({"reason": reason, **more}).encode()
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
