@@ -23,6 +23,7 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "ceil": math.ceil,
     "floor": math.floor,
     "round": round,
+    "sqrt": math.sqrt,
 }
 _LIMIT = 500  # characters: a formula is a line, and a parser's stack is finite
 

@@ -132,7 +132,7 @@ class DerivedParameter(Conditional):
 
     type: Literal["derived"]
     formula: str = Field(
-        description="numbers, names, + - * / // %, min, max, ceil, floor, round; also GBS, DP, GPUS, NODES"
+        description="numbers, names, + - * / // %, min, max, ceil, floor, round, sqrt; also GBS, DP, GPUS, NODES"
     )
 
     @model_validator(mode="after")

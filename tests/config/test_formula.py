@@ -13,7 +13,13 @@ from lora_tune.config.formula import Formula, FormulaError
 
 @pytest.mark.parametrize(
     ("text", "result"),
-    [("ceil(0.1 * MAX_STEPS)", 21), ("max(1, MAX_STEPS // 100) * 2", 4), ("-MAX_STEPS % 7", 1), ("384 / GBS", 48.0)],
+    [
+        ("ceil(0.1 * MAX_STEPS)", 21),
+        ("max(1, MAX_STEPS // 100) * 2", 4),
+        ("-MAX_STEPS % 7", 1),
+        ("384 / GBS", 48.0),
+        ("1e-6 * sqrt(GBS * 2)", 4e-6),
+    ],
 )
 def test_computes(text: str, result: float) -> None:
     assert Formula(text).value("X", {"MAX_STEPS": 209, "GBS": 8}) == result
@@ -45,3 +51,8 @@ def test_blames_the_parameter_for_a_division_by_zero() -> None:
 def test_any_text_is_arithmetic_or_a_formula_error(text: str) -> None:
     with contextlib.suppress(FormulaError):
         Formula(text).value("X", {})
+
+
+def test_the_root_of_a_negative_number_is_blamed_on_its_formula() -> None:
+    with pytest.raises(FormulaError, match=r"'sqrt\(0 - LR\)' cannot be computed"):
+        Formula("sqrt(0 - LR)").value("X", {"LR": 1e-3})

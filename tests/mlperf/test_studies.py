@@ -1,4 +1,4 @@
-"""The studies of machines that are submitted on one node: they load, are closed, and start from a published point."""
+"""The studies of machines that are submitted: they load, are closed, and start from a published point."""
 
 from __future__ import annotations
 
