@@ -23,6 +23,7 @@ from lora_tune.objectives import objective_of
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Slot, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
+from lora_tune.workloads.peft_refusals import refuse_in_packs, refuse_without_library
 from lora_tune.workloads.places import unseen
 
 TINY_UNTRAINED = 1.8634
@@ -168,6 +169,8 @@ class PeftWorkload(RecipeWorkload):
     def __init__(self, study: Study, settings: PeftSettings) -> None:
         super().__init__(study, settings)
         self._save_adapter = settings.save_adapter
+        if study.site.slots is not None:
+            refuse_in_packs(study)
         target = study.target
         shipped = (
             study.site.model is None and study.site.data is None and not {"SEQ", "EVAL_SAMPLES"} & set(study.space)
@@ -175,6 +178,12 @@ class PeftWorkload(RecipeWorkload):
         if shipped and objective_of(study).has_target and target >= TINY_UNTRAINED:
             problem = f"{target:g} is met before training: the untrained base has {TINY_UNTRAINED:g}; give a lower one"
             raise StudyError(f"study {study.name}", "objective.target", problem)
+
+    def check(self) -> list[str]:
+        """As of any recipe, and the libraries that the space asks for."""
+        if on_this_machine(self._site.launcher) and self._site.python is None:
+            refuse_without_library(self._study)
+        return super().check()
 
     def _of_attempt(self, folder: Path) -> dict[str, Value]:
         return {"SAVE_ADAPTER": str(folder / "adapter")} if self._save_adapter else {}

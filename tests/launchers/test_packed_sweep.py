@@ -32,7 +32,7 @@ parallel = 3
 """
 
 
-def test_trials_of_a_sweep_share_a_job_and_each_is_told_for_itself(tmp_path: Path) -> None:
+def test_trials_of_a_sweep_and_seeds_of_its_leaders_share_jobs_and_each_is_told_for_itself(tmp_path: Path) -> None:
     study, paths = tmp_path / "packs.toml", SweepPaths(tmp_path / "sweep")
     study.write_text(STUDY)
     command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--output", str(paths.root)]
@@ -50,3 +50,17 @@ def test_trials_of_a_sweep_share_a_job_and_each_is_told_for_itself(tmp_path: Pat
         assert "alone (" in trial.sentence
         assert 0 < attempt.node_share <= 1
         assert (paths.attempt(trial.number, 0).folder / "adapter" / "adapter_model.safetensors").exists()
+    confirm = [sys.executable, "-m", "lora_tune.confirm", "--study", str(study), "--output", str(paths.root)]
+    done = subprocess.run(
+        [*confirm, "--top", "2", "--seeds", "2", "--parallel", "4"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    race = Store(sqlite_url(paths.database), read_only=True).load("packs.confirm")
+    assert race is not None
+    assert [trial.verdict for trial in race.trials.values()] == [Verdict.REACHED] * 4
+    runs = [attempt for attempt in race.attempts.values() if not attempt.failure]
+    assert len({attempt.job_id for attempt in runs}) < len(runs), "several seeds share a job"

@@ -129,6 +129,48 @@ def test_trials_that_cannot_share_a_job_are_refused_slots(kind: str, gpus: int) 
             load(study, "study.toml")
 
 
+def peft_study(space: dict[str, Any], **site: Any) -> Study:
+    whole = {"name": "peft", "workload": {"kind": "peft"}, "objective": {"target": 1.0}, "budget": {"trials": 1}}
+    return Study.model_validate({**whole, "space": space, "site": site})
+
+
+CHOICE = {"type": "categorical"}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"DORA": {**CHOICE, "choices": [0, 1]}}, "space.DORA: 0, 1: its norms would not be shared"),
+        ({"FSDP": 1}, "space.FSDP: 1: a trial in a pack has one process; allowed with site.slots is 0"),
+        ({"TP": {"type": "int", "low": 1, "high": 2}}, "space.TP: 1, 2: a trial in a pack has one process"),
+        ({"MODULES_TO_SAVE": "lm_head"}, "space.MODULES_TO_SAVE: lm_head: the trials of a pack share all whole"),
+        ({"ATTN": {**CHOICE, "choices": ["sdpa", "eager"]}}, "space.ATTN: sdpa, eager: the trials of a pack share it"),
+    ],
+)
+def test_what_no_pack_can_train_is_refused_with_the_study(space: dict[str, Any], message: str) -> None:
+    assert load(peft_study(space), "study.toml"), "trials with jobs of their own may"
+    with pytest.raises(StudyError) as refused:
+        load(peft_study(space, slots=4), "study.toml")
+    assert message in str(refused.value)
+
+
+def test_what_a_pack_can_train_is_not_refused() -> None:
+    space = {"DORA": 0, "FSDP": False, "TP": 1, "ATTN": "eager", "LR": {"type": "float", "low": 1e-4, "high": 1e-2}}
+    assert load(peft_study(space, slots="auto"), "study.toml")
+
+
+def test_a_library_that_is_not_here_is_refused_before_a_trial_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    four_bits = {"LOAD_IN_4BIT": {**CHOICE, "choices": ["", "nf4"]}}
+    with pytest.raises(SetupError, match=r"LOAD_IN_4BIT='nf4': bitsandbytes is not installed here; pip install"):
+        load(peft_study(four_bits), "study.toml").check()
+    assert load(peft_study(four_bits, launcher="slurm"), "study.toml").check() == [], "nodes may have it"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: object())
+    assert load(peft_study(four_bits), "study.toml").check() == []
+    with pytest.raises(SetupError, match=r"ATTN='flash_attention_2': a trial has no GPU"):
+        load(peft_study({"ATTN": "flash_attention_2"}), "study.toml").check()
+
+
 def test_a_trial_that_shares_a_job_reads_what_its_own_would(tmp_path: Path) -> None:
     study = Study.model_validate(
         {

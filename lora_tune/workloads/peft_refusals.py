@@ -1,0 +1,64 @@
+"""What trials of the PEFT recipe cannot be given, told from the study alone: before a job is spent on it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.config.parameters import CategoricalParameter, FixedParameter, IntParameter, Parameter, Value
+from lora_tune.config.study import Study
+
+NOT_IN_A_PACK = {
+    "DORA": ("its norms would not be shared as a pack's products are", ("0", "False", "false", "")),
+    "MODULES_TO_SAVE": ("the trials of a pack share all whole modules", ("",)),
+    "TP": ("a trial in a pack has one process", ("1", "")),
+    "CP": ("a trial in a pack has one process", ("1", "")),
+    "FSDP": ("a trial in a pack has one process", ("0", "False", "false", "")),
+}
+"""Variables that no pack can train: why, and the values that it can."""
+ONE_IN_A_PACK = ("MODEL", "DTYPE", "LOAD_IN_4BIT", "ATTN", "RECOMPUTE_GRANULARITY")
+"""Variables that the trials of a pack have in common."""
+LIBRARIES = (
+    ("LOAD_IN_4BIT", ("nf4", "fp4"), "bitsandbytes", "pip install 'lora-tune[qlora]'"),
+    ("ATTN", ("flash_attention_2",), "flash_attn", "pip install flash-attn, or take sdpa"),
+)
+"""Variables and values that need a library, and its remedy."""
+
+
+def refuse_in_packs(study: Study) -> None:
+    """Raise StudyError for the first variable of the space that trials with ``site.slots`` cannot have."""
+    for name, parameter in study.space.items():
+        values = [str(value) for value in _values(parameter)]
+        reason, allowed = NOT_IN_A_PACK.get(name, ("", tuple(values)))
+        if not set(values) <= set(allowed):
+            problem = f"{', '.join(values)}: {reason}; allowed with site.slots is {allowed[0] or 'nothing'}"
+            raise StudyError(f"study {study.name}", f"space.{name}", problem)
+        if name in ONE_IN_A_PACK and len(set(values)) > 1:
+            problem = f"{', '.join(values)}: the trials of a pack share it; give it one value, or take site.slots out"
+            raise StudyError(f"study {study.name}", f"space.{name}", problem)
+
+
+def refuse_without_library(study: Study) -> None:
+    """Raise SetupError for a value of the space that needs a library, or a GPU, which is not here."""
+    for name, wanting, library, remedy in LIBRARIES:
+        asked = [str(v) for v in _values(study.space.get(name)) if str(v) in wanting]
+        if asked and importlib.util.find_spec(library) is None:
+            raise SetupError(f"{name}={asked[0]!r}: {library} is not installed here; {remedy}")
+    flash = "flash_attention_2" in map(str, _values(study.space.get("ATTN")))
+    if flash and study.site.gpus_per_node == 0:
+        raise SetupError(
+            "ATTN='flash_attention_2': a trial has no GPU (site.gpus_per_node = 0); allowed are sdpa, eager"
+        )
+
+
+def _values(parameter: Parameter | None) -> Sequence[Value]:
+    """The values that a parameter may take, the ends of a range of whole numbers; none of any other kind."""
+    match parameter:
+        case FixedParameter():
+            return (parameter.value,)
+        case CategoricalParameter():
+            return parameter.choices
+        case IntParameter():
+            return (parameter.low, parameter.high)
+    return ()
