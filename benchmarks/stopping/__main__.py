@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import platform
 import time
@@ -24,7 +25,7 @@ from benchmarks.public_runs import folder
 from benchmarks.stopping import envelope, fresh, moving, sweeps, unseen
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
-from benchmarks.stopping.tables import Table, published, recorded
+from benchmarks.stopping.tables import Table, Whole, published, recorded
 from lora_tune.curves.conformal import allowed
 from lora_tune.curves.overlay import Course
 
@@ -123,13 +124,23 @@ def score(
         order, bad = rng.permutation(len(table.good)), rng.permutation(len(table.bad))
         references = [table.good[i] for i in order[:count]]
         finished = [table.bad[i] for i in bad[BAD_EACH:][:count]]
-        rule = make(table, references, finished)
+        rule = _or_diverged(make(table, references, finished))
         killed = [rule(table.good[i]) is not None for i in order[count : count + each]]
         stops = [(rule(run), run) for run in (table.bad[i] for i in bad[: min(each, BAD_EACH)])]
         used = [1.0 if at is None else at / (run.length or at) for at, run in stops]
         rows.append((np.mean(killed), np.mean([at is not None for at, _ in stops]), np.mean(used)))
     killed_by, caught_by, used_by = np.array(rows).T
     return Score(killed_by.tolist(), caught_by.tolist(), used_by.tolist())
+
+
+def _or_diverged(rule: Rule) -> Rule:
+    """The rule, and two evals in a row that are not finite, which stop a run under any."""
+
+    def stopped(run: Course) -> float | None:
+        at = min(rule(run) or math.inf, run.diverged if isinstance(run, Whole) else math.inf)
+        return at if math.isfinite(at) else None
+
+    return stopped
 
 
 def cells(found: Score) -> str:

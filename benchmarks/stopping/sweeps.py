@@ -3,7 +3,7 @@
 Each seed is a sweep of the shipped study with its own sampler and two trials at a time. A trial is a recorded one: the
 point of the measured grid (``lora_tiny``, the same task on a GPU) that lies nearest to the proposal, and one of its
 eight seeds. Whole runs take as many seconds as samples, so that trials end in the order in which they would.
-The rule is asked at each eval, with the records as they were then.
+The rule is asked at each eval, with the records as they were then; what it stops ends there for the trials after it.
 """
 
 from __future__ import annotations
@@ -126,27 +126,29 @@ def _tell(known: optuna.Study, asked: optuna.Trial, trial: Trial) -> None:
 
 
 def judge(study: Study, sweep: Sweep) -> Iterator[Judged]:
-    """Ask the rule at each eval of each trial, with the sweep as it was then."""
-    for trial in sweep.trials.values():
+    """Ask the rule at each eval of each trial, with the sweep as it was then. Those that it stops are no references."""
+    for trial in list(sweep.trials.values()):
         curve, compared, used = sweep.evals[trial.number, 0], False, None
         for i, e in enumerate(curve):
-            then = _as_of(sweep, trial, trial.proposed_at + e.seconds)
+            now = trial.proposed_at + e.seconds
+            then = as_of(sweep, trial, now)
             run = RunLog(run_start_ms=0, evals=curve[: i + 1])
             asked = evidence(study, then, then.trials[trial.number], run)
             compared |= sum(r.free for r in asked.references) >= asked.fewest and e.loss > study.target
             if judge_curve(study, then, then.trials[trial.number], run) is not None:
-                length = float(str(trial.parameters["MAX_STEPS"])) * float(str(trial.parameters["GBS"]))
-                used = e.samples / length
+                used = e.samples / (float(str(trial.parameters["MAX_STEPS"])) * float(str(trial.parameters["GBS"])))
+                stopped = replace(trial, seconds=None, samples=None).finished(Verdict.PRUNED, "", now)
+                sweep = replace(sweep, trials={**sweep.trials, trial.number: stopped})
                 break
         yield Judged(trial.verdict is Verdict.REACHED, compared, used)
 
 
-def _as_of(sweep: Sweep, judged: Trial, now: float) -> Sweep:
+def as_of(sweep: Sweep, judged: Trial, now: float) -> Sweep:
     """The records at a time: trials that had begun by then, those that had not ended as running ones."""
     begun = (t for t in sweep.trials.values() if t.proposed_at <= now)
     trials = {
         t.number: t
-        if (t.finished_at or now) <= now and t is not judged
+        if (t.finished_at or now) <= now and t.number != judged.number
         else replace(t, state=TrialState.RUNNING, verdict=None, finished_at=None, seconds=None, samples=None)
         for t in begun
     }

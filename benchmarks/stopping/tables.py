@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,13 @@ RECORDED = {
 }
 """Tables of real trials with the targets that they are judged by: between a tenth and a half of the runs reach them."""
 WHOLE_CURVES = ROOT / "benchmarks/statistics/tiny_curves.npz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole(Course):
+    """A run that was never stopped. diverged: samples at the second of two evals in a row that are not finite."""
+
+    diverged: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,20 @@ def _runs(path: Path) -> list[Course]:
     return [_recorded(*row) for row in rows]
 
 
-def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float, warmup: float) -> Course:
-    kept = np.isfinite(samples) & (samples > 0) & np.isfinite(loss)
-    curve = Points(samples[kept].astype(float), loss[kept].astype(float))
-    return Course(curve=curve, length=float(steps * batch), task=int(batch), kind=round(8 * warmup / steps))
+def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float, warmup: float) -> Whole:
+    made = np.isfinite(samples) & (samples > 0)
+    length, kind = float(steps * batch), round(8 * warmup / steps)
+    return whole(samples[made].astype(float), loss[made].astype(float), length, task=int(batch), kind=kind)
+
+
+def whole(samples: np.ndarray, loss: np.ndarray, length: float, task: Hashable = (), kind: Hashable = ()) -> Whole:
+    """A run by its evals, finite or not."""
+    finite = np.isfinite(loss)
+    gone = samples[1:][~finite[1:] & ~finite[:-1]]
+    return Whole(
+        curve=Points(samples[finite], loss[finite]), length=length, task=task, kind=kind,
+        diverged=float(gone[0]) if len(gone) else math.inf,
+    )  # fmt: skip
 
 
 def published() -> Table:
@@ -91,9 +108,9 @@ def published() -> Table:
     return Table("published, GBS 8", 0.925, [g for g in good if math.isfinite(g.stop(0.925))], bad)
 
 
-def _public(evals: Sequence[tuple[float, float, float]], length: float) -> Course:
-    rows = np.array([(e[0], e[1]) for e in evals if math.isfinite(e[1])], dtype=float).reshape(-1, 2)
-    return Course(curve=Points(rows[:, 0], rows[:, 1]), length=length)
+def _public(evals: Sequence[tuple[float, float, float]], length: float) -> Whole:
+    rows = np.array([(e[0], e[1]) for e in evals], dtype=float).reshape(-1, 2)
+    return whole(rows[:, 0], rows[:, 1], length)
 
 
 def _residuals(run: Course, family: object) -> np.ndarray:

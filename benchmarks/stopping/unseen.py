@@ -17,7 +17,7 @@ from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 
-DRAWS, EACH = 10, 6
+DRAWS, EACH = 4, 6
 REFERENCES, RATE = 20, 0.05
 TARGET, LENGTH = 0.2, 10_000.0
 
