@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+REPOSITORY = Path(__file__).resolve().parents[1]
+
 FLAGS = (
     "--headless",
     "--no-sandbox",  # tests may run as root, for whom the sandbox refuses to start
@@ -127,9 +129,8 @@ def browser(_chromium: Browser) -> Browser:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: LORA_TUNE_SCREENSHOTS, such as docs/images, or a temporary folder."""
-    folder = os.environ.get("LORA_TUNE_SCREENSHOTS")
-    path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+def pictures() -> Path:
+    """Where screenshots go: LORA_TUNE_SCREENSHOTS, such as docs/images, or build/screenshots of the repository."""
+    path = Path(os.environ.get("LORA_TUNE_SCREENSHOTS") or REPOSITORY / "build" / "screenshots")
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -17,7 +17,7 @@ Cells = dict[str, str | Text]
 CURVE_WIDTH = 16
 """Evals that the column "curve" shows where there is room."""
 
-_SHORT_CURVE, _SHORT_PARAMETERS = 8, 12
+_SHORT_CURVE, _SHORTEST_CURVE, _SHORT_PARAMETERS = 8, 5, 12
 _LEFT = ("state", "curve", "parameters")
 _FIRST_TO_GO = ("parameters", "ETA", "curve", "to target", "samples/s", "eval loss", "time")
 
@@ -64,7 +64,9 @@ def _layout(rows: Sequence[Cells], room: int) -> tuple[list[str], int, int]:
     """
     columns = list(rows[0]) if rows else []
     widths = {name: max(len(name), *(cell_len(str(row[name])) for row in rows)) for name in columns}
-    for gap, curve_width, shown in ((2, CURVE_WIDTH, 3 * _SHORT_PARAMETERS), (1, _SHORT_CURVE, _SHORT_PARAMETERS)):
+    word = max((cell_len(word) for row in rows for word in str(row.get("parameters", "")).split()), default=0)
+    least = max(_SHORT_PARAMETERS, word)  # a narrower column would break a value in two
+    for gap, curve_width, shown in ((2, CURVE_WIDTH, 3 * least), (1, _SHORT_CURVE, least), (1, _SHORTEST_CURVE, least)):
         widths |= {"curve": curve_width, "parameters": min(widths.get("parameters", 0), shown)}
         if sum(widths[name] + gap for name in columns) <= room:
             return columns, gap, curve_width

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from docs.check_site import broken
@@ -15,6 +18,15 @@ def test_every_page_of_the_list_is_there() -> None:
     named = [page for section in site["nav"] for pages in section.values() for page in pages]
     assert [page for page in named if not (REPOSITORY / "docs" / page).is_file()] == []
     assert len(named) == len(set(named))
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site"))
+    built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stderr
+    assert broken(tmp_path / "site") == []
+    assert (tmp_path / "site" / "search" / "search_index.json").is_file()
 
 
 def test_the_checker_finds_what_leads_nowhere_and_what_is_loaded_from_elsewhere(tmp_path: Path) -> None:
