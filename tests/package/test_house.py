@@ -27,6 +27,11 @@ def test_the_root_holds_commands_alone_and_each_is_a_few_lines() -> None:
     assert max(root.values()) <= 20
 
 
+def test_every_test_lies_in_a_folder() -> None:
+    """One of the package's room, or one that says what the tests are of (``docs``, ``package``, ``slurm``, ...)."""
+    assert list((REPOSITORY / "tests").glob("test_*.py")) == []
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_is_a_module_of_its_name(name: str) -> None:
     assert callable(importlib.import_module(_module(name)).main)

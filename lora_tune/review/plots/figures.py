@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, Scale, extent
-from lora_tune.review.plots.svg import LIGHT, escape
+from lora_tune.review.plots.marks import escape
+from lora_tune.review.plots.svg import LIGHT
 from lora_tune.review.plots.ticks import log_ticks, tick_text
 
 _SEE_THROUGH = 0.16
