@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from lora_tune.logs.announced import MAX_TEXT
-from lora_tune.logs.line_reader import Clock, ReaderKind
+from lora_tune.logs.line_reader import ReaderKind
 from lora_tune.logs.mllog_records import (
     LEAD,
     MARKER,
@@ -292,10 +292,5 @@ _TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, Metadata], 
 }
 
 
-def _mllog_reader(clock: Clock) -> MllogReader:
-    """MLLOG lines carry their own time stamps: no clock is asked."""
-    return MllogReader()
-
-
-KIND = ReaderKind(make=_mllog_reader, settings={})
-"""``workload.log.kind = "mllog"``."""
+KIND = ReaderKind(make=lambda clock: MllogReader(), settings={})
+"""``workload.log.kind = "mllog"``: its lines carry their own time stamps, so no clock is asked."""

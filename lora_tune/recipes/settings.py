@@ -173,13 +173,9 @@ def _task(knobs: Knobs) -> dict[str, Any]:
 
 def _learning(knobs: Knobs) -> dict[str, Any]:
     """What decides how the adapters learn."""
-    max_steps, warmup_steps = _steps(knobs)
-    lr, min_lr = _rates(knobs)
     return {
-        "lr": lr,
-        "min_lr": min_lr,
-        "max_steps": max_steps,
-        "warmup_steps": warmup_steps,
+        **_rates(knobs),
+        **_steps(knobs),
         "seed": knobs.integer("SEED", 1, low=0, high=2**31 - 1),
         "adapters": _adapters(knobs),
         "lora_plus_ratio": knobs.real("LORA_PLUS_RATIO", 1.0, exclusive=True),
@@ -220,12 +216,12 @@ def _names(knobs: Knobs) -> dict[str, Any]:
     }
 
 
-def _steps(knobs: Knobs) -> tuple[int, int]:
+def _steps(knobs: Knobs) -> dict[str, int]:
     """Steps of the training and of its warm-up."""
     steps, warm_up = knobs.integer("MAX_STEPS", 200, low=1), knobs.integer("WARMUP_STEPS", 0, low=0)
     if warm_up >= steps:
         raise knobs.refusal("WARMUP_STEPS", f"a whole number below MAX_STEPS={steps}")
-    return steps, warm_up
+    return {"max_steps": steps, "warmup_steps": warm_up}
 
 
 def _batch(knobs: Knobs) -> tuple[int, int]:
@@ -244,12 +240,12 @@ def _refuse_packing(knobs: Knobs, mbs: int) -> None:
         raise knobs.refusal("PACKING", "0 where ATTN=flash_attention_2 and MBS is above 1")
 
 
-def _rates(knobs: Knobs) -> tuple[float, float]:
+def _rates(knobs: Knobs) -> dict[str, float]:
     """Learning rates at the peak and at the end."""
     lr, min_lr = knobs.real("LR", 5e-3, low=0.0, exclusive=True, high=10.0), knobs.real("MIN_LR", 0.0)
     if min_lr > lr:
         raise knobs.refusal("MIN_LR", f"a number of at most LR={lr:g}")
-    return lr, min_lr
+    return {"lr": lr, "min_lr": min_lr}
 
 
 def _adapters(knobs: Knobs) -> AdapterSettings:
