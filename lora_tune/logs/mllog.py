@@ -292,5 +292,5 @@ _TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, Metadata], 
 }
 
 
-KIND = ReaderKind(make=lambda clock: MllogReader(), settings={})
+KIND = ReaderKind(make=lambda **_: MllogReader(), settings={})
 """``workload.log.kind = "mllog"``: its lines carry their own time stamps, so no clock is asked."""
