@@ -79,8 +79,9 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
             yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
         else:
             yield from _data_and_model(known, paths)
-        folders = [folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()]
-        yield files.bandwidth(folders, study.site.system, study.site.nodes)
+        if workload.engine == "pyxis":  # run_with_docker.sh makes no NCCL test
+            folders = [folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()]
+            yield files.bandwidth(folders, study.site.system, study.site.nodes)
 
 
 def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lora_tune.base.errors import SetupError
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.base_config import BaseConfig, equal, fitting_configs
+from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.places import ALSO, required, unseen
 from lora_tune.workloads.script_needs import script_doubts
 
@@ -93,16 +94,19 @@ def _left_out(workload: MlperfWorkload) -> str:
 
 
 def _other_schedule(workload: MlperfWorkload, base: BaseConfig) -> str:
-    """Where the base config's evals are not those of all other trials."""
+    """Where the base config's evals are not those of all other trials.
+
+    What the config leaves open is not judged: the training may compute just that, as v5.1's does.
+    """
     proposal = some_proposal(workload.study)
     changed = {
         n: v for n, v in workload.exports(proposal).items() if n in ("VAL_CHECK_INTERVAL", "SKIP_EVALS", "SKIP_EVAL")
     }
     own = workload.start()
     assert own is not None
-    if not changed or own.parameters.get("GBS") != proposal.parameters.get("GBS", own.parameters.get("GBS")):
+    known = {n: own.parameters.get(n, base.values.get(n)) for n in changed}
+    apart = {n: v for n, v in known.items() if v is not None and value_text(v) != value_text(changed[n])}
+    if not apart or own.parameters.get("GBS") != proposal.parameters.get("GBS", own.parameters.get("GBS")):
         return ""
-    words = ", ".join(
-        f"{n}={base.values.get(n, 'not set')} there and {v} in every other trial" for n, v in changed.items()
-    )
+    words = ", ".join(f"{n}={v} there and {changed[n]} in every other trial" for n, v in apart.items())
     return f"{base.file} evaluates otherwise than the rules or the study say: {words}"

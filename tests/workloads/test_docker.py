@@ -148,6 +148,7 @@ class TestCheck:
         (tree.parent / "prepared" / "data" / "train.npy").write_bytes(b"\x93NUMPY")
         monkeypatch.setenv("PATH", "/nowhere")
         said = CliRunner().invoke(doctor, ["--study", str(tree.parent / "docker.toml")]).output
+        assert "NCCL" not in said, "the script makes no such test"
         assert "docker is not on PATH here" in said
         assert f"ok       {tree.parent}/prepared/data/train.npy" in said
         assert f"{tree.parent}/prepared holds no model of a known form" in said
@@ -252,7 +253,11 @@ def test_the_closed_divisions_evals_and_the_machine_are_checked_as_for_run_sub(
     study, found = workload(tree)
     exports = found.exports(some_proposal(study))
     assert (exports["SKIP_EVALS"], exports["VAL_CHECK_INTERVAL"]) == (3, 384)
-    assert any("evaluates otherwise than the rules" in doubt for doubt in found.check())
+    (doubt,) = [doubt for doubt in found.check() if "evaluates otherwise than the rules" in doubt]
+    assert "VAL_CHECK_INTERVAL=96 there and 384 in every other trial" in doubt
+    base.write_text(re.sub(r"export (SKIP_EVALS|VAL_CHECK_INTERVAL)=.*\n", "", base.read_text()))
+    silent = workload(tree)[1].check()
+    assert not any("evaluates otherwise" in d for d in silent), "v5.1's training computes what no config sets"
     base.write_text(base.read_text() + "export DGXNGPU=4\n")
     with pytest.raises(SetupError, match=r"set site\.gpus_per_node = 4"):
         workload(tree)[1].check()

@@ -228,7 +228,9 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
 
 def _base(workload: MlperfWorkload) -> Iterator[Finding]:
     """The machine's own config that trials start from, or which one they pass over."""
-    why = "what makes a machine fast stands in its own config"
+    why, fix = "what makes a machine fast stands in its own config", "set workload.base"
+    if workload.base is not None:
+        why, fix = "trial 0 is that config, and all others are compared with it", "correct it, or name another"
     try:
         same_machine(workload)
         remarks = about_base(workload)
@@ -238,7 +240,7 @@ def _base(workload: MlperfWorkload) -> Iterator[Finding]:
     if workload.base is not None:
         yield good(f"trial 0 is {workload.base.file} as it stands; all others change it")
     for remark in remarks:
-        yield warning(remark, why, "nothing to do if that is intended; otherwise set workload.base")
+        yield warning(remark, why, f"nothing to do if that is intended; otherwise {fix}")
 
 
 def sudo_calls(found: Implementation, script: str) -> list[str]:
