@@ -111,6 +111,11 @@ def load_base(settings: Settings) -> Any:
             first = sorted(map(str, report[kind]))[0]
             raise InputError(f"{where}: weights do not fit config.json: {len(report[kind])} {kind}, such as {first}")
     base.config.use_cache = False
+    for module in base.modules():
+        # On some CPUs bitsandbytes' layers would turn their weights, at the first evaluation, into a form for bfloat16
+        # that training does not read, and that widths other than multiples of 32 do not have.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return base
 
 

@@ -70,6 +70,22 @@ def test_a_saved_adapter_has_the_same_loss_elsewhere(tmp_path: Path, changed: di
     assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(after, abs=3e-5)
 
 
+def test_an_adapter_over_four_bits_trains_alike_alone_in_a_pack_and_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="QLoRA needs lora-tune[qlora]")
+    settings = trial(LOAD_IN_4BIT="nf4")
+    base = PackedBase(settings)
+    pack, slot = Pack(base), Slot(settings, base.texts(settings))
+    pack.join(Slot(trial(LOAD_IN_4BIT="nf4", SEED=3), base.texts(settings)))
+    pack.join(slot)
+    while slot.step < settings.max_steps:
+        pack.round()
+    found = pack.evaluate([slot])[0]
+    assert found == pytest.approx(single_trial(settings)[-1], abs=3e-5)
+    assert found != pytest.approx(single_trial(trial())[-1], abs=1e-3), "four bits are not thirty-two"
+    adapter_file.save(tmp_path / "adapter", settings, pack.group(slot).adapter(slot))
+    assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(found, abs=3e-5)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
