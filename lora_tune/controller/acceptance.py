@@ -73,19 +73,21 @@ def why_untrue(
     )
 
 
-def other_log(attempt: Attempt, status: JobStatus, head: bytes, size: int) -> Diagnosis | None:
+def other_log(attempt: Attempt, status: JobStatus, head: bytes, end: bytes, size: int) -> Diagnosis | None:
     """Why the file that lies there is not the log that the job wrote, or None, also where its runner did not say.
 
-    head: its first bytes. size: its length in bytes, compared with what the runner wrote down at the end.
+    head: its first bytes. end: its last ones: after a power cut a file may have its length, and zeros for what was not
+    on the disk yet. size: its length in bytes, compared with what the runner wrote down at the end.
     """
     if status.log_bytes is None or not attempt.token:
         return None
     found = token_in(head)
     if found and found != attempt.token:
         return _foreign(found, attempt)
-    if found and size >= status.log_bytes:
+    zeros = end.endswith(b"\0\0")
+    if found and size >= status.log_bytes and not zeros:
         return None
-    cut = f"of the {status.log_bytes:,} bytes that its job wrote the log holds {size:,}"
+    cut = f"of the {status.log_bytes:,} bytes that its job wrote the log holds {size:,}{', zeros at its end' * zeros}"
     what = cut if found else "the line at the log's head that says whose it is is gone"
     remedy = "it was truncated, or its disk lost a part; the trial is run again"
     return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)

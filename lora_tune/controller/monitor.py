@@ -202,7 +202,7 @@ class JobMonitor:
             return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
         if incomplete := log.incomplete():
             return _incomplete(incomplete)
-        if other := other_log(attempt, status, *log.head()):
+        if other := other_log(attempt, status, *log.ends()):
             return other
         for run in runs:
             at_once = functools.partial(log.read_at_once, run)

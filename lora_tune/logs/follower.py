@@ -66,11 +66,13 @@ class LogFollower:
             return "the log was cut or replaced while its job ran: evals that it had shown are gone"
         return ""
 
-    def head(self) -> tuple[bytes, int]:
-        """The log's first bytes, where it says whose it is, and its length; none and 0 where it cannot be read."""
+    def ends(self) -> tuple[bytes, bytes, int]:
+        """The log's first bytes, where it says whose it is, its last two, and its length; nothing where unreadable."""
         with contextlib.suppress(OSError), self._path.open("rb") as file:
-            return file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
-        return b"", 0
+            head, size = file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 2))
+            return head, file.read(2), size
+        return b"", b"", 0
 
     @property
     def cut(self) -> bool:

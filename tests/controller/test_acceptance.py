@@ -263,24 +263,25 @@ HEAD = log_head("c" * 32, TOKEN)
 
 
 @pytest.mark.parametrize(
-    ("head", "size", "kind"),
+    ("head", "end", "size", "kind"),
     [
-        (b"submitit INFO\n" + HEAD + b"eval 1\n", 90, None),
-        (HEAD, 120, None),  # what Slurm still wrote behind it
-        (HEAD, 89, FailureKind.INFRASTRUCTURE),
-        (b"eval 1\n", 90, FailureKind.INFRASTRUCTURE),
-        (b"", 0, FailureKind.INFRASTRUCTURE),
-        (log_head("c" * 32, "b" * 32) + HEAD, 90, FailureKind.FOREIGN),
+        (b"submitit INFO\n" + HEAD + b"eval 1\n", b"1\n", 90, None),
+        (HEAD, b"1\n", 120, None),  # what Slurm still wrote behind it
+        (HEAD, b"1\n", 89, FailureKind.INFRASTRUCTURE),
+        (HEAD, b"\0\0", 90, FailureKind.INFRASTRUCTURE),  # its length was on the disk when the power failed, no more
+        (b"eval 1\n", b"1\n", 90, FailureKind.INFRASTRUCTURE),
+        (b"", b"", 0, FailureKind.INFRASTRUCTURE),
+        (log_head("c" * 32, "b" * 32) + HEAD, b"1\n", 90, FailureKind.FOREIGN),
     ],
 )
 def test_the_file_that_lies_there_is_the_log_that_the_job_wrote(
-    head: bytes, size: int, kind: FailureKind | None
+    head: bytes, end: bytes, size: int, kind: FailureKind | None
 ) -> None:
     """Lines without time stamps do not say whose they are: a log in another's place gave it another's result."""
     attempt = replace(ATTEMPT, token=TOKEN)
-    found = other_log(attempt, replace(ENDED, log_bytes=90), head, size)
+    found = other_log(attempt, replace(ENDED, log_bytes=90), head, end, size)
     assert (found and found.kind) == kind
-    assert other_log(attempt, ENDED, head, size) is None, "no runner said how long it was"
+    assert other_log(attempt, ENDED, head, end, size) is None, "no runner said how long it was"
 
 
 def test_a_target_reached_in_no_time_was_not_timed() -> None:
