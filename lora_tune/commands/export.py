@@ -88,6 +88,8 @@ def _results(study: Study, trial: Trial) -> Iterator[str]:
     result = f"time to {study.goal}: {trial.seconds:.3f} s, "
     result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; {seed}"
     yield "; ".join(filter(None, (result, estimate_words(metrics))))
+    if metrics.packed_seconds is not None:
+        yield f"this time is that of the trial alone; beside others in a pack it took {metrics.packed_seconds:.1f} s"
     if score != trial.seconds:
         scale = score / trial.seconds
         yield f"score, {objective_words(study)}: {score:.1f} s, 90% interval {scale * low:.1f} to {scale * high:.1f} s"

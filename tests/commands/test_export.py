@@ -83,6 +83,16 @@ def test_a_score_that_is_not_the_time_has_a_line_with_an_interval_of_its_own() -
     assert line.endswith(f": {2 * best.seconds:.1f} s, 90% interval {low:.1f} to {high:.1f} s")
 
 
+def test_the_time_of_a_packed_trial_is_told_twice() -> None:
+    study = study_of(TINY)
+    best = sweep_of(study, trials=8, text=TINY).best()
+    assert best is not None
+    packed = replace(best, metrics=replace(best.metrics, packed_seconds=213.62))
+    now = datetime.datetime.now(datetime.UTC)
+    told = set(export.provenance(study, packed, now)) - set(export.provenance(study, best, now))
+    assert told == {"this time is that of the trial alone; beside others in a pack it took 213.6 s"}
+
+
 @pytest.mark.parametrize(
     ("seeds", "words"), [([], ""), ([7], " 7"), ([8, 7], " 7, 8"), ([9, 7, 8], " 7 to 9"), ([7, 9, 12], " 7, 9, 12")]
 )
