@@ -21,62 +21,10 @@ from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.campaign import Campaign, Member, allotments, load_campaign
 from lora_tune.config.study import parse_study
 from lora_tune.store.records import Verdict
+from tests.commands.two_benchmarks import write
 from tests.conftest import REPOSITORY
 from tests.recorded import recorded
 from tests.waiting import wait_for
-
-TRAINING = REPOSITORY / "tests" / "mlperf" / "small_training.py"
-
-STUDY = """
-[workload]
-kind = "command"
-argv = [{python}, {trial}]
-stop_at_target = false
-[workload.environment]
-BENCHMARK = "{benchmark}"
-MEASURE = "{measure}"
-TARGET = "{target}"
-[site]
-kill_seconds = 3
-[space]
-LR = {{ type = "categorical", choices = [0.001, 0.3, 1.0] }}
-GBS = 16
-MAX_STEPS = 200
-[objective]
-benchmark = "{benchmark}"
-target = {target}
-[pruning]
-rule = "none"
-[search]
-sampler = "tpe"
-enqueue = [{{ LR = 0.3 }}, {{ LR = 1.0 }}, {{ LR = 0.001 }}]
-[budget]
-trials = 3
-"""
-
-CAMPAIGN = """
-description = "two benchmarks of one machine"
-[budget]
-node_hours = 6
-[[sweeps]]
-study = "falling.toml"
-share = 2
-[[sweeps]]
-study = "rising.toml"
-"""
-
-
-def write(folder: Path) -> Path:
-    """The campaign of a loss that falls and an accuracy that rises; returns its file."""
-    for name, benchmark, measure, target in (
-        ("falling", "flux1", "loss", 0.25),
-        ("rising", "rgat", "accuracy", 0.92),
-    ):
-        words = {"python": json.dumps(sys.executable), "trial": json.dumps(str(TRAINING)), "benchmark": benchmark}
-        (folder / f"{name}.toml").write_text(STUDY.format(**words, measure=measure, target=target))
-    file = folder / "machine.toml"
-    file.write_text(CAMPAIGN)
-    return file
 
 
 def called(command: object, file: Path, folder: Path, *more: str) -> Result:
@@ -93,7 +41,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", begin, "--study", str(file), "--output", str(output)],
         stdout=subprocess.DEVNULL, cwd=REPOSITORY, start_new_session=True,
     )  # fmt: skip
-    wait_for(lambda: list(output.glob("rising/trials/*/attempt-0/started.json")) or first.poll() is not None, 200, "it")
+    wait_for(lambda: list(output.glob("rising/trials/*/attempt-0/started.json")) or first.poll() is not None, 400, "it")
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     done = called(sweep, file, output)
@@ -119,7 +67,7 @@ def test_status_shows_every_sweep_and_what_each_may_spend(campaign: Path) -> Non
     found = json.loads(done.output)
     assert (found["campaign"], found["state"], found["node_hours_budget"]) == ("machine", "ended", 6)
     first, second = found["sweeps"]
-    assert [s["benchmark"] for s in found["sweeps"]] == ["flux1", "rgat"]
+    assert [s["benchmark"] for s in found["sweeps"]] == ["flux1", "dlrmv4"]
     assert [s["status"]["trials"] for s in found["sweeps"]] == [3, 3]
     assert first["node_hours_allotted"] == pytest.approx(4)
     assert second["node_hours_allotted"] == pytest.approx(6 - first["status"]["node_hours"])
