@@ -170,14 +170,7 @@ def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
 
 def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
     """Our own sampler, with the rules that the study keeps and the public results where they apply."""
-    from lora_tune.search.grey_box.objective import (
-        Goal,
-        closed_schedule,
-        no_family,
-        no_reference,
-        public_family,
-        rcp_mean,
-    )
+    from lora_tune.search.grey_box import objective
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.published import CLOSED_DIVISION
 
@@ -185,11 +178,11 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
     benchmark = study.benchmark
     gridded = study.division == "closed" and benchmark is not None and benchmark.progress == "samples_count"
     scored = study.objective.score == "mlperf_score"
-    goal = Goal(
+    goal = objective.Goal(
         target=study.target,
-        schedule=partial(closed_schedule, benchmark=benchmark) if gridded else None,
-        reference_samples=partial(rcp_mean, benchmark=benchmark) if scored else no_reference,
-        family=public_family if public else no_family,
+        schedule=partial(objective.closed_schedule, benchmark=benchmark) if gridded else None,
+        reference_samples=partial(objective.rcp_mean, benchmark=benchmark) if scored else objective.no_reference,
+        family=objective.public_family if public else objective.no_family,
         nodes=study.site.nodes,
         limit_seconds=60 * study.budget.trial_minutes,
     )
