@@ -9,7 +9,7 @@ from typing import Any
 from lora_tune.base.errors import InputError
 from lora_tune.commands import export
 from lora_tune.commands.options import load_sweep
-from lora_tune.commands.sweep import plan_of
+from lora_tune.commands.plan import plan_of
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.config.tables import Budget
 from lora_tune.controller.runtime import Environment, driver, make_clock, open_sweep

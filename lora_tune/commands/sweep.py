@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,11 @@ from lora_tune.commands.options import (
     signing_key_option,
     storage_option,
     study_option,
-    sweep_paths,
 )
+from lora_tune.commands.plan import laid_over, plan_of
 from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
-from lora_tune.config.kept_study import secrets_written_in, text_to_keep
+from lora_tune.config.kept_study import secrets_written_in
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.rescue import still_there
@@ -50,14 +49,12 @@ from lora_tune.controller.runtime import (
     own_folder,
     record_study,
 )
-from lora_tune.controller.signatures import read_key
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import recommended
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import Sweep, Trial, Verdict
-from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Prepares, Workload, start
 
 
@@ -105,7 +102,7 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
 
         sys.exit(sweep_each(click.get_current_context(), file))
     from_file = load_study(file)
-    options = _options(given)
+    options = laid_over(given)
     study = from_file.with_options(options)
     for violation in closed_violations(study):  # what is fatal was refused above
         click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
@@ -125,39 +122,6 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
         accept_changes=given["accept_changes"], standby=given["standby"], metrics=given["metrics"], say=not as_json
     )
     sys.exit(_sweep(plan, given["storage"], make_view(quiet, as_json), how))
-
-
-def plan_of(
-    file: Path,
-    from_file: Study,
-    options: Mapping[str, Mapping[str, Any]],
-    output: Path | None = None,
-    signing_key: Path | None = None,
-) -> Plan:
-    """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
-    study = from_file.with_options(options)
-    return Plan(
-        file=file,
-        text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
-        study=study,
-        from_file=from_file,
-        options=options,
-        paths=sweep_paths(study.name, output),
-        workload=load_workload(study, file),
-        key=read_key(signing_key) if signing_key else None,
-    )
-
-
-def _options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the command line lays over the study, by section; without what was not given."""
-    laid = {
-        "budget": {"trials": given["trials"], "parallel": given["parallel"], "node_hours": given["budget_node_hours"]},
-        "site": {"launcher": given["launcher"]},
-        "search": {"seed": given["seed"]},
-    }
-    return {
-        part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})
-    }
 
 
 def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:

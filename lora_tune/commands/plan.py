@@ -1,0 +1,51 @@
+"""What is driven: a study as its file says it, with what the command line or Python lay over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lora_tune.commands.options import (
+    sweep_paths,
+)
+from lora_tune.config.kept_study import text_to_keep
+from lora_tune.config.study import Study
+from lora_tune.controller.runtime import (
+    Plan,
+)
+from lora_tune.controller.signatures import read_key
+from lora_tune.workloads import load as load_workload
+
+
+def plan_of(
+    file: Path,
+    from_file: Study,
+    options: Mapping[str, Mapping[str, Any]],
+    output: Path | None = None,
+    signing_key: Path | None = None,
+) -> Plan:
+    """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
+    study = from_file.with_options(options)
+    return Plan(
+        file=file,
+        text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
+        study=study,
+        from_file=from_file,
+        options=options,
+        paths=sweep_paths(study.name, output),
+        workload=load_workload(study, file),
+        key=read_key(signing_key) if signing_key else None,
+    )
+
+
+def laid_over(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the command line lays over the study, by section; without what was not given."""
+    laid = {
+        "budget": {"trials": given["trials"], "parallel": given["parallel"], "node_hours": given["budget_node_hours"]},
+        "site": {"launcher": given["launcher"]},
+        "search": {"seed": given["seed"]},
+    }
+    return {
+        part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})
+    }
