@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lora_tune.commands.options import (
-    sweep_paths,
-)
+from lora_tune.commands.options import sweep_paths
 from lora_tune.config.kept_study import text_to_keep
 from lora_tune.config.study import Study
-from lora_tune.controller.runtime import (
-    Plan,
-)
+from lora_tune.controller.runtime import Plan
 from lora_tune.controller.signatures import read_key
 from lora_tune.workloads import load as load_workload
 

@@ -8,10 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lora_tune.analysis.describe import money
-from lora_tune.analysis.summary import (
-    Overview,
-    overview,
-)
+from lora_tune.analysis.summary import Overview, overview
 from lora_tune.base import errors
 from lora_tune.commands.options import Review
 from lora_tune.config.study import Study

@@ -30,14 +30,7 @@ from lora_tune.analysis.summary import (
 )
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.again import again
-from lora_tune.commands.options import (
-    guarded,
-    load_review,
-    output_option,
-    storage_option,
-    study_option,
-    watch_store,
-)
+from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.commands.standing import Look, Standing, as_json, exit_code, open_trials, standing
 from lora_tune.commands.steer import listed as steering_lines
 from lora_tune.config.campaign import is_campaign
