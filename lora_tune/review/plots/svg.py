@@ -12,7 +12,7 @@ from lora_tune.review.plots.marks import CHARACTER, Frame, dot, draw, escape, li
 from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
 
 WIDTH = 580
-_RIGHT, _BOTTOM = 14, 46
+_RIGHT, _BOTTOM, _BARE_BOTTOM = 14, 46, 6
 _ROW_NAME, _LINE = 26, 12.0
 """Characters of a line of a row's name, and the height of such a line in pixels."""
 
@@ -84,6 +84,7 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
     y_ticks = _ticks(chart.y, extent(chart, "y"))
     longest = max((len(line) for _, text in y_ticks for line in _wrapped(text)), default=0)
     left = (34 if chart.y.label or y_ticks else 10) + longest * CHARACTER
+    below = _BOTTOM if chart.x.label or not chart.x.bare else _BARE_BOTTOM
     bottom = top + legend_height + chart.height - _BOTTOM
     x_range, y_range = extent(chart, "x"), extent(chart, "y")
     frame = Frame(left, top + legend_height, WIDTH - _RIGHT, bottom, x_range, y_range, chart.x.log, chart.y.log)
@@ -92,7 +93,7 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
     box = f'<clipPath id="{clip}"><rect x="{px(frame.left)}" y="{px(frame.top)}" width="{px(frame.right - frame.left)}"'
     box += f' height="{px(frame.bottom - frame.top)}"/></clipPath>'
     marks = "".join(draw(mark, frame) for mark in chart.marks)
-    return f'{box}{legend}{axes}<g clip-path="url(#{clip})">{marks}</g>', round(bottom + _BOTTOM)
+    return f'{box}{legend}{axes}<g clip-path="url(#{clip})">{marks}</g>', round(bottom + below)
 
 
 def _ticks(axis: Axis, limits: tuple[float, float]) -> list[tuple[float, str]]:
