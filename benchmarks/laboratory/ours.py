@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,13 @@ from benchmarks.laboratory.ablations import WithoutDecomposition, WithoutReplica
 from benchmarks.laboratory.arena import Ask, Result
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.stopping import Stopper
+from lora_tune.base.llama import SHAPES
+from lora_tune.config.layout import parse_layout
+from lora_tune.config.space import Space
 from lora_tune.curves import Timing
 from lora_tune.logs.mllog import Eval
+from lora_tune.search import physics
+from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
@@ -30,6 +35,7 @@ class GreyBox:
     def __init__(
         self, problem: Problem, seed: int, *, prior: tuple[Observation, ...] = (), probes: bool = True,
         capped: bool = True, sampler: type[GreyBoxSampler] = GreyBoxSampler,
+        needs: Needs | None = None,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         joint = sampler is WithoutDecomposition
@@ -46,7 +52,7 @@ class GreyBox:
         self._sampler = sampler(
             problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes, capped=capped,
             fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
-            defaults={**(problem.start or {}), **(CLOSED_DIVISION if prior else {})},
+            defaults={**(problem.start or {}), **(CLOSED_DIVISION if prior else {})}, needs=needs,
         )  # fmt: skip
         self._study = optuna.create_study(sampler=self._sampler)
         if problem.start is not None:
@@ -115,9 +121,9 @@ class ProductTpe(Luckiest):
 class Portfolio(GreyBox):
     """The product's default sampler with the product's own stopping."""
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, *, needs: Needs | None = None) -> None:
         prior = published(problem)
-        super().__init__(problem, seed, prior=prior)
+        super().__init__(problem, seed, prior=prior, needs=needs)
         believes = problem.coordinates.layout is not None or bool(prior)
         tpe = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
         self._portfolio = PortfolioSampler(
@@ -138,6 +144,30 @@ class Portfolio(GreyBox):
             return None
 
 
+@dataclass(frozen=True)
+class OtherStack:
+    """Memory of MLPerf's Llama-2-70B by physics, in a stack that is not ours, on GPUs of ``limit`` GiB.
+
+    What others fuse and keep changes the level of all layouts more than their order, so that the level is open.
+    """
+
+    space: Space
+    limit: float
+    level_sd: float = 0.3
+
+    def gib(self, tuned: Mapping[str, Any]) -> float:
+        """As public entries run: FP8 with weights in it alone, sequences split where tensors are."""
+        layout = parse_layout(str(tuned["layout"]))
+        step = physics.step_of(SHAPES["70b"], 8192, {"FP8": 1, "FP8_PARAMS": 1, "FP8_ACT": 1})
+        return physics.gib(step, replace(layout, sp=1), self.space.gpus)
+
+
+def needs(problem: Problem) -> OtherStack | None:
+    """What physics says of memory, where the problem is MLPerf's benchmark on a GPU that is known by its name."""
+    limit = physics.capacity(problem.name)
+    return OtherStack(problem.space, limit) if problem.published and limit is not None else None
+
+
 def published(problem: Problem) -> tuple[Observation, ...]:
     """The published results where they are about this problem, as a study's ``curves`` says in the product."""
     return llama2_70b_lora() if problem.published else ()
@@ -150,6 +180,7 @@ def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
 
 METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
     "ours": Portfolio,
+    "ours, physics": lambda p, seed: Portfolio(p, seed, needs=needs(p)),
     "grey box": lambda p, seed: GreyBox(p, seed, prior=published(p)),
     "grey box, no prior": lambda p, seed: GreyBox(p, seed),
     "grey box, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),

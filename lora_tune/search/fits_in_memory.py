@@ -6,13 +6,15 @@ beyond the limit, one that lived that it was not, and a measured peak what it wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import expit, ndtr
 
 from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.memory import drawn_rates, own_rates, own_weights
 
 LEVEL_SD, FEATURE_SD = 0.08, 0.04
 """How far physics is off for all layouts of a study, and a feature's worth more: 8 and 4% of the peak. Its figures for
@@ -25,6 +27,24 @@ MEASURED_SD = 0.01
 """Sd of ln(peak) of a measured peak: what other ranks and libraries hold."""
 
 STEPS = 40
+
+
+class Needs(Protocol):
+    """What physics says of a point's memory before it ran: ``search.study_physics``."""
+
+    @property
+    def limit(self) -> float:
+        """GiB of a GPU."""
+        ...
+
+    @property
+    def level_sd(self) -> float:
+        """How far it may be off for all points, in ln(GiB)."""
+        ...
+
+    def gib(self, tuned: Mapping[str, Any]) -> float:
+        """Peak memory of a GPU, GiB."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +80,42 @@ class PeakBelief:
         return np.log(gib / self.limit) + rows @ self.mean, sd
 
 
-def learn(peaks: Peaks, limit: float) -> PeakBelief:
-    """The belief after ``peaks``, on GPUs of ``limit`` GiB."""
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """The belief as the grey box asks for it, each layout's own record beside it; rows (n, 1 + d) begin with the GiB.
+
+    A :class:`lora_tune.search.grey_box.memory.MemoryModel` of another kind: where that one learns from features alone
+    which layouts die, this one begins with their GiB.
+    """
+
+    belief: PeakBelief
+    record: Mapping[tuple[float, ...], tuple[int, int]]
+
+    def probability(self, x: Array) -> Array:
+        """Chance of death (n)."""
+        return own_rates(self.belief.risk(x[:, 0], x[:, 1:]), x, self.record)
+
+    def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
+        """Death rates (n, count) drawn jointly: untried layouts share physics' error, others have a record."""
+        b = self.belief
+        drawn = rng.multivariate_normal(b.mean, b.covariance, count)
+        over = np.log(x[:, 0] / b.limit)[:, None] + np.c_[np.ones(len(x)), x[:, 1:]] @ drawn.T
+        return drawn_rates(np.asarray(ndtr(over / FRAGMENTS)), self.probability(x), self.weight(x), rng)
+
+    def weight(self, x: Array) -> Array:
+        """Runs that each probability rests on (n)."""
+        return own_weights(x, self.record)
+
+
+def learn(peaks: Peaks, limit: float, level_sd: float = LEVEL_SD) -> PeakBelief:
+    """The belief after ``peaks``, on GPUs of ``limit`` GiB. level_sd: how far physics may be off for all layouts."""
     n, width = len(peaks.gib), peaks.features.shape[1]
     rows = np.c_[np.ones(n), peaks.features]
     offset, died = np.log(peaks.gib / limit), np.array(peaks.died, dtype=np.float64)
     known = np.isfinite(peaks.measured)
     target = np.where(known, np.log(np.where(known, peaks.measured, 1.0) / limit) - offset, 0.0)
     slope = 1.702 / FRAGMENTS  # the logistic that is nearest to the normal distribution
-    precision = np.diag(1 / np.r_[LEVEL_SD, np.full(width, FEATURE_SD)] ** 2)
+    precision = np.diag(1 / np.r_[level_sd, np.full(width, FEATURE_SD)] ** 2)
     weight = known / MEASURED_SD**2
 
     def gradients(beta: Array) -> tuple[float, Array, Array]:

@@ -173,6 +173,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
     from lora_tune.search.grey_box import objective
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.published import CLOSED_DIVISION
+    from lora_tune.search.study_physics import physics_of
 
     space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
     benchmark = study.benchmark
@@ -195,6 +196,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         defaults={**(_where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
         prior=lambda: (*published_about(study), *old_runs()),
         conditions=space.conditions,
+        needs=physics_of(study),
         probes=study.search.probes,
         capped=study.pruning.cap,
         seed=study.search.seed,

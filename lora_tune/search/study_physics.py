@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lora_tune.base.llama import SHAPES, Shape
@@ -12,6 +13,7 @@ from lora_tune.config.parameters import FixedParameter, Value
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.search import physics
+from lora_tune.search.fits_in_memory import LEVEL_SD
 
 FAR = 1.1
 """Peak over the GPU's memory from which on no luck helps: physics is within 5% of the measured peaks."""
@@ -19,18 +21,24 @@ FAR = 1.1
 _DEGREES = {"tp": "TP", "pp": "PP", "vp": "VP", "cp": "CP", "sp": "SP", "mbs": "MBS", "minibs": "MINIBS"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyPhysics:
-    """shape, seq: of the model and its samples. limit: GiB of a GPU."""
+    """shape, seq: of the model and its samples. limit: GiB of a GPU. level_sd: how far the peaks may be off for all
+    layouts, in ln."""
 
     shape: Shape
     seq: int
     space: Space
     limit: float
+    level_sd: float = LEVEL_SD
 
     def gib(self, tuned: Mapping[str, Value]) -> float:
-        """Peak memory of a point of the space, GiB a GPU."""
-        return self.gib_of(self.space.resolve(tuned))
+        """Peak memory of a point of the space, GiB a GPU; what ``tuned`` leaves open is not what memory depends on."""
+        return self.gib_of(self.space.resolve({**self._corner, **tuned}))
+
+    @cached_property
+    def _corner(self) -> Mapping[str, Value]:
+        return self.space.corner()
 
     def gib_of(self, parameters: Mapping[str, Value]) -> float:
         """The same of a trial's resolved parameters."""

@@ -11,6 +11,8 @@ import numpy as np
 import optuna
 import pytest
 
+from benchmarks.laboratory.ours import OtherStack
+from benchmarks.laboratory.problems import PUBLISHED_H100, h100_wide
 from benchmarks.layout_replay import RECORDS, recorded, replay
 from lora_tune.base.llama import SHAPES
 from lora_tune.config.layout import Layout
@@ -18,11 +20,14 @@ from lora_tune.config.study import load_study, parse_study
 from lora_tune.search import physics
 from lora_tune.search.fits_in_memory import Peaks, learn
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.model import learn as learn_grey_box
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.samplers import make_sampler
+from lora_tune.search.observations import Observation
+from lora_tune.search.samplers import _time_to_target, make_sampler
 from lora_tune.search.study_physics import far_over, physics_of
 from lora_tune.search.throughput import risk_of
+from lora_tune.simulation.machine import Degrees
 
 TWO = RECORDS / "nemo_h200x2"
 PROBES = json.loads((RECORDS / "nemo_70b_probes_h200x4" / "probes.json").read_text(encoding="utf-8"))["records"]
@@ -145,3 +150,63 @@ def test_of_other_models_and_machines_physics_says_nothing() -> None:
     text = (TWO / "study.toml").read_text(encoding="utf-8")
     for changed in (text.replace('LLAMA = "70b"', 'LLAMA = "mine"'), text.replace('system = "H200"', 'system = "X"')):
         assert physics_of(parse_study(changed, TWO / "study.toml")) is None
+
+
+class TestInTheGreyBox:
+    """The memory of layouts in a search for the time to the target, by physics of a stack that is not ours."""
+
+    def test_memory_by_physics_is_in_proportion_to_the_simulated_machine_that_stands_on_public_results(self) -> None:
+        problem = h100_wide(101)
+        needs, machine = OtherStack(problem.space, 79.1), problem.surface.machine
+        points = [{"layout": text} for text in problem.distributions["layout"].choices]
+        there = [machine.memory(Degrees.of({**problem.space.resolve({**PUBLISHED_H100, **p})})) for p in points]
+        assert np.corrcoef(np.log([needs.gib(p) for p in points]), np.log(there))[0, 1] > 0.95
+
+    def test_one_survival_makes_room_for_what_needs_less_and_one_death_closes_what_needs_more(self) -> None:
+        small, middle, large = (
+            {**PUBLISHED_H100, "layout": layout}
+            for layout in ("tp8 pp1 cp1 minibs8 mbs1", "tp4 pp1 cp1 minibs4 mbs1", "tp2 pp1 cp1 minibs2 mbs1")
+        )
+        lived = Observation(number=0, values=middle, samples_per_second=2.0)
+        died = Observation(number=1, values=middle, infeasible=True)
+        before, after_life, after_death = (self.risks([small, large], seen) for seen in ([], [lived], [died]))
+        assert after_life[0] < before[0]
+        assert after_life[0] < 0.1
+        assert after_death[1] > before[1]
+        assert after_death[1] > 0.95
+
+    def test_a_layout_keeps_its_own_record(self) -> None:
+        """Physics says that it does not fit; it fitted four times."""
+        large = {**PUBLISHED_H100, "layout": "tp1 pp1 cp1 minibs1 mbs1"}
+        lived = [Observation(number=n, values=large, samples_per_second=2.0) for n in range(4)]
+        assert self.risks([large], lived)[0] < 0.05
+
+    def test_draws_of_death_rates_average_to_the_risk(self) -> None:
+        points = [{**PUBLISHED_H100, "layout": text} for text in list(self.layouts())[:20]]
+        model = self.model([Observation(number=0, values=PUBLISHED_H100, samples_per_second=2.0)])
+        drawn = model.draw_deaths(points, np.random.default_rng(1), 4000).mean(axis=1)
+        assert drawn == pytest.approx(model.oom_probability(points)[0], abs=0.03)
+
+    def layouts(self) -> list[str]:
+        return list(h100_wide(0).distributions["layout"].choices)
+
+    def model(self, seen: list[Observation]) -> SearchModel:
+        problem = h100_wide(0)
+        return learn_grey_box(problem.coordinates, Goal(), seen, needs=OtherStack(problem.space, 79.1))
+
+    def risks(self, points, seen: list[Observation]) -> np.ndarray:
+        return self.model(seen).oom_probability(points)[0]
+
+    def test_a_study_of_our_own_recipes_that_wants_the_time_to_the_target_begins_with_physics(self) -> None:
+        """A layout that physics puts far over the GPU's memory is not tried while others are left."""
+        text = (TWO / "study.toml").read_text(encoding="utf-8")
+        study = parse_study(text.replace('score = "throughput"', "target = 0.925"), TWO / "study.toml")
+        sampler = _time_to_target(study, tuple)
+        space = study.search_space.distributions()
+        model = sampler.model(space, [])
+        known, points = physics_of(study), [o.values for o in recorded(TWO, study)]
+        assert known is not None
+        risks = model.oom_probability(points)[0]
+        over = np.array([known.gib(p) / known.limit for p in points])
+        assert (risks[over > 1.3] > 0.95).all()
+        assert (risks[over < 0.85] < 0.1).all()

@@ -53,24 +53,53 @@ class MemoryModel:
         variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
         # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
         p = expit(odds / np.sqrt(1 + np.pi * variance / 8))
-        for at, row in enumerate(x):
-            died, lived = self.record.get(tuple(row.tolist()), (0, 0))
-            p[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
-        return np.asarray(p)
+        return own_rates(np.asarray(p), x, self.record)
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
         """Death rates (n, count) drawn jointly: untried layouts share the regression's error, others have a record."""
         coefficients = rng.multivariate_normal(self.coefficients, self.covariance, count)
         rates = expit(np.c_[np.ones(len(x)), x] @ coefficients.T)
-        p, weight = self.probability(x), self.weight(x)
-        for at in np.flatnonzero(weight > OWN_WEIGHT):
-            safe = min(1 - 1e-6, max(1e-6, p[at]))
-            rates[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], count)
-        return np.asarray(rates)
+        return drawn_rates(rates, self.probability(x), self.weight(x), rng)
 
     def weight(self, x: Array) -> Array:
         """Runs that each probability rests on, the regression's word included: after a survival p becomes p w/(w+1)."""
-        return np.array([OWN_WEIGHT + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
+        return own_weights(x, self.record)
+
+
+Record = Mapping[tuple[float, ...], tuple[int, int]]
+"""Deaths and survivals of each layout, by its row."""
+
+
+def own_rates(p: Array, x: Array, record: Record) -> Array:
+    """Chances (n) of rows (n, d) after each one's own record."""
+    found = p.copy()
+    for at, row in enumerate(x):
+        died, lived = record.get(tuple(row.tolist()), (0, 0))
+        found[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
+    return found
+
+
+def drawn_rates(rates: Array, p: Array, weight: Array, rng: np.random.Generator) -> Array:
+    """Drawn death rates (n, count), those of layouts with a record by that, of mean ``p`` and ``weight`` runs (n)."""
+    found = rates.copy()
+    for at in np.flatnonzero(weight > OWN_WEIGHT):
+        safe = min(1 - 1e-6, max(1e-6, p[at]))
+        found[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], rates.shape[1])
+    return found
+
+
+def own_weights(x: Array, record: Record) -> Array:
+    """Runs that the chances of rows (n, d) rest on, a model's word included."""
+    return np.array([OWN_WEIGHT + sum(record.get(tuple(row.tolist()), (0, 0))) for row in x])
+
+
+def recorded(x: Array, died: Sequence[bool]) -> Record:
+    """The record of each layout, of runs of rows ``x`` (n, d)."""
+    dead: Counter[tuple[float, ...]] = Counter()
+    alive: Counter[tuple[float, ...]] = Counter()
+    for row, d in zip(x, died, strict=True):
+        (dead if d else alive)[tuple(row.tolist())] += 1
+    return {key: (dead[key], alive[key]) for key in dead.keys() | alive.keys()}
 
 
 def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -107,9 +136,4 @@ def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
         beta = beta + step
         if taken >= FEWEST_STEPS and np.abs(step).max() < 1e-6:
             break
-    dead: Counter[tuple[float, ...]] = Counter()
-    alive: Counter[tuple[float, ...]] = Counter()
-    for row, d in zip(x, died, strict=True):
-        (dead if d else alive)[tuple(row.tolist())] += 1
-    record = {key: (dead[key], alive[key]) for key in dead.keys() | alive.keys()}
-    return MemoryModel(beta, np.linalg.inv(hessian), record)
+    return MemoryModel(beta, np.linalg.inv(hessian), recorded(x, died))

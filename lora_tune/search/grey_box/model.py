@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from lora_tune.curves import Schedule
+from lora_tune.search import fits_in_memory
+from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import HERE, Array, Posterior, condition
@@ -49,11 +51,12 @@ class SearchModel:
     convergence: Posterior
     speed: Posterior
     evals: Posterior
-    memory: MemoryModel
+    memory: MemoryModel | PeakMemory
     scales: Scales
     init_seconds: float
     curved: tuple[int, ...]
     schedules: Mapping[float, Schedule]
+    needs: Needs | None = None
 
     @property
     def target_known(self) -> bool:
@@ -74,11 +77,11 @@ class SearchModel:
 
     def draw_deaths(self, values: Sequence[Mapping[str, Any]], rng: np.random.Generator, draws: int) -> Array:
         """Death rates of configurations (n, draws) as the belief has them, jointly."""
-        return self.memory.draws(np.array([self.coordinates.memory_features(v) for v in values]), rng, draws)
+        return self.memory.draws(_memory_rows(self.coordinates, self.needs, values), rng, draws)
 
     def oom_probability(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Chance that each configuration dies of memory, now and after one survival."""
-        x = np.array([self.coordinates.memory_features(v) for v in values])
+        x = _memory_rows(self.coordinates, self.needs, values)
         p, weight = self.memory.probability(x), self.memory.weight(x)
         return p, p * weight / (weight + 1)
 
@@ -101,12 +104,12 @@ class SearchModel:
 
 def learn(
     coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: Scales | None = None,
-    *, ahead: bool = True,
+    *, ahead: bool = True, needs: Needs | None = None,
 ) -> SearchModel:  # fmt: skip
     """The model after ``observations``.
 
     scales: as fitted before; they are fitted anew when readings of ended trials grew by a tenth, at the latest.
-    ahead: running trials count as measured with the result expected of them, too.
+    ahead: running trials count as measured with the result expected of them, too. needs: of GPU memory, by physics.
     """
     rate = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
     curved = (*rate, *coordinates.other_features)
@@ -139,17 +142,30 @@ def learn(
     inits = [o.init_seconds for o in here if o.init_seconds > 0]
     return SearchModel(
         coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
-        evals=evals, memory=_memory(coordinates, here), scales=scales,
+        evals=evals, memory=_memory(coordinates, here, needs), scales=scales,
         init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
-        schedules=_schedules_seen(coordinates, here),
+        schedules=_schedules_seen(coordinates, here), needs=needs,
     )  # fmt: skip
 
 
-def _memory(coordinates: Coordinates, here: Sequence[Observation]) -> MemoryModel:
-    """Which layouts die of memory, by this study's own trials."""
-    tested, names = [o for o in here if o.ran or o.infeasible], coordinates.memory_labels
-    x = np.array([coordinates.memory_features(o.values) for o in tested]).reshape(len(tested), len(names))
-    return memory.fit(x, [o.infeasible for o in tested], names)
+def _memory(coordinates: Coordinates, here: Sequence[Observation], needs: Needs | None) -> MemoryModel | PeakMemory:
+    """Which layouts die of memory, by this study's own trials and by physics where that is known."""
+    tested = [o for o in here if o.ran or (o.infeasible and not (needs and o.refused))]
+    x, died = _memory_rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
+    if needs is None:
+        return memory.fit(x, died, coordinates.memory_labels)
+    # What one that died had printed before says nothing of what it asked for then.
+    measured = np.array([math.nan if o.infeasible else o.peak_gib for o in tested], dtype=np.float64)
+    peaks = Peaks(gib=x[:, 0], features=x[:, 1:], died=died, measured=measured)
+    belief = fits_in_memory.learn(peaks, needs.limit, needs.level_sd)
+    return PeakMemory(belief, memory.recorded(x, died))
+
+
+def _memory_rows(coordinates: Coordinates, needs: Needs | None, values: Sequence[Mapping[str, Any]]) -> Array:
+    """What memory depends on, a row a configuration; before it the GiB by physics where that is known."""
+    width = len(coordinates.memory_labels)
+    rows = np.array([coordinates.memory_features(v) for v in values], dtype=np.float64).reshape(len(values), width)
+    return rows if needs is None else np.c_[np.array([needs.gib(v) for v in values]), rows]
 
 
 def _overshoot(seen: Sequence[Observation], found: Mapping[int, Reading]) -> float:
@@ -192,5 +208,7 @@ def as_known(model: SearchModel) -> SearchModel:
     ended = tuple(o for o in model.observations if not o.open)
     if len(ended) == len(model.observations):
         return model
-    now = learn(model.coordinates, model.goal, model.observations, model.scales, ahead=False)
+    now = learn(
+        model.coordinates, model.goal, model.observations, model.scales, ahead=False, needs=model.needs
+    )  # fmt: skip
     return replace(now, observations=ended)

@@ -14,6 +14,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.conditions import Conditions
+from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.acquisition import Action, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
@@ -37,8 +38,8 @@ class GreyBoxSampler(BaseSampler):
     goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
     not vary but count. roles: what parameters decide, where the study says it. defaults: the values with which other
     sources ran of parameters that they do not name. conditions: which parameters exist only under others' values.
-    prior: observations of other sources, or a function that says
-    which there are now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped:
+    needs: of GPU memory, by physics. prior: observations of other sources, or a function that says which there are
+    now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped:
     bad runs are stopped early. Each trial gets ``why``, a sentence.
     """
 
@@ -52,6 +53,7 @@ class GreyBoxSampler(BaseSampler):
         roles: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         conditions: Conditions | None = None,
+        needs: Needs | None = None,
         prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
         capped: bool = True,
@@ -61,7 +63,7 @@ class GreyBoxSampler(BaseSampler):
         self._goal = goal or Goal()
         self._gpus, self._fixed = gpus, dict(fixed or {})
         self._roles, self._defaults = dict(roles or {}), dict(defaults or {})
-        self._conditions = conditions or Conditions()
+        self._conditions, self._needs = conditions or Conditions(), needs
         self._prior, self._probes, self._capped = prior, probes, capped
         self._rng = np.random.default_rng(seed)
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
@@ -164,7 +166,7 @@ class GreyBoxSampler(BaseSampler):
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
         """The model after ``observations``; its scales are kept for the next call."""
         coordinates = self.coordinates(search_space)
-        model = learn(coordinates, self._goal, observations, self._scales)
+        model = learn(coordinates, self._goal, observations, self._scales, needs=self._needs)
         self._scales = model.scales
         return model
 
@@ -177,7 +179,7 @@ class GreyBoxSampler(BaseSampler):
         """The same with all that is known of it: a pure function of the study's trials and the prior."""
         space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
         observations = self.observations(study, frozenset(space))
-        model = as_known(learn(self.coordinates(space), self._goal, observations))
+        model = as_known(learn(self.coordinates(space), self._goal, observations, needs=self._needs))
         return recommend_from(model, np.random.default_rng(0))
 
     def forecast(self, study: optuna.Study, values: Mapping[str, Any], skip: int = -1) -> tuple[float, float]:
