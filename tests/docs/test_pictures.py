@@ -5,11 +5,13 @@ Made anew by: ``LORA_TUNE_SCREENSHOTS=docs/images LORA_TUNE_TINY_SWEEP=sweeps/ti
 
 from __future__ import annotations
 
+import io
 import json
 import urllib.request
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import report
@@ -59,6 +61,25 @@ def test_the_dashboard_of_a_real_sweep(browser: Browser, real: Review, pictures:
         drawn = "return document.querySelectorAll('.gtitle').length"
         browser.until(lambda: browser.run(drawn) >= 6, "the six figures are drawn")
         browser.screenshot(pictures / "dashboard-study.png", whole=True, height=2500)
+        frames = [_frame(browser)]
+        browser.run("window.scrollTo(0, 700)")
+        frames.append(_frame(browser))
         browser.open(f"{address}/dashboard/studies/1/trials?numbers={best.number}")
         browser.find("h2", f"Trial {best.number}: reached")
         browser.screenshot(pictures / "dashboard-trial.png")
+        frames.append(_frame(browser))
+    recording = pictures / "dashboard.gif"
+    _record(frames, recording)
+    assert recording.stat().st_size < 600_000
+
+
+def _frame(browser: Browser) -> Image.Image:
+    """What the window shows now."""
+    return Image.open(io.BytesIO(browser.driver.get_screenshot_as_png()))
+
+
+def _record(frames: list[Image.Image], file: Path) -> None:
+    """The frames as a GIF that shows each for two seconds; 900 pixels wide and 64 colours, so that it stays small."""
+    size = (900, round(900 * frames[0].height / frames[0].width))
+    small = [frame.convert("RGB").resize(size).quantize(64) for frame in frames]
+    small[0].save(file, save_all=True, append_images=small[1:], duration=2000, loop=0, optimize=True)
