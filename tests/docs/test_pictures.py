@@ -35,13 +35,12 @@ def real(tiny_sweep: Path) -> Review:
     [("report", 1280, 1500, False), ("report-dark", 1280, 1500, True), ("report-phone", 390, 1700, False)],
 )
 def test_the_report_of_a_real_sweep(
-    browser: Browser, real: Review, pictures: Path, name: str, width: int, height: int, dark: bool
+    browser: Browser, real: Review, pictures: Path, tmp_path: Path, name: str, width: int, height: int, dark: bool
 ) -> None:
-    file = pictures.parent / "report-of-a-real-sweep.html"
+    file = tmp_path / "report.html"
     report.write_report(real.study, real.sweep, file)
     browser.look(width=width, dark=dark)
-    browser.open(file.resolve().as_uri())
-    file.unlink()
+    browser.open(file.as_uri())
     assert len(browser.run("return [...document.querySelectorAll('svg.chart')]")) >= 6
     browser.screenshot(pictures / f"{name}.png", whole=True, height=height)
     assert browser.complaints() == []
