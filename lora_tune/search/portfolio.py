@@ -217,13 +217,15 @@ class PortfolioSampler(BaseSampler):
         ended = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.RUNNING and t.params]
         if self._arms.grey_box is None or len(ended) < 2:
             return []
+        first = max(1, len(ended) - REPLAYED)
+        before = optuna.create_study(direction="minimize")
+        before.add_trials(ended[:first])
         found = []
-        for at in range(max(1, len(ended) - REPLAYED), len(ended)):
-            before = optuna.create_study(direction="minimize")
-            before.add_trials(ended[:at])
+        for trial in ended[first:]:
             model = learn_whole(self._encoding, self._runs(before), stated=self._stated, centre=self._centre)
-            told = _judged(ended[at], self._target, self._forecasts(before, -1, model, ended[at].params))
+            told = _judged(trial, self._target, self._forecasts(before, -1, model, trial.params))
             found += [told] if told is not None else []
+            before.add_trial(trial)
         return found
 
     def _forecasts(
