@@ -1,6 +1,6 @@
 """A trial whose log has every line that MLPerf's compliance checker asks of Llama-2-70B LoRA. A formula, no training.
 
-Reads SPEED (samples/s of a run that is told at 1,500 times its pace, so that a log spans no more than its job may),
+Reads SPEED (samples/s of a run that is told at 10,000 times its pace, so that a log spans no more than its job may),
 SEED, PACE (real seconds of a run).
 """
 
@@ -13,7 +13,7 @@ import random
 import time
 
 BATCH, EVERY, FIRST = 8, 384, 1536
-FASTER = 1500
+FASTER = 10_000
 
 
 def say(at: float, key: str, value: object = None, kind: str = "POINT_IN_TIME", **metadata: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.base.format import number
@@ -24,7 +25,8 @@ class Nearest:
 def nearest(study: Study, sweep: Sweep) -> Nearest | None:
     """The finished trial whose best eval is nearest to the target; of equal ones the one that needed fewer samples.
 
-    None where trials have no target, where one reached it, and where none has an eval that is a number.
+    None where trials have no target, where one reached it, and where none has an eval that is a number. A trial with an
+    eval at the target whose result was refused came nowhere.
     """
     target = study.objective.target
     if target is None or not objective_of(study).has_target or sweep.reached():
@@ -32,7 +34,7 @@ def nearest(study: Study, sweep: Sweep) -> Nearest | None:
     found = [
         (point.loss, point.samples, trial.number, point)
         for trial in sweep.trials.values()
-        if trial.verdict is not None
+        if trial.verdict is not None and not _met(study, sweep.last_evals(trial.number))
         for point in sweep.last_evals(trial.number)
         if math.isfinite(point.loss)
     ]
@@ -45,6 +47,10 @@ def nearest(study: Study, sweep: Sweep) -> Nearest | None:
     last = sweep.last_evals(best)[-1]
     trend = "; it was still getting better there" if last.samples == point.samples else f"; {_end(study, last)}"
     return Nearest(trial, point, f"{study.eval_words(point)}, {gap} {side} the target {target:g}{trend}")
+
+
+def _met(study: Study, evals: Sequence[Eval]) -> bool:
+    return any(point.loss <= study.target for point in evals)
 
 
 def _end(study: Study, last: Eval) -> str:

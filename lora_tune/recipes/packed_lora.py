@@ -18,7 +18,7 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes.ending import end_with, say_why
-from lora_tune.recipes.peft_lora import QUIET
+from lora_tune.recipes.peft_lora import hush
 
 IDLE_SECONDS = 20.0
 """After this long without a trial the program ends."""
@@ -34,8 +34,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="folder of the pack, with requests in it")
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, help="seconds without a trial until it ends")
     options = parser.parse_args()
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    hush()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         try:

@@ -11,6 +11,7 @@ waiting for the others: they must not hang.
 
 from __future__ import annotations
 
+import logging
 import os
 
 from lora_tune.base.errors import SetupError
@@ -27,13 +28,18 @@ QUIET = {
 """Set unless the caller sets them: checkpoints are folders, so nothing is fetched, and the log is the only output."""
 
 
+def hush() -> None:
+    """Silence the libraries, before torch and transformers are loaded, which read these once."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that it does without
+
+
 def main() -> int:
     """Run the trial that the environment describes; returns the exit code."""
     try:
         chosen = settings.read(os.environ)
-        # Before torch and transformers are loaded, which read these once.
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
+        hush()
         os.environ.setdefault("OMP_NUM_THREADS", str(chosen.threads))
         # Only now: seconds to import, and a bad knob must not wait for it.
         try:
