@@ -11,6 +11,7 @@
     |   |   +-- RefusedError         the scheduler answered, and takes no such job
     |   +-- StoreError               the database is unreadable, of another version, or away
     |       +-- DatabaseChangedError   it is not the one that was written to before
+    |       +-- KeyTakenError          somebody else has written a row with the same key
     +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
 
 A message is one line: what came, what is allowed, what to do. A programmer's mistake is an
@@ -94,6 +95,10 @@ class DatabaseChangedError(StoreError):
 
     It will not be whole again by itself: what the driver knows must be kept elsewhere.
     """
+
+
+class KeyTakenError(StoreError):
+    """The database holds a row with this key: somebody else was quicker."""
 
 
 class NothingReachedError(LoraTuneError):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from lora_tune.base.errors import DatabaseChangedError, StoreError
+from lora_tune.base.errors import DatabaseChangedError, KeyTakenError, StoreError
 from lora_tune.base.mounts import NETWORK, file_system, mountinfo
 from lora_tune.store.file_guard import FileGuard
 
@@ -220,9 +220,14 @@ def writing(engine: sa.Engine, url: str) -> Iterator[sa.Connection]:
 
 @contextlib.contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Errors of the database as StoreError, without its password; DatabaseChangedError where it lost its contents."""
+    """Errors of the database as StoreError, without its password.
+
+    DatabaseChangedError where it lost its contents, KeyTakenError where a row with the same key is there.
+    """
     try:
         yield
+    except sa.exc.IntegrityError as error:
+        raise KeyTakenError(f"the database {safe_url(url)} holds such a row already: {_words(error)}") from error
     except sa.exc.DatabaseError as error:
         kind = DatabaseChangedError if _lost_contents(error) else StoreError
         raise kind(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error

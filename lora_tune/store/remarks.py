@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
-from lora_tune.base.errors import RemarkChangedError
+from lora_tune.base.errors import KeyTakenError, RemarkChangedError
 from lora_tune.store import schema
 from lora_tune.store.database import Store
 
@@ -55,5 +54,5 @@ class Remarks:
         try:
             with self._store._writing() as connection:
                 connection.execute(sa.insert(schema.remarks).values(sweep=self._sweep, **values))
-        except IntegrityError as error:
+        except KeyTakenError as error:
             raise RemarkChangedError(changed) from error

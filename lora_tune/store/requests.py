@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
+from lora_tune.base.errors import KeyTakenError
 from lora_tune.store import schema
 from lora_tune.store.database import Store
 from lora_tune.store.port import Lease
@@ -75,7 +75,7 @@ class Requests:
                     found = connection.scalar(last)
                     made = replace(request, number=0 if found is None else found + 1)
                     connection.execute(sa.insert(table).values(self._row(made)))
-            except IntegrityError:
+            except KeyTakenError:
                 if left == 1:
                     raise
                 continue

@@ -1,0 +1,55 @@
+"""People who write beside a sweep at one moment: none is lost, none is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_tune.base.errors import RemarkChangedError
+from lora_tune.store import Store, sqlite_url
+from lora_tune.store.remarks import Remark, Remarks
+from lora_tune.store.requests import Request, Requests
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(sqlite_url(tmp_path / "sweep.db"))
+    made.begin("s", "d", "", 0.0)
+    yield made
+    made.close()
+
+
+def remark(text: str) -> Remark:
+    return Remark(trial=0, version=1, text=text, who="ada@login1", written_at=0.0)
+
+
+def wish() -> Request:
+    return Request(kind="pause", what={}, who="ada@login1", asked_at=0.0)
+
+
+def test_a_remark_that_came_between_look_and_write_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    remarks = Remarks(store, "s")
+    remarks.write(remark("first"))
+    with monkeypatch.context() as before:
+        before.setattr(Remarks, "latest", lambda _: {})
+        with pytest.raises(RemarkChangedError, match="somebody has written here meanwhile"):
+            remarks.write(remark("second"))
+    assert remarks.latest()[0].text == "first"
+
+
+def test_a_request_whose_number_was_taken_meanwhile_gets_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, insert = Requests(store, "s"), Requests._row
+    quicker = [wish()]
+
+    def overtaken(self: Requests, request: Request) -> dict[str, object]:
+        if quicker and self is not other:
+            other.ask(quicker.pop())
+        return insert(self, request)
+
+    monkeypatch.setattr(Requests, "_row", overtaken)
+    assert Requests(store, "s").ask(wish()).number == 1
+    assert [r.number for r in other.all()] == [0, 1]
