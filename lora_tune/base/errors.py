@@ -11,6 +11,7 @@
     |   |   +-- RefusedError         the scheduler answered, and takes no such job
     |   +-- StoreError               the database is unreadable, of another version, or away
     |       +-- DatabaseChangedError   it is not the one that was written to before
+    |       +-- NoSweepError             there is no such database yet, or no sweep was ever in it
     |       +-- KeyTakenError          somebody else has written a row with the same key
     +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
 
@@ -95,6 +96,10 @@ class DatabaseChangedError(StoreError):
 
     It will not be whole again by itself: what the driver knows must be kept elsewhere.
     """
+
+
+class NoSweepError(StoreError):
+    """There is no database here yet, or no driver has ever written to it."""
 
 
 class KeyTakenError(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lora_tune.analysis.summary import Overview, overview, recommended_words, trial_name
-from lora_tune.base.errors import EXIT_DONE, EXIT_NOTHING_REACHED, EXIT_SETUP, InputError
+from lora_tune.base.errors import EXIT_DONE, EXIT_NOTHING_REACHED, EXIT_SETUP, InputError, NoSweepError
 from lora_tune.commands.again import again
 from lora_tune.commands.options import Review, recorded_study, sweep_paths, watch_store
 from lora_tune.commands.report import write_report
@@ -96,7 +97,11 @@ def _turn(context: click.Context, campaign: Campaign, row: Row, number: int) -> 
 
 
 def _budgeted(campaign: Campaign, node_hours: float | None) -> Campaign:
-    return campaign if node_hours is None else replace(campaign, node_hours=node_hours)
+    if node_hours is None:
+        return campaign
+    if not (math.isfinite(node_hours) and node_hours > 0):
+        raise InputError(f"--budget-node-hours: {node_hours:g} is not a number of node-hours above 0")
+    return replace(campaign, node_hours=node_hours)
 
 
 def rows(campaign: Campaign, output: Path | None, storage: str | None) -> list[Row]:
@@ -116,9 +121,10 @@ def rows(campaign: Campaign, output: Path | None, storage: str | None) -> list[R
 def _look(member: Member, folder: Path, storage: str | None) -> Look | None:
     """The records of a sweep that has begun."""
     paths = sweep_paths(member.study.name, folder)
-    if storage is None and not paths.database.exists():
+    try:
+        store = watch_store(paths, storage)
+    except NoSweepError:
         return None
-    store = watch_store(paths, storage)
     try:
         found = store.load(member.study.name)
         if found is None:

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from lora_tune.base.errors import DatabaseChangedError, StoreError, SweepBusyError
+from lora_tune.base.errors import DatabaseChangedError, NoSweepError, StoreError, SweepBusyError
 from lora_tune.base.identity import new_token
 from lora_tune.store import engine, rows, schema
 from lora_tune.store.port import Held, Lease, Registered
@@ -48,7 +48,7 @@ class Store:
     def _check_version(self) -> None:
         with engine.reading(self._engine, self.url) as connection:
             if not sa.inspect(connection).has_table(schema.version.name):
-                raise StoreError(f"{engine.safe_url(self.url)} holds no sweep; check the URL")
+                raise NoSweepError(f"{engine.safe_url(self.url)} holds no sweep; check the URL")
             found = schema.found_version(connection)
         if found != schema.SCHEMA_VERSION:
             old = f"has schema {found} of an earlier release; resuming the sweep brings it up to date"

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from lora_tune.base.errors import DatabaseChangedError, KeyTakenError, StoreError
+from lora_tune.base.errors import DatabaseChangedError, KeyTakenError, NoSweepError, StoreError
 from lora_tune.base.mounts import NETWORK, file_system, mountinfo
 from lora_tune.store.file_guard import FileGuard
 
@@ -121,7 +121,7 @@ def reading_engine(url: sa.URL) -> sa.Engine:
     if path is None:
         return sa.create_engine(url, pool_pre_ping=True, execution_options={"postgresql_readonly": True})
     if not path.exists():
-        raise StoreError(f"there is no database at {path}; check --storage, --output or the current folder")
+        raise NoSweepError(f"there is no database at {path}; check --storage, --output or the current folder")
     _refuse_damaged(path)
     at_rest = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
     address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if at_rest else ''}"

@@ -102,6 +102,22 @@ def test_the_dry_run_shows_each_and_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_before_it_begins_every_sweep_waits_in_a_database_of_their_own_too(tmp_path: Path) -> None:
+    """Which the first sweep makes."""
+    storage = ("--storage", f"sqlite:///{tmp_path}/all.db")
+    done = called(status, write(tmp_path), tmp_path / "out", "--json", *storage)
+    assert [s["state"] for s in json.loads(done.output)["sweeps"]] == ["waiting", "waiting"]
+    done = called(sweep, write(tmp_path), tmp_path / "out", "--dry-run", *storage)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "0", "-3"])
+def test_a_budget_that_is_none_is_refused(tmp_path: Path, hours: str) -> None:
+    done = called(sweep, write(tmp_path), tmp_path / "out", "--budget-node-hours", hours)
+    assert done.exit_code == 2, done.output
+    assert f"{hours} is not a number of node-hours above 0" in done.stderr
+
+
 def test_what_is_about_one_study_is_refused(tmp_path: Path) -> None:
     done = called(sweep, write(tmp_path), tmp_path / "out", "--register")
     assert done.exit_code == 2
