@@ -18,7 +18,8 @@ LONGEST = 100_000
 LINE = "*Write above this line, with #tags if you like. Below it stands what the records say, made anew each time.*"
 
 _STUDY_DETAIL = re.compile(r"/api/studies/\d+/?")
-_NOTE = re.compile(r"/api/studies/\d+(?:/(?P<trial>\d+))?/note")
+_NOTE = re.compile(r"/api/studies/\d+(?:/(?P<trial>[0-9]{1,18}))?/note")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _TAG = re.compile(r"(?<!\S)#([^\W\d][\w-]*)")
 
 
@@ -131,10 +132,12 @@ def _wish(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
     try:
         wish = json.loads(environ["wsgi.input"].read(int(length)))
         version, body = wish["version"], wish["body"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError("a note is written as JSON with version and body") from error
     if number is None or type(version) is not int or type(body) is not str:
         raise InputError("there is no such trial" if number is None else "version is an integer, body a text")
+    if _UNSTORABLE.search(body):
+        raise InputError("a note cannot hold the character NUL, nor half of a surrogate pair")
     return number, version, body
 
 

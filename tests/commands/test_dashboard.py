@@ -227,6 +227,8 @@ def test_of_two_who_write_at_once_the_second_is_told_and_loses_nothing(tmp_path:
         {"version": "2", "body": ""},
         {"version": 2, "body": 3},
         {"version": 2, "body": "x" * LONGEST},
+        {"version": 2, "body": "half a pair: \ud83d"},
+        {"version": 2, "body": "nothing: \0"},
     ],
 )
 def test_what_is_no_note_is_refused(built: Review, wish: dict[str, Any]) -> None:
