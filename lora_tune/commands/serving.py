@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from lora_tune.controller.driver import Driver, Search
 from lora_tune.controller.quota import NodeQuota, demand
 from lora_tune.controller.runtime import Environment, Plan, driver, make_clock
 from lora_tune.controller.signatures import SigningKey
+from lora_tune.controller.steering import Enqueues
 from lora_tune.launchers import make_launcher
 from lora_tune.logs.run import Eval
 from lora_tune.store import Changes, Lease, Registered, Store
 from lora_tune.store.leases import Patience, try_lease
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import Sweep, Trial, Value
 from lora_tune.workloads import load as load_workload
 
 RETRY_SECONDS = 60.0
@@ -66,6 +67,12 @@ class _Gated:
 
     def report(self, number: int, evals: Sequence[Eval]) -> None:
         self._inner.report(number, evals)
+
+    def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
+        """What a person asks for waits for nodes as any other proposal does."""
+        if not isinstance(self._inner, Enqueues):
+            raise errors.InputError("this search takes no proposals")
+        self._inner.enqueue(values, why, request)
 
     def tell(self, record: Trial) -> None:
         self._inner.tell(record)

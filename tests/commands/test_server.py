@@ -15,6 +15,7 @@ from lora_tune.commands.serving import Server
 from lora_tune.config.study import parse_study
 from lora_tune.controller.quota import NodeQuota
 from lora_tune.store import Registered, Store, sqlite_url
+from lora_tune.store.requests import Request, Requests
 from tests.contracts.store import where
 from tests.fakes import command_study
 from tests.waiting import wait_for
@@ -76,3 +77,27 @@ def test_a_mistake_in_one_study_ends_neither_the_server_nor_the_others(
         running.join(30)
         store.close()
     assert not running.is_alive()
+
+
+def test_what_people_ask_of_a_study_that_is_served_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store(sqlite_url(tmp_path / "team.db"))
+    registered(tmp_path, store, "served")
+    wish = {"values": {"LR": 0.002}, "clone_of": None}
+    Requests(store, "served").ask(Request(kind="enqueue", what=wish, who="ada@login1", asked_at=0.0))
+    server = Server(store, NodeQuota(None), Metrics(), lambda _: None)
+    lease = store.take_lease(SERVER, "test", 0.0)
+    running = threading.Thread(target=lambda: server.run(lease, until_done=True))
+    running.start()
+    try:
+        wait_for(lambda: not running.is_alive(), 60, "the study's end")
+        assert [(r.accepted, r.answer) for r in Requests(store, "served").all()] == [
+            (True, "the next free slot runs it")
+        ]
+        sweep = store.load("served")
+        assert sweep is not None
+        assert [trial.tuned["LR"] for trial in sweep.trials.values()] == [0.002]
+    finally:
+        server.stop()
+        running.join(30)
+        store.close()
