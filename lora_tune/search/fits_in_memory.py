@@ -26,6 +26,8 @@ FRAGMENTS = 0.02
 MEASURED_SD = 0.01
 """Sd of ln(peak) of a measured peak: what other ranks and libraries hold."""
 
+BEYOND = 2.0
+"""A peak that is stated as this many times a GPU's memory is in another unit than GiB, and is passed over."""
 STEPS = 40
 
 
@@ -112,7 +114,7 @@ def learn(peaks: Peaks, limit: float, level_sd: float = LEVEL_SD) -> PeakBelief:
     n, width = len(peaks.gib), peaks.features.shape[1]
     rows = np.c_[np.ones(n), peaks.features]
     offset, died = np.log(peaks.gib / limit), np.array(peaks.died, dtype=np.float64)
-    known = np.isfinite(peaks.measured)
+    known = peaks.measured < BEYOND * limit  # not where it is unknown, NaN
     target = np.where(known, np.log(np.where(known, peaks.measured, 1.0) / limit) - offset, 0.0)
     slope = 1.702 / FRAGMENTS  # the logistic that is nearest to the normal distribution
     precision = np.diag(1 / np.r_[level_sd, np.full(width, FEATURE_SD)] ** 2)

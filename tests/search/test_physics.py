@@ -113,6 +113,7 @@ def test_a_peak_that_a_trial_printed_moves_the_risk_of_the_others() -> None:
     plain, tight = risk(peak_gib=math.nan), risk(peak_gib=1.33 * known.gib(small.values))
     assert tight > plain + 0.2
     died = {"infeasible": True, "samples_per_second": math.nan}
+    assert risk(peak_gib=61_000.0) == plain, "a peak in MiB, as other programs print it, is none in GiB"
     assert risk(peak_gib=1.0, **died) == risk(peak_gib=math.nan, **died), "what was printed before a death says nothing"
 
 
