@@ -174,7 +174,9 @@ def most_telling(hits: tuple[Hit, ...], *, begun: bool) -> list[Hit]:
 
     begun: the run began, so that its prolog is no evidence; of its epilog only what ended the job is. Texts that the
     training survived come last. In a prolog that never got to the run the last line is the one that ended it.
+    What only completes another text is none by itself.
     """
+    hits = tuple(hit for hit in hits if not hit.signature.completes)
     if begun:
         hits = tuple(hit for hit in hits if hit.phase is Phase.RUN or _ends_job(hit))
 

@@ -72,7 +72,8 @@ class Weight(IntEnum):
 class Signature:
     """One failure text. ``anchor`` is literal text that every matching line holds: only lines with it are tried.
 
-    certain: the same values fail again, wherever they run.
+    certain: the same values fail again, wherever they run. completes: the name of the signatures whose line says only
+    that something failed, where this one's says why; by itself it is no failure.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Signature:
     remedy: str
     weight: Weight = Weight.CAUSE
     certain: bool = False
+    completes: str = ""
 
 
 def _signature(row: Mapping[str, Any]) -> Signature:

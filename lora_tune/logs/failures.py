@@ -60,6 +60,7 @@ def diagnose(
     found = _first_reason(telling, scanner.last_line(), state, exit_code, reason, run)
     if not found.kind:
         return found
+    found = replace(found, line=_completed(found.line, telling, hits))
     return replace(found, also=_second_reason(found, [*telling, *reversed(hits)]))
 
 
@@ -112,9 +113,25 @@ def _of(hit: Hit) -> Diagnosis:
 def _second_reason(found: Diagnosis, hits: Sequence[Hit]) -> str:
     """The line of the most telling text of another kind than ``found``; what only ended the job is no reason."""
     for hit in hits:
-        if hit.line not in found.line and hit.signature.weight is not Weight.ENDED and _of(hit).remedy != found.remedy:
+        reason = hit.signature.weight is not Weight.ENDED and not hit.signature.completes
+        if reason and _words(hit) not in found.line and hit.signature.remedy != found.remedy:
             return hit.line
     return ""
+
+
+def _completed(line: str, telling: Sequence[Hit], hits: Sequence[Hit]) -> str:
+    """The cause's line with the reason behind it that another program gave: pyxis says only that enroot failed."""
+    cause = next((hit for hit in telling if hit.line == line), None)
+    if cause is None:
+        return line
+    reasons = [h for h in hits if h.signature.completes == cause.signature.name and h.phase is cause.phase]
+    first = min(reasons, key=lambda hit: SIGNATURES.index(hit.signature), default=None)
+    return line if first is None or _words(first) in line else f"{line}: {_words(first)}"
+
+
+def _words(hit: Hit) -> str:
+    """A hit's line without the name of the program that passed it on."""
+    return hit.line.rpartition("pyxis: ")[2].strip()
 
 
 def _scan(log: bytes | str) -> FailureScanner:

@@ -219,6 +219,42 @@ class TestPrologs:
         )
 
 
+PYXIS = "slurmstepd: error: pyxis: "
+START_FAILED = f"{PYXIS}couldn't start container"
+REASONS = [
+    f"{PYXIS}    [ERROR] URL https://registry.example/v2/x/manifests/1 returned error code: 404 Not Found",
+    f"{PYXIS}    /usr/lib/enroot/docker.sh: line 337: 4711 Killed                  mksquashfs",
+    f"{PYXIS}    mkdir: cannot create directory '/run/enroot': Permission denied",
+    f"{PYXIS}    Write failed because No space left on device",
+    f"{PYXIS}    enroot-mount: failed to mount: /data at /data: No such file or directory",
+    f"{PYXIS}    FATAL ERROR:Failed to write to output filesystem",
+    "[ERROR] URL https://registry.example/v2/x/manifests/1 returned error code: 401 Unauthorized",
+    "/usr/lib/enroot/docker.sh: line 337: 4711 Killed                  mksquashfs",
+]
+AROUND = [f"{PYXIS}    [INFO] Fetching image manifest", f"{PYXIS}    Parallel mksquashfs: Using 2 processors"]
+
+
+@pytest.mark.parametrize("prolog", ["", prologs.DGX, prologs.OTHER], ids=["no prolog", "DGX", "another machine"])
+@pytest.mark.parametrize("reason", REASONS, ids=range(len(REASONS)))
+def test_why_enroot_did_not_start_the_container_is_in_the_sentence(reason: str, prolog: str) -> None:
+    """Whether its log comes before what pyxis says of it or after, and whatever else that log holds."""
+    shown = " ".join(redact(reason).removeprefix(PYXIS).split())
+    enroots = [AROUND[0], reason, f"{PYXIS}    FATAL ERROR:Failed to write to output filesystem", AROUND[1]]
+    for lines in ([*enroots, START_FAILED], [START_FAILED, *enroots], [START_FAILED, *enroots, START_FAILED]):
+        found = diagnose(prolog + "".join(f" 0: {line}\n" for line in lines), exit_code=1)
+        assert shown in " ".join(found.line.split()), found
+        assert "couldn't start container" in found.told
+        assert " ".join(found.told.split()).count(shown) == 1, "told once"
+
+
+def test_what_enroot_printed_is_no_failure_where_the_container_started() -> None:
+    scanner = FailureScanner()
+    scanner.feed("".join(f"{line}\n" for line in (REASONS[0], REASONS[6])).encode())
+    assert most_telling(scanner.hits(), begun=False) == []
+    died = "0: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    assert diagnose(f"{REASONS[0]}\n{died}", exit_code=1).told == died[3:].strip()
+
+
 def test_scripts_without_marks_of_their_own_are_read_by_those_of_run_and_time() -> None:
     """v4.0's run.sub and run_with_docker.sh print neither PROLOG_START nor RUNANDTIME_START."""
     log = "/usr/bin/bash: line 2: /etc/dgx-release: No such file or directory\nBeginning trial 1 of 1\n"
@@ -248,7 +284,7 @@ def test_each_failure_text_is_found_behind_labels_colours_and_progress_bars() ->
 
 def test_each_signature_is_shown_by_a_failure_text() -> None:
     shown = set()
-    for line, _ in FAILURES:
+    for line in (*(text for text, _ in FAILURES), *REASONS):
         scanner = FailureScanner()
         scanner.feed(line.encode() + b"\n")
         shown |= {hit.signature.name for hit in scanner.hits()}
