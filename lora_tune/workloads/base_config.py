@@ -21,6 +21,7 @@ from lora_tune.workloads.sandbox import Sourced, source_files
 _MISSING = re.compile(r": line \d+: (?P<path>.*\.sh): No such file or directory$")
 _YAML_DEFAULT = re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")
 _SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")
+_FIELDS_NAME = re.compile(r"config_(.+?)_\d+x\d+x[^_]*(?:_(.+?))?(?:\.sh)?")
 _SKIPPED = frozenset({".git", "results", "logs"})
 
 
@@ -48,6 +49,19 @@ class BaseConfig:
     def place(self) -> Path:
         """Its folder, relative to the implementation's."""
         return Path(self.file).parent
+
+    @property
+    def system(self) -> str:
+        """The system that its name states in the field's form, "" for a name of another form."""
+        found = _FIELDS_NAME.fullmatch(self.name)
+        return found[1] if found else ""
+
+    def suffix(self, parameters: Mapping[str, Value]) -> str:
+        """What ends its name in the field's form, such as ``fp4``, without the switches that a trial turns off."""
+        found = _FIELDS_NAME.fullmatch(self.name)
+        off = {name.lower() for name, value in parameters.items() if equal(value, False)}
+        words = (found[2] or "").split("_") if found else []
+        return "_".join(word for word in words if word.lower() not in off)
 
     @property
     def lasting(self) -> dict[str, str]:

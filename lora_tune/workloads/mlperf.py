@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -252,16 +251,16 @@ class MlperfWorkload:
 
     def file_name(self, proposal: Proposal) -> str:
         """The true name of a proposal's config; the base's own for the base."""
-        if self.base is not None and self.is_base(proposal):
-            return self.base.name
-        site = self.study.site
-        system = re.match(r"config_(.+?)_\d+x\d+x", self.base.name) if self.base and site.system == "LOCAL" else None
+        base, site = self.base, self.study.site
+        if base is not None and self.is_base(proposal):
+            return base.name
+        system = base.system if base is not None and site.system == "LOCAL" else ""
         return config_file_name(
-            system[1] if system else site.system,
+            system or site.system,
             self.nodes(proposal),
             site.gpus_per_node,
             self._layout(proposal),
-            self.settings.suffix,
+            self.settings.suffix or ("" if base is None else base.suffix(proposal.parameters)),
         )
 
     def nodes(self, proposal: Proposal) -> int:

@@ -27,7 +27,7 @@ def export(
     Raises InputError where no name for it is free.
     """
     place = export_place(workload)
-    limits = _limits(workload, proposal)
+    limits = {} if submit else _limits(workload, proposal)  # sbatch alone is given a limit
     exports = {**_system(workload), **workload.exports(proposal), **limits}
     after = [WALLTIME] if limits else []
     text = render(exports, comments=_comments(workload, provenance), before=_sources(workload), after=after)

@@ -32,7 +32,7 @@ class MlperfSettings(BaseModel):
         description='where the training code lies: "folder", or "container" (any variable may then have an effect), or '
         "names that it reads beside those found in the folder [found out]",
     )
-    suffix: str = Field("", description="ends the config's name, before .sh")
+    suffix: str = Field("", description="ends the config's name, before .sh [what ends the base's, e.g. fp4]")
     first_eval: int | None = Field(None, ge=1, description="samples before the first eval; open division only")
     eval_every: int | None = Field(None, ge=1, description="samples between evals; open division only")
     compliance: bool = Field(False, description="let run.sub call the compliance checker after each run")

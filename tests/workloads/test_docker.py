@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,32 @@ class TestJob:
             base_for(tree, "MI400")
         _, found = workload(tree, 'base = "config_MI325X_1x8x1.sh"')
         assert found.implementation.values["LR"] == "1"
+
+    def test_an_export_keeps_the_time_limit_of_the_base(self, tree: Path) -> None:
+        """Nothing starts the script with a limit: that of the trials is the sweep's own."""
+        study, found = workload(tree)
+        (text,) = found.export(some_proposal(study), ()).files.values()
+        assert study.budget.trial_minutes == 5
+        assert "WALLTIME" not in text, text
+        (tree / "exported.sh").write_text(text)
+        assert sourced_file(tree / "exported.sh")["WALLTIME"] == "50"
+
+    def test_the_ending_of_the_bases_name_stays_where_a_trial_does_not_contradict_it(self, tree: Path) -> None:
+        base = tree / "config_MI300X_1x8x1_fp4_sharp.sh"
+        (tree / "config_MI300X_1x8x1.sh").rename(base)
+        base.write_text(base.read_text() + "export FP4=True\n")
+        study, found = workload(tree, f'base = "{base.name}"')
+        plain = some_proposal(study)
+        without = replace(plain, parameters={**plain.parameters, "FP4": False})
+        as_there = replace(plain, parameters={**plain.parameters, "FP4": True})
+        names = [found.file_name(proposal) for proposal in (plain, as_there, without)]
+        assert names == [f"config_MI300X_1x8x1xtp1pp1cp1_{end}.sh" for end in ("fp4_sharp", "fp4_sharp", "sharp")]
+        start = found.start()
+        assert start is not None
+        assert found.file_name(replace(plain, parameters=start.parameters)) == base.name
+        assert next(iter(found.export(plain, ()).files)) == names[0]
+        _, own = workload(tree, f'base = "{base.name}"\nsuffix = "mine"')
+        assert own.file_name(plain) == "config_MI300X_1x8x1xtp1pp1cp1_mine.sh", "the study's own word is the last"
 
 
 class TestCheck:
