@@ -19,7 +19,7 @@ def duration(seconds: float | None) -> str:
     """Seconds as people read them; "-" for None."""
     if seconds is None:
         return "-"
-    if seconds < 100:
+    if not 100 <= seconds < float("inf"):
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

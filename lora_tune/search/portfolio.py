@@ -22,6 +22,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.base.format import duration
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.optuna_trials import annotate
@@ -274,6 +275,6 @@ def _why(found: Proposal, nodes: int) -> str:
 def _sentence(found: Believed) -> str:
     runs = "1 run" if found.runs == 1 else f"{found.runs} runs"
     return (
-        f"expected {found.score / 60:.2f} min to the target, {runs} of this configuration; the next run is "
+        f"expected {duration(found.score)} to the target, {runs} of this configuration; the next run is "
         f"expected to improve on it by {100 * found.regret:.1f}%"
     )

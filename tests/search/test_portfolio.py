@@ -12,6 +12,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from lora_tune.base.format import duration
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.portfolio import FORECASTS, Arms, PortfolioSampler
@@ -121,7 +122,9 @@ def test_a_script_whose_model_size_drives_both_is_nearly_solved_after_thirty_tri
     study.enqueue_trial(START)
     scores = [trial_of(study) for _ in range(30)]
     best = min(seconds({"LR": 3e-3, "HIDDEN": size, "OPTIMIZER": "lion"}) for size in range(64, 1025))
-    recommended = seconds(study.sampler.recommend(study)[0])  # type: ignore[attr-defined]
+    values, score, words = study.sampler.recommend(study)  # type: ignore[attr-defined]
+    recommended = seconds(values)
+    assert words.startswith(f"expected {duration(score)} to the target, ")
     assert scores[0] > 1.5 * best
     assert recommended < 1.05 * best
 

@@ -16,6 +16,7 @@ from scipy.special import betaln
 from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import GreyBox, misleading
 from benchmarks.laboratory.problem import Problem
+from lora_tune.base.format import duration
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter
 from lora_tune.config.space import Space
 from lora_tune.logs.mllog import Eval
@@ -200,6 +201,7 @@ def test_the_recommendation_combines_the_best_parts_of_different_trials() -> Non
     assert values["layout"] == fast
     assert 2e-4 < values["LR"] < 9e-4
     assert seconds == pytest.approx(3000 / 2.5 + 5 * 35, rel=0.12)
+    assert words.startswith(f"expected {duration(seconds)} to the target, ")
     assert "above the best there is" in words
 
 

@@ -13,6 +13,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.base.format import duration
 from lora_tune.config.conditions import Conditions
 from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.acquisition import Action, value_actions
@@ -245,7 +246,7 @@ def sentence(found: Recommendation) -> str:
     above = f"expected to be {100 * found.regret:.1f}% above the best there is"
     if not math.isfinite(found.regret):
         above = "nothing has reached the target yet, so how good it is remains unknown"
-    return f"expected {found.score / 60:.2f} min to the target, {found.runs} runs of these hyperparameters; {above}"
+    return f"expected {duration(found.score)} to the target, {found.runs} runs of these hyperparameters; {above}"
 
 
 def explain(model: SearchModel, action: Action) -> str:
