@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import io
+import itertools
 import json
+import math
 import re
 import shutil
 import signal
@@ -26,7 +28,7 @@ from lora_tune.commands import export, status
 from lora_tune.commands.confirm import main
 from lora_tune.commands.confirm.command import replicate_study
 from lora_tune.commands.confirm.outcome import as_json, confirmation, confirmed, summary
-from lora_tune.commands.confirm.race import Race, contenders
+from lora_tune.commands.confirm.race import Race, contenders, introduction
 from lora_tune.commands.confirm.submission import split_runs
 from lora_tune.commands.report import report_html
 from lora_tune.commands.sweep import main as sweep_main
@@ -405,6 +407,30 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     assert "more runs = " in words
     assert "node-hours; take trial" in words
     assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [Choice.CHOSEN, Choice.PASSED_OVER]
+
+
+def test_a_score_counts_the_runs_of_its_result_files_however_many_the_race_took() -> None:
+    """MLPerf's rules count a fixed number of runs; of three or more contenders one may race twice as many."""
+    study, sweep, field = leaders(3)
+    seconds = itertools.cycle([100.0, 104.0, 97.0, 108.0, 95.0, 101.0, 93.0])
+    records = EMPTY
+    while not isinstance(asked := race_of(field, records, most=4).ask(), str):
+        of = next(trial for trial in field if trial.number == asked.replicate_of)
+        records = raced(records, of, next(seconds) * (1.0, 1.02, 1.5)[field.index(of)])
+    found = confirmation(study, records, field, replicates(records), race_of(field, records, most=4).standing())
+    assert found is not None
+    assert found.chosen is not None
+    assert found.scored is not None
+    own = replicates(records)[found.chosen]
+    assert 4 < len(own) <= 8
+    assert found.scored.runs == 4
+    middle = sorted(run.seconds or math.inf for run in own[:4])[1:3]
+    assert found.scored.olympic == pytest.approx(sum(middle) / 2 / 60)
+    words = summary(study, sweep, found)
+    assert f"olympic mean of the first 4 of {len(own)} runs {duration(sum(middle) / 2)}" in words
+    told = introduction(field, RaceSettings(most=4))
+    assert "9 to 12 runs, at most 8 of one configuration; " in told
+    assert "6 to 8 runs, at most 4 of one configuration; " in introduction(field[:2], RaceSettings(most=4))
 
 
 def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_missed() -> None:

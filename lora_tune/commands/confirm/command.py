@@ -66,7 +66,10 @@ USUAL_RUNS = 10
 @study_option
 @click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="leading configurations that race")
 @click.option(
-    "--seeds", type=click.IntRange(1), help="most runs of each configuration [those of a submission, else 10]"
+    "--seeds",
+    type=click.IntRange(1),
+    help="runs by which the chosen one is scored, and most of each (of three or more contenders one may have twice as "
+    "many) [those of a submission, else 10]",
 )
 @click.option(
     "--confidence",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.replicates import Replicate, missed, name_of, results
@@ -16,6 +16,10 @@ from lora_tune.search.contenders import means, seed_spread
 from lora_tune.search.racing import CannotSeparate, Decided, Plan
 from lora_tune.store.metrics import Choice, Confirmed
 from lora_tune.store.records import Sweep, Trial
+
+if TYPE_CHECKING:
+    from lora_tune.mlperf.benchmark import Benchmark
+    from lora_tune.mlperf.predict import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class Place:
 class Scored:
     """The chosen configuration under MLPerf's rules, in minutes; ``sentences`` for people.
 
+    runs: those that count, which are the result files'.
     olympic: mean without the fastest and the slowest run, infinite like ``minutes`` where two did not reach the target.
     factor: RCP normalisation, 1 where no reference applies.
     passes: probability that ten new runs pass convergence and RCP checks, None where these do not apply.
@@ -85,7 +90,7 @@ def confirmation(
         decided=not isinstance(verdict, CannotSeparate) and reached,
         chosen=chosen,
         places=tuple(sorted(places, key=lambda p: (not p.chosen, p.mean is None, p.mean or 0.0))),
-        scored=scored(study, trial, own, mean[name]) if reached else None,
+        scored=scored(study, trial, own, stands.wanted[name], mean[name]) if reached else None,
         runs=sum(p.runs for p in places),
         node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
     )
@@ -109,13 +114,19 @@ NO_REFERENCE = "not normalised by reference convergence points: the study names 
 EPOCHS = "the reference convergence points count epochs: the checkers' word on the result files counts"
 
 
-def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[float, float, float]) -> Scored | None:
-    """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three."""
-    from lora_tune.mlperf.predict import predict
+def scored(
+    study: Study, trial: Trial, own: Sequence[Replicate], counted: int, mean: tuple[float, float, float]
+) -> Scored | None:
+    """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three.
+
+    counted: how many of its ``own`` runs a submission has; it is the first of them, since none may be picked out.
+    """
     from lora_tune.mlperf.score import olympic_mean, score
 
+    runs = own[:counted]
     if len(runs) < 3:
         return None
+    which = f"olympic mean of {f'the first {counted} of ' if counted < len(own) else ''}{len(own)} runs"
     minutes = [r.seconds / 60 if r.seconds is not None else math.inf for r in runs]
     batch = trial.parameters.get("GBS")
     olympic = olympic_mean(minutes)
@@ -123,7 +134,7 @@ def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[fl
     none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
     if benchmark is None or benchmark.progress == "epoch_num" or not isinstance(batch, int):
         low, high = (bound / 60 for bound in mean[1:])
-        words = f"olympic mean of {len(runs)} runs {duration(60 * olympic)}" if math.isfinite(olympic) else none
+        words = f"{which} {duration(60 * olympic)}" if math.isfinite(olympic) else none
         words += f"; {NO_REFERENCE if benchmark is None else EPOCHS}"
         return Scored(
             runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
@@ -131,22 +142,22 @@ def scored(study: Study, trial: Trial, runs: Sequence[Replicate], mean: tuple[fl
         )  # fmt: skip
     samples = [r.samples if r.samples is not None else math.inf for r in runs]
     found = score(benchmark, minutes, samples, batch)
-    ahead = predict(
-        benchmark,
-        [m for m in minutes if math.isfinite(m)],
-        [s for s in samples if math.isfinite(s)],
-        batch,
-        unconverged=sum(map(math.isinf, minutes)),
-    )
-    words = (
-        f"olympic mean of {len(runs)} runs {found.olympic_minutes:.2f} min x {found.factor:.4f} "
-        f"= {found.minutes:.2f} min"
-    )
+    ahead = _ahead(benchmark, own, batch)
+    words = f"{which} {found.olympic_minutes:.2f} min x {found.factor:.4f} = {found.minutes:.2f} min"
     return Scored(
         runs=len(runs), olympic=found.olympic_minutes, factor=found.factor, minutes=found.minutes, low=ahead.low,
         high=ahead.high, passes=ahead.passes,
         sentences=(words, found.sentence, ahead.sentence) if math.isfinite(olympic) else (none, ahead.sentence),
     )  # fmt: skip
+
+
+def _ahead(benchmark: Benchmark, own: Sequence[Replicate], batch: int) -> Prediction:
+    """What a new submission would score, by all runs there are."""
+    from lora_tune.mlperf.predict import predict
+
+    reached = [(r.seconds / 60, r.samples) for r in own if r.seconds is not None and r.samples is not None]
+    minutes, samples = [m for m, _ in reached], [s for _, s in reached]
+    return predict(benchmark, minutes, samples, batch, unconverged=len(own) - len(reached))
 
 
 def as_json(found: Confirmation) -> dict[str, Any]:

@@ -129,4 +129,5 @@ def introduction(field: Sequence[Trial], settings: RaceSettings) -> str:
     lines = [f"{name_of(t.number):>10}  {duration(t.objective)} in one run: {parameters_text(t)}" for t in field]
     least, most = settings.fewest * len(field), settings.total(len(field))
     runs = f"{least} to {most} runs" if least < most else f"{most} runs"
+    runs += f", at most {settings.longest(len(field))} of one configuration"
     return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])
