@@ -74,7 +74,7 @@ class GreyBox:
         evals.append(Eval(samples, loss, second))
         if not self._capped or loss <= self._goal.target:
             return False
-        self._stopped[trial.number] = self._stopper.stop(trial.params, evals, timing)
+        self._stopped[trial.number] = self._stopper.stop(trial.params, evals, timing, start=trial.number == 0)
         return bool(self._stopped[trial.number])
 
     def tell(self, trial: optuna.Trial, result: Result) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
 from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, contradicts, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
@@ -29,11 +30,14 @@ class Stopper:
         self._good: list[Course] = []
         self._best: tuple[float, list[float], tuple[Any, ...]] = (math.inf, [], ())
 
-    def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing) -> str:
-        """Why a run with these evals so far is stopped, as a verdict: "pruned", "capped", or "" to let it go on."""
+    def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing, *, start: bool) -> str:
+        """Why a run with these evals so far is stopped, as a verdict: "pruned", "capped", or "" to let it go on.
+
+        start: it is the one that the search begins with, of which the published curves say nothing.
+        """
         batch = self._problem.coordinates.batch(tuned)
         envelope = published_curves.published(batch) if self._published else None
-        evidence = Evidence(references=self._good[-NEWEST:], rate=RISK, published=envelope)
+        evidence = Evidence(references=self._good[-NEWEST:], rate=RISK, published=None if start else envelope)
         length = self._length(tuned)
         if verdict(evals, self._problem.target, evidence, length=length, kind=batch).stop:
             return "pruned"
@@ -51,7 +55,12 @@ class Stopper:
     def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
         """A run reached the target."""
         batch, length = self._problem.coordinates.batch(tuned), self._length(tuned)
-        self._good.append(Course(curve=usable(evals), length=length, kind=batch, free=len(self._good) < FEWEST))
+        run = Course(curve=usable(evals), length=length, kind=batch)
+        envelope = published_curves.published(batch) if self._published else None
+        if envelope is not None and contradicts(run, self._problem.target, envelope, RISK):
+            self._published = False
+            self._good = [replace(c, free=False) for c in self._good]
+        self._good.append(replace(run, free=sum(c.free for c in self._good) < FEWEST))
         key = tuple(sorted(tuned.items()))
         if key == self._best[2]:
             self._best[1].append(seconds)

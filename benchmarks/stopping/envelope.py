@@ -17,7 +17,7 @@ from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
-from lora_tune.controller.evidence import EVALS_TO_HEAL, HEALED
+from lora_tune.controller.public_runs import EVALS_TO_HEAL, HEALED
 from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf.published_curves import published

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import courses, level, public_envelope
+from lora_tune.controller.evidence import courses, level
+from lora_tune.controller.public_runs import believed, contradiction
 from lora_tune.curves.conformal import needed, supported
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial, Verdict
@@ -22,11 +23,11 @@ class StoppingAccount:
     stated: false-prune rate that the study asks for; kept: the rate that its evidence supports now, None while no run
     is compared. references: good runs that nothing could have stopped, which are what supports it, of all ``good``
     ones; wanted: as many as must end before runs are compared; full: as many as support the stated rate. published:
-    the rate rests on public runs. stopped, missed: runs that the comparison stopped, and all that ended without the
-    target. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that went on and
-    have ended, and those of them that reached the target. audit_hours: node-hours that they took after they were
-    condemned. false_rate: low and high of a 90% interval for the share of good runs that the rule condemns, None
-    without an ended audit.
+    the rate rests on public runs. contradicted_by: the good trial by which they are no longer believed. stopped,
+    missed: runs that the comparison stopped, and all that ended without the target. used: share of all node-hours that
+    the stopped ones took. audited, erred: condemned runs that went on and have ended, and those of them that reached
+    the target. audit_hours: node-hours that they took after they were condemned. false_rate: low and high of a 90%
+    interval for the share of good runs that the rule condemns, None without an ended audit.
     """
 
     stated: float
@@ -36,6 +37,7 @@ class StoppingAccount:
     wanted: int
     full: int
     published: bool
+    contradicted_by: int | None
     stopped: int
     missed: int
     used: float
@@ -52,7 +54,8 @@ def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount 
     trials = sweep.trials.values()
     good = level(study, sweep)
     free = sum(c.free and (good == -math.inf or math.isfinite(c.stop(good))) for c in courses(study, sweep))
-    envelope = next((e for t in trials if (e := public_envelope(study, t)) is not None), None)
+    envelope = next((e for t in trials if (e := believed(study, sweep, t)) is not None), None)
+    against = contradiction(study, sweep)
     stopped = [t for t in trials if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
     ended = [t for t in trials if t.metrics.audited and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]
     erred = sum(t.verdict is Verdict.REACHED for t in ended)
@@ -67,6 +70,7 @@ def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount 
         wanted=study.pruning.references,
         full=needed(rate),
         published=envelope is not None,
+        contradicted_by=against.number if against else None,
         stopped=len(stopped),
         missed=sum(t.verdict in (Verdict.PRUNED, Verdict.CENSORED) for t in trials),
         used=_hours(sweep, stopped, now) / spent if spent else 0.0,
@@ -120,6 +124,11 @@ def promise_words(study: Study) -> str:
 def account_words(account: StoppingAccount) -> str:
     """The account in a line."""
     parts = [_support_words(account)]
+    if account.contradicted_by is not None:
+        parts.append(
+            f"trial {account.contradicted_by} reached the target outside of the published curves, by which runs are "
+            f"judged no more"
+        )
     if account.stopped:
         parts.append(
             f"{account.stopped} of {account.missed} runs that missed the target were stopped, "

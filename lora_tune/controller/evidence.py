@@ -10,14 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from lora_tune.config.study import Study
-from lora_tune.controller import healing
-from lora_tune.curves import Envelope
+from lora_tune.controller.public_runs import begins_at, contradiction, ended_at, judging_envelope, start_of
 from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence
+from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf import published_curves
-from lora_tune.mlperf.precision import FP4
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
@@ -29,9 +26,9 @@ def is_audit(study: Study, trial: Trial) -> bool:
 
 
 def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
-    """What the trial is judged by: this sweep's good runs, and the public ones where they apply."""
-    published = public_envelope(study, trial)
-    begin = _published_from(trial, run, sweep, published) if published else math.inf
+    """What the trial is judged by: this sweep's good runs, and the public ones where they apply and are believed."""
+    published = judging_envelope(study, sweep, trial)
+    begin = begins_at(trial, run, sweep, published) if published else math.inf
     known = math.isfinite(level(study, sweep))
     return Evidence(
         references=courses(study, sweep) if known else (),
@@ -39,36 +36,6 @@ def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
         published=published if math.isfinite(begin) else None, published_from=begin,
         no_verdict_before=study.pruning.no_verdict_before,
     )  # fmt: skip
-
-
-def public_envelope(study: Study, trial: Trial) -> Envelope | None:
-    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
-    batch = trial.parameters.get("GBS")
-    if study.objective.curves == "own" or not isinstance(batch, int | float):
-        return None
-    return published_curves.published(batch)
-
-
-HEALED = 1.07
-"""Of the median samples to target: from here on public FP4 runs have changed their precision and come down."""
-
-EVALS_TO_HEAL = 1
-"""Evals that an FP4 curve takes to come down after its healing step: public ones are within 0.006 of the target by the
-first, and two more in a row must lie outside before a run is stopped."""
-
-
-def _published_from(trial: Trial, run: RunLog, sweep: Sweep, published: Envelope) -> float:
-    """Samples before which the public runs say nothing of the trial, because it may train in FP4 until then.
-
-    0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.
-    """
-    change = healing.healing_samples(trial, run, sweep)
-    if change > 0:
-        return change + EVALS_TO_HEAL * PUBLISHED_STEP
-    stated = healing.precision(trial, run).lowest
-    if stated:
-        return math.inf if stated == FP4 else 0.0
-    return HEALED * float(np.exp(published.family.log_samples[-1]))
 
 
 def courses(study: Study, sweep: Sweep) -> Sequence[Course]:
@@ -131,15 +98,26 @@ def free_trials(study: Study, sweep: Sweep) -> set[int]:
     The first good ones of the sweep in the order in which they began, up to the first that has not ended: no run is
     compared before these have. Of those that begin together, the first to end are the fastest, and beside them alone
     every slower one would look bad. Then the first of each batch size (without one no run of it is compared), and the
-    audits, each again up to the first that has not ended.
+    audits, each again up to the first that has not ended. Where the public runs were believed and are no more, those
+    proposed in the meantime were selected by them: only the start, and what came afterwards, is free.
     """
     begun = sorted((t for t in sweep.trials.values() if not t.probe), key=lambda t: t.number)
-    first = _first_good(begun, _fewest_free(study))
+    unselected = _unselected(study, sweep, begun)
+    first = _first_good(unselected, _fewest_free(study))
     if len(first) < _fewest_free(study):
         return first
-    of_tasks = (_first_good([t for t in begun if task(t) == some], 1) for some in {task(t) for t in begun})
+    of_tasks = (_first_good([t for t in unselected if task(t) == some], 1) for some in {task(t) for t in unselected})
     audits = _first_good([t for t in begun if is_audit(study, t)], len(begun))
     return first.union(audits, *of_tasks)
+
+
+def _unselected(study: Study, sweep: Sweep, begun: Sequence[Trial]) -> Sequence[Trial]:
+    """Those of the trials that public runs, once they are no longer believed, had no part in stopping."""
+    against = contradiction(study, sweep)
+    if against is None:
+        return begun
+    start = start_of(sweep)
+    return [t for t in begun if t.number == start or t.proposed_at >= ended_at(against)]
 
 
 def _first_good(begun: Sequence[Trial], most: int) -> set[int]:

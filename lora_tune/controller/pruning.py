@@ -17,10 +17,10 @@ from lora_tune.controller.evidence import (
     kind,
     level,
     max_samples,
-    public_envelope,
     task,
 )
 from lora_tune.controller.policy import Stop
+from lora_tune.controller.public_runs import believed, contradiction, public_envelope
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import verdict
@@ -98,7 +98,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
     if not study.pruning.cap or not comparable or best is None or best.seconds is None or run.run_start_ms is None:
         return None
     change = healing.healing_samples(trial, run, sweep)
-    known = envelope(study, trial)
+    known = _believed_envelope(study, sweep, trial)
     verdict = cap(
         run.evals,
         curves.timing(run, change),
@@ -140,9 +140,14 @@ def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
     return None if healing.own_shape(trial) else public_envelope(study, trial)
 
 
+def _believed_envelope(study: Study, sweep: Sweep, trial: Trial) -> curves.Envelope | None:
+    """:func:`envelope`, until a good run of the sweep has contradicted it."""
+    return envelope(study, trial) if contradiction(study, sweep) is None else None
+
+
 def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, float]]:
     """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
-    published = envelope(study, trial)
+    published = _believed_envelope(study, sweep, trial)
     if published is not None:
         return _published_band(study, published)
     evals = sweep.last_evals(trial.number)
@@ -160,7 +165,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
 def alone(study: Study, sweep: Sweep, trial: Trial) -> str:
     """Why a trial is compared with no other although others are; "" where it is compared."""
     references = courses(study, sweep)
-    if public_envelope(study, trial) or sum(r.free for r in references) < study.pruning.references:
+    if believed(study, sweep, trial) or sum(r.free for r in references) < study.pruning.references:
         return ""
     if any(r.free and r.task == task(trial) for r in references):
         return ""

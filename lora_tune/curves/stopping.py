@@ -44,6 +44,10 @@ Runs unlike the references may fall further than they: public FP4 runs, when the
 PUBLISHED_STEP = 384.0
 """Samples between the evals of the public runs, by which their envelope is calibrated."""
 
+UNLIKELY = 0.01
+"""A run further outside of an envelope than this share of good runs ever lies speaks against the envelope, if it is
+good; at a study's own rate, where that is lower."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -120,6 +124,20 @@ def _outside_published(run: Course, target: float, envelope: Envelope, evidence:
     own = [_every(r.curve, PUBLISHED_STEP, evidence.published_from, r.stop(target)) for r in evidence.references]
     least = max((highest_pair(c, envelope.family) for c in own), default=-math.inf)
     return outside(curve, target, envelope, evidence.rate, least)
+
+
+def contradicts(run: Course, target: float, envelope: Envelope, rate: float, begin: float = 0.0) -> bool:
+    """Whether a run that reached the target had lain outside of the envelope before, where the rule stops others.
+
+    A study that has such a run is not what the envelope was calibrated on. rate: the study's false-prune rate.
+    begin: samples before which the envelope says nothing of the run.
+    """
+    stop, rate = run.stop(target), min(rate, UNLIKELY)
+    before = _every(run.curve, PUBLISHED_STEP, begin, stop)
+    if not math.isfinite(stop) or highest_pair(before, envelope.family) <= envelope.threshold(rate):
+        return False
+    lives = (Points(before.samples[:n], before.loss[:n]) for n in range(IN_A_ROW, len(before.samples) + 1))
+    return any(outside(life, target, envelope, rate).stop for life in lives)
 
 
 def _every(curve: Points, step: float, begin: float, end: float = math.inf) -> Points:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from optuna.pruners import BasePruner
@@ -13,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
 from lora_tune.curves.overlay import Course, comparable
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, contradicts, verdict
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class StallPruner(BasePruner):
     no_verdict_before
         Step before which only divergence prunes.
     envelope
-        A calibrated envelope that applies to every trial, e.g. ``curves.published(8)``, instead of finished trials.
+        A calibrated envelope, e.g. ``curves.published(8)``, by which trials are judged instead of by finished ones.
+        The first trial is not, and none is once a good one had lain outside of it: from there on finished ones count.
 
     Raises
     ------
@@ -79,7 +81,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, references
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
-        self._learned: tuple[Hashable, Sequence[Course]] = ((), ())
+        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), contradicted=False))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
@@ -89,9 +91,11 @@ class StallPruner(BasePruner):
         if len(study.directions) != 1:
             raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
+        finished = self._finished(study, sign)
+        free = finished.contradicted or trial.number == _first(study.get_trials(deepcopy=False))
         evidence = Evidence(
-            references=self._references(study, sign), fewest=self._fewest, rate=self._rate,
-            published=self._envelope, no_verdict_before=self._silent,
+            references=finished.good, fewest=self._fewest, rate=self._rate,
+            published=None if free else self._envelope, no_verdict_before=self._silent,
         )  # fmt: skip
         found = verdict(
             _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), kind=_kind(trial)
@@ -100,30 +104,56 @@ class StallPruner(BasePruner):
             study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, found.sentence)
         return found.stop
 
-    def _references(self, study: Study, sign: float) -> Sequence[Course]:
+    def _finished(self, study: Study, sign: float) -> _Finished:
         """The study's finished good trials, read anew only when another one has ended."""
         trials = study.get_trials(deepcopy=False)
         ended = [(t.number, t.datetime_complete) for t in trials if t.state.is_finished()]
         known, learned = (study.study_name, len(ended), *ended[-1:]), self._learned
         if known != learned[0]:
-            learned = self._learned = (known, self._courses(trials, sign))
+            learned = self._learned = (known, self._learn(trials, sign))
         return learned[1]
 
-    def _courses(self, trials: Sequence[FrozenTrial], sign: float) -> Sequence[Course]:
-        """Good trials as references; free are the first that began, up to the first that has not ended."""
+    def _learn(self, trials: Sequence[FrozenTrial], sign: float) -> _Finished:
+        """Good trials as references; free are the first that began, up to the first that has not ended.
+
+        Trials that began while an envelope was believed that is so no more were selected by it, all but the first.
+        """
         begun = sorted((t for t in trials if t.state != TrialState.WAITING), key=_beginning)
-        settled = sum(1 for _ in itertools.takewhile(lambda t: t.state.is_finished(), begun))
-        found: list[Course] = []
-        for i, trial in enumerate(begun):
-            curve = comparable(_evals(trial, sign))
-            if trial.state == TrialState.COMPLETE and (curve.loss <= sign * self._target).any():
-                free = i < settled and len(found) < self._fewest
-                found.append(Course(curve=curve, length=self._length(trial), kind=_kind(trial), free=free))
-        return found
+        good = {t.number: c for t in begun if t.state == TrialState.COMPLETE and (c := self._good(t, sign)) is not None}
+        ends = [t.datetime_complete for t in begun if t.number in good and self._contradicts(good[t.number], sign)]
+        since = min((end for end in ends if end is not None), default=None)
+        first = _first(trials)
+        fair = [t for t in begun if since is None or t.number == first or _beginning(t)[0] >= since]
+        settled = itertools.takewhile(lambda t: t.state.is_finished(), fair)
+        free = set(itertools.islice((t.number for t in settled if t.number in good), self._fewest))
+        references = [replace(course, free=number in free) for number, course in good.items()]
+        return _Finished(references, contradicted=since is not None)
+
+    def _good(self, trial: FrozenTrial, sign: float) -> Course | None:
+        """The trial as a reference; None where it did not reach the target."""
+        course = Course(curve=comparable(_evals(trial, sign)), length=self._length(trial), kind=_kind(trial))
+        return course if math.isfinite(course.stop(sign * self._target)) else None
+
+    def _contradicts(self, good: Course, sign: float) -> bool:
+        return self._envelope is not None and contradicts(good, sign * self._target, self._envelope, self._rate)
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length: float | None = trial.user_attrs.get(LENGTH, self._max_steps)
         return length
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """What a study's finished trials say: good ones as references, and whether one contradicted the envelope."""
+
+    good: Sequence[Course]
+    contradicted: bool
+
+
+def _first(trials: Sequence[FrozenTrial]) -> int | None:
+    """Number of the trial that the study began with, failed ones apart."""
+    begun = [_beginning(t) for t in trials if t.state not in (TrialState.WAITING, TrialState.FAIL)]
+    return min(begun)[1] if begun else None
 
 
 def _beginning(trial: FrozenTrial) -> tuple[datetime.datetime, int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import Evidence, verdict
+from lora_tune.curves.stopping import Evidence, contradicts, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 
@@ -124,6 +124,34 @@ def test_a_good_run_of_this_study_overrules_the_published_envelope() -> None:
     published = Evidence(published=published_curves.published(8))
     assert verdict(slow[:4], TARGET, published, length=END).stop
     assert not verdict(slow[:4], TARGET, replace(published, references=(reference(slow),)), length=END).stop
+
+
+def evals_from(*losses: float) -> list[Eval]:
+    return [Eval(1536 + 384.0 * i, v, i) for i, v in enumerate(losses)]
+
+
+def test_only_a_good_run_that_lay_outside_of_an_envelope_contradicts_it() -> None:
+    envelope = published_curves.published(8)
+    assert envelope is not None
+    late = reference(evals_from(*[0.96] * 8, 0.924))
+    assert contradicts(late, TARGET, envelope, 0.01)
+    assert not contradicts(reference(evals_from(*[0.96] * 9)), TARGET, envelope, 0.01), "it never got there"
+    usual = evals_from(*(float(envelope.family.loss_at(np.array(1536 + 384.0 * i))) for i in range(8)), 0.92)
+    assert not contradicts(reference(usual), TARGET, envelope, 0.01)
+    spike = evals_from(0.94, 0.937, 0.96, 0.931, 0.924)
+    assert not contradicts(reference(spike), TARGET, envelope, 0.01), "one eval alone says nothing"
+    assert not contradicts(late, TARGET, envelope, 0.01, begin=4000.0), "its precision may have changed until then"
+
+
+def test_a_study_that_lets_many_good_runs_be_stopped_gives_up_the_envelope_no_sooner() -> None:
+    """One good run in five lies outside of an envelope at 20%, whatever it was calibrated on."""
+    envelope = published_curves.published(8)
+    assert envelope is not None
+    unit = float(np.hypot(envelope.family.noise_at(np.array(1920.0)), envelope.family.spread))
+    between = (envelope.threshold(0.2) + envelope.threshold(0.01)) / 2
+    middle = [float(envelope.family.loss_at(np.array(1536 + 384.0 * i))) for i in range(2)]
+    above = reference(evals_from(*(v + between * unit for v in middle), 0.92))
+    assert not contradicts(above, TARGET, envelope, 0.2)
 
 
 anything = st.lists(st.builds(Eval, *(st.floats(allow_nan=True, allow_infinity=True) for _ in range(3))), max_size=30)

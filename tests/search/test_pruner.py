@@ -107,10 +107,44 @@ def test_a_trial_of_its_own_length_and_kind_says_so(study: optuna.Study) -> None
         assert not trial.should_prune(), "no trial of its kind has finished, and all others are of one kind"
 
 
-def test_a_published_envelope_judges_from_the_first_trial_on() -> None:
+LEVEL_THEN_DROP = [0.96] * 9 + [0.924]
+"""A good curve of another shape than the published ones."""
+
+
+def test_a_published_envelope_judges_from_the_second_trial_on() -> None:
     study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    assert run(study, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE, "the study's own start"
     trial = run(study, [0.945] * len(SAMPLES))
     assert "above the median curve" in trial.user_attrs[SENTENCE]
+
+
+def test_a_first_trial_that_diverges_is_pruned_whatever_the_envelope() -> None:
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    trial = run(study, [0.96, 0.95, 0.94, *[40.0] * 8])
+    assert trial.user_attrs[SENTENCE].startswith("diverged")
+
+
+def test_an_envelope_that_a_good_trial_lay_outside_of_gives_way_to_finished_trials() -> None:
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8), max_steps=8192))
+    for _ in range(8):
+        assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
+    trial = run(study, [1.1] * len(SAMPLES))
+    assert "further above 8 good runs" in trial.user_attrs[SENTENCE]
+
+
+def test_trials_that_began_under_an_envelope_that_gave_way_are_no_free_references() -> None:
+    """Those of them that got there are the ones that the envelope had let through."""
+    pruner = StallPruner(TARGET, envelope=published_curves.published(8), max_steps=8192)
+    study = optuna.create_study(pruner=pruner)
+    start = study.ask()
+    for _ in range(8):
+        run(study, [loss(s) for s in SAMPLES])
+    for samples, value in zip(SAMPLES, LEVEL_THEN_DROP, strict=False):
+        start.report(value, samples)
+    study.tell(start, 1.0)
+    for _ in range(7):
+        assert run(study, [1.1] * 3 + LEVEL_THEN_DROP[3:]).state == optuna.trial.TrialState.COMPLETE
+    assert run(study, [1.2] * len(SAMPLES)).state == optuna.trial.TrialState.PRUNED
 
 
 def test_a_study_of_several_objectives_is_refused() -> None:

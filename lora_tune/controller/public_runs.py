@@ -1,0 +1,102 @@
+"""The public runs' envelope as a sweep uses it: of which trials it says something, and whether it is believed at all.
+
+The study says that its curves are like the public ones; its own machine may say otherwise. So the trial that the study
+begins with is not compared with them, and one good run that lay outside of them ends the belief for the whole sweep.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lora_tune.config.study import Study
+from lora_tune.controller import healing
+from lora_tune.curves import Envelope
+from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.stopping import PUBLISHED_STEP, contradicts
+from lora_tune.logs.run import RunLog
+from lora_tune.mlperf import published_curves
+from lora_tune.mlperf.precision import FP4
+from lora_tune.objectives import objective_of
+from lora_tune.store.records import Sweep, Trial, Verdict
+
+
+def public_envelope(study: Study, trial: Trial) -> Envelope | None:
+    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
+    batch = trial.parameters.get("GBS")
+    if study.objective.curves == "own" or not isinstance(batch, int | float):
+        return None
+    return published_curves.published(batch)
+
+
+def judging_envelope(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
+    """What the public runs may stop the trial by: what is believed of them, and nothing where the sweep begins."""
+    found = believed(study, sweep, trial)
+    return None if found is None or trial.number == start_of(sweep) else found
+
+
+def believed(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
+    """:func:`public_envelope`, until a good run of the sweep has contradicted it."""
+    return public_envelope(study, trial) if contradiction(study, sweep) is None else None
+
+
+def contradiction(study: Study, sweep: Sweep) -> Trial | None:
+    """The first trial to end that reached the target although it had lain outside of the public runs' envelope."""
+    if study.objective.curves == "own" or not objective_of(study).has_target:
+        return None
+    return sweep.once(("contradiction", study.digest), lambda: _contradiction(study, sweep))
+
+
+def _contradiction(study: Study, sweep: Sweep) -> Trial | None:
+    against = (t for t in sweep.reached() if not t.probe and _contradicts(study, sweep, t))
+    return min(against, key=ended_at, default=None)
+
+
+def _contradicts(study: Study, sweep: Sweep, trial: Trial) -> bool:
+    found = public_envelope(study, trial)
+    if found is None:
+        return False
+    begin = begins_at(trial, None, None, found)  # later trials change nothing of what this one has shown
+    run = Course(curve=comparable(sweep.last_evals(trial.number)))
+    return contradicts(run, study.target, found, study.pruning.false_prune_rate, begin)
+
+
+def ended_at(trial: Trial) -> float:
+    """Epoch seconds at which the trial ended; 0 where an old record does not say."""
+    return trial.finished_at or 0.0
+
+
+NEVER_TRAINED = (Verdict.INFEASIBLE, Verdict.FAILED, Verdict.CANCELLED)
+
+
+def start_of(sweep: Sweep) -> int | None:
+    """Number of the trial that the sweep begins with: the first one that trains, which no probe does; None before it.
+
+    It is what was there before, where the study says what that is: that is measured first.
+    """
+    begun = (t.number for t in sweep.trials.values() if not t.probe and t.verdict not in NEVER_TRAINED)
+    return min(begun, default=None)
+
+
+HEALED = 1.07
+"""Of the median samples to target: from here on public FP4 runs have changed their precision and come down."""
+
+EVALS_TO_HEAL = 1
+"""Evals that an FP4 curve takes to come down after its healing step: public ones are within 0.006 of the target by the
+first, and two more in a row must lie outside before a run is stopped."""
+
+
+def begins_at(trial: Trial, run: RunLog | None, sweep: Sweep | None, published: Envelope) -> float:
+    """Samples before which the public runs say nothing of the trial, because it may train in FP4 until then.
+
+    0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.
+    run: its log, as far as it goes; sweep: whose trials alike may tell. None: only what is kept of the trial counts.
+    """
+    change = healing.healing_samples(trial, run or RunLog(), sweep)
+    if change > 0:
+        return change + EVALS_TO_HEAL * PUBLISHED_STEP
+    stated = healing.precision(trial, run).lowest
+    if stated:
+        return math.inf if stated == FP4 else 0.0
+    return HEALED * float(np.exp(published.family.log_samples[-1]))

@@ -1,0 +1,124 @@
+"""Public runs against the study's own machine: the start goes free, and a good run outside of them ends the belief."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from lora_tune.analysis.stopping import account_words, stopping_account
+from lora_tune.config.study import Study
+from lora_tune.controller import evidence, policy, pruning
+from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from tests.builders import study_of
+
+BEGAN = 1000.0
+LEVEL = (0.96,) * 5
+DROP = (*LEVEL, 0.96, 0.96, 0.96, 0.924)
+"""A good curve that stays level, where the published ones fall, and then drops."""
+USUAL = (0.938, 0.935, 0.931, 0.927, 0.924)
+
+
+def study(**pruning: Any) -> Study:
+    text = """
+        [workload]
+        kind = "command"
+        argv = ["python", "train.py"]
+        [site]
+        system = "H100"
+        [space]
+        LR = { type = "float", low = 1e-4, high = 1e-3, log = true }
+        [objective]
+        target = 0.925
+        curves = "llama2_70b_lora"
+        [budget]
+        trials = 30
+        """
+    return study_of(text).with_options({"pruning": {"audit": 0.0, **pruning}})
+
+
+def log(*losses: float) -> RunLog:
+    return RunLog(run_start_ms=0, evals=tuple(Eval(1536 + 384.0 * i, v, 100.0 * i) for i, v in enumerate(losses)))
+
+
+def running(number: int, at: float = BEGAN) -> Trial:
+    known = TrialMetrics(precision="FP8")
+    values = {"LR": 4e-4, "GBS": 8, "MAX_STEPS": 1024}
+    return Trial(number=number, seed=number, tuned={"LR": 4e-4}, parameters=values, metrics=known, proposed_at=at)
+
+
+def sweep_of(*ended: tuple[Trial, tuple[float, ...]]) -> Sweep:
+    """Trials one after another, each over 100 s after it was proposed: good ones, where the last eval is."""
+    trials = {
+        t.number: replace(
+            t, state=TrialState.FINISHED, finished_at=t.proposed_at + 100, seconds=100.0,
+            verdict=Verdict.REACHED if losses[-1] <= 0.925 else Verdict.CENSORED,
+        )
+        for t, losses in ended
+    }  # fmt: skip
+    return Sweep(
+        name="x", digest="d", study_toml="", began_at=BEGAN, trials=trials,
+        attempts={
+            (n, 0): Attempt(trial=n, number=0, job_name=f"x-{n}", folder="t", intended_at=BEGAN) for n in trials
+        },
+        evals={(t.number, 0): log(*losses).evals for t, losses in ended},
+    )  # fmt: skip
+
+
+def with_running(sweep: Sweep, *trials: Trial) -> Sweep:
+    return replace(sweep, trials={**sweep.trials, **{t.number: t for t in trials}})
+
+
+def judged(sweep: Sweep, trial: Trial, *losses: float) -> str:
+    """The sentence with which the trial is stopped; "" where it goes on."""
+    found = pruning.judge_curve(study(cap=False), with_running(sweep, trial), trial, log(*losses))
+    return found.sentence if isinstance(found, policy.Stop) else ""
+
+
+def test_public_runs_never_stop_the_start_of_a_sweep() -> None:
+    assert judged(sweep_of(), running(0), *LEVEL) == ""
+    assert judged(sweep_of((running(0), USUAL)), running(1), *LEVEL).startswith("stalled: two evals in a row")
+
+
+def test_a_start_that_diverges_is_stopped() -> None:
+    assert judged(sweep_of(), running(0), 0.94, math.nan, math.nan).startswith("diverged")
+    assert judged(sweep_of(), running(0), 0.96, 0.95, 0.94, *[40.0] * 4).startswith("diverged")
+
+
+def test_the_start_is_the_first_trial_that_trains() -> None:
+    dead = replace(running(0), state=TrialState.FINISHED, verdict=Verdict.INFEASIBLE)
+    speed = replace(running(1), probe=True)
+    assert judged(with_running(sweep_of(), dead, speed), running(2), *LEVEL) == ""
+    assert judged(with_running(sweep_of(), dead, speed, running(2)), running(3), *LEVEL) != ""
+
+
+def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_whole_sweep() -> None:
+    sweep = sweep_of((running(0), DROP))
+    worse = [0.99] * 5
+    assert judged(sweep, running(1, BEGAN + 200), *worse) == ""
+    other_batch = replace(running(1, BEGAN + 200), parameters={"GBS": 16, "MAX_STEPS": 512})
+    assert judged(sweep, other_batch, *worse) == ""
+    account = stopping_account(study(), sweep, BEGAN + 300)
+    assert account is not None
+    assert "trial 0 reached the target outside of the published curves" in account_words(account)
+    assert "published runs support" not in account_words(account)
+
+
+def test_a_good_run_among_the_public_ones_and_one_that_never_got_there_leave_them_believed() -> None:
+    bad = [0.99] * 5
+    assert judged(sweep_of((running(0), USUAL)), running(1), *bad) != ""
+    assert judged(sweep_of((running(0), LEVEL)), running(1), *bad) != ""
+
+
+def test_own_references_are_those_that_the_public_runs_did_not_select() -> None:
+    """Of the trials that ran while they were believed, only good ones that they let through are there."""
+    meantime = [(running(n, BEGAN + 10 * n), USUAL) for n in range(1, 9)]
+    afterwards = [(running(n, BEGAN + 100 * n), (*DROP[: 3 + n % 5], 0.94, 0.924)) for n in range(9, 17)]
+    late_start = (running(0, BEGAN + 100), DROP)
+    few = sweep_of(late_start, *meantime, *afterwards[:6])
+    assert evidence.free_trials(study(), few) == {0, *range(9, 15)}
+    enough = sweep_of(late_start, *meantime, *afterwards)
+    assert evidence.free_trials(study(), enough) == {0, *range(9, 16)}
+    assert "good runs" in judged(enough, running(17, BEGAN + 1800), *[1.2] * 8)
