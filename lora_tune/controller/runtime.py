@@ -263,12 +263,17 @@ def _open_session(plan: Plan, store: Store) -> Proposes:
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
     records, begin = store.load(study.name), start(plan.workload)
+
+    def session() -> Session:
+        sampler = make_sampler(study, known, begun=len(records.trials) if records else 0)
+        return Session(study, store.url, tune_sqlite, sampler, records, begin)
+
     for _ in range(4):
         try:
-            return Session(study, store.url, tune_sqlite, make_sampler(study, known), records, begin)
+            return session()
         except errors.StoreError:
             time.sleep(0.5)
-    return Session(study, store.url, tune_sqlite, make_sampler(study, known), records, begin)
+    return session()
 
 
 def _prepare_once(

@@ -122,9 +122,13 @@ def sampler_kind(study: Study) -> SamplerKind:
     return found if isinstance(found, SamplerKind) else SamplerKind(make=found)
 
 
-def make_sampler(study: Study, old_runs: OldRuns = tuple) -> BaseSampler:
-    """The sampler that a study names. old_runs: ingested runs as they are now, which some samplers start from."""
-    return sampler_kind(study).make(study, old_runs)
+def make_sampler(study: Study, old_runs: OldRuns = tuple, *, begun: int = 0) -> BaseSampler:
+    """The sampler that a study names. old_runs: ingested runs as they are now, which some samplers start from.
+
+    begun: trials that the sweep has already. They are part of the seed: what is drawn at random would be drawn again.
+    """
+    search = study.search.model_copy(update={"seed": study.search.seed + begun})
+    return sampler_kind(study).make(study.model_copy(update={"search": search}), old_runs)
 
 
 def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from lora_tune.commands.explain import main as explain
@@ -54,6 +55,23 @@ def test_the_same_command_again_goes_on_and_adds_nothing_to_a_spent_budget(tmp_p
     again = sweep(tmp_path, "--trials", "24")
     assert again.exit_code == 0, again.output
     assert "all 24 trials are proposed" in again.output
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "portfolio"])
+def test_a_sweep_that_goes_on_draws_no_point_again(tmp_path: Path, sampler: str) -> None:
+    """A sampler that is seeded as at the start would: half an hour of a node, and nothing learned."""
+    study = tmp_path / "again.toml"
+    text = (STUDIES / "simulated_h100.toml").read_text(encoding="utf-8")
+    study.write_text(text.replace('"grey_box"', f'"{sampler}"'), encoding="utf-8")
+    words = ["--study", str(study), "--output", str(tmp_path / "sweep"), "--quiet"]
+    for trials in (3, 5, 7):
+        done = CliRunner().invoke(main, [*words, "--trials", str(trials)])
+        assert done.exit_code in (0, 4), done.output
+    with sqlite3.connect(tmp_path / "sweep" / "sweep.db") as database:
+        rows = [json.loads(record) for (record,) in database.execute("select record from lora_tune_trial")]
+    rates = [row["tuned"]["LR"] for row in rows]
+    assert len(rates) == 7
+    assert len(set(rates)) == 7, rates
 
 
 def test_explain_recommends_with_the_expected_score_and_the_expected_regret(tmp_path) -> None:
