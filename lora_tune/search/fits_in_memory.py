@@ -15,10 +15,11 @@ from scipy.special import expit, ndtr
 
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.grey_box.memory import drawn_rates, own_rates, own_weights
+from lora_tune.search.physics import LEVEL_SD
 
-LEVEL_SD, FEATURE_SD = 0.08, 0.04
-"""How far physics is off for all layouts of a study, and a feature's worth more: 8 and 4% of the peak. Its figures for
-the recorded four-GPU probes are within 5% (``python -m benchmarks.layout_replay``)."""
+FEATURE_SD = 0.04
+"""How far physics is off by a feature's worth, beside its LEVEL_SD: 4% of the peak. Its figures for the recorded
+four-GPU probes are within 5% (``python -m benchmarks.layout_replay``)."""
 
 FRAGMENTS = 0.02
 """Sd of ln(peak) at the limit: the allocator's fragments decide there."""

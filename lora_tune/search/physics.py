@@ -16,6 +16,9 @@ from typing import Any
 from lora_tune.base.llama import Shape
 from lora_tune.config.layout import Layout
 
+LEVEL_SD = 0.08
+"""How far all figures of a study's layouts are off together: 8% of the peak."""
+
 GIB = float(2**30)
 
 UNSHARDED, SHARDED = 10.0, 24.0

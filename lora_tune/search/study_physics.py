@@ -13,7 +13,7 @@ from lora_tune.config.parameters import FixedParameter, Value
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.search import physics
-from lora_tune.search.fits_in_memory import LEVEL_SD
+from lora_tune.search.physics import LEVEL_SD
 
 FAR = 1.1
 """Peak over the GPU's memory from which on no luck helps: physics is within 5% of the measured peaks."""

@@ -42,7 +42,7 @@ def test_one_that_the_space_does_not_hold_is_measured_and_teaches_the_search_not
     first = session.ask()
     assert not isinstance(first, str)
     assert (first.tuned, first.parameters) == ({}, OUTSIDE.parameters)
-    assert "no point of the study's space (LR=9 is not in" in first.why
+    assert "not a point of the study's space (LR=9 is not in" in first.why
     again = Session(study(), url, tune_sqlite, start=OUTSIDE)
     assert [asked.parameters for asked in again.unknown(())] == [OUTSIDE.parameters], "a driver that died took it in"
     metrics = TrialMetrics(base="config_x.sh", objective=10.0)

@@ -227,7 +227,7 @@ def test_a_controller_that_crashes_forgets_jobs_and_gives_their_ids_out_again(ho
     assert driver.wait(240) in (0, 4), home.said
 
     sweep, lost = home.sweep(), [a for a in first if not known[a.job_name]]
-    assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}
+    assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}, home.said
     for attempt in first:
         ended = sweep.attempts[(attempt.trial, 0)]
         tries = sweep.attempts_of(attempt.trial)
