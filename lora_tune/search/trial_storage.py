@@ -68,7 +68,8 @@ class TrialStorage(InMemoryStorage):
             super().set_study_user_attr(study, key, value)
         for key, value in self._rdb.get_study_system_attrs(self._rdb_study).items():
             super().set_study_system_attr(study, key, value)
-        with self._rdb.engine.connect() as connection:
+        with self._rdb.engine.begin() as connection:
+            _fill_gaps(connection, self._tables["trials"], self._rdb_study)
             found = _trials(connection, self._tables, self._rdb_study)
         for row, trial in found:
             self._rdb_ids.append(row)
@@ -178,6 +179,14 @@ class TrialStorage(InMemoryStorage):
             replaced = {value: statement.excluded[value] for value in values}
             self._upserts[name] = statement.on_conflict_do_update(index_elements=keys, set_=replaced)
         return self._upserts[name]
+
+
+def _fill_gaps(connection: sa.Connection, heads: sa.Table, study: int) -> None:
+    """Numbers without a trial, as where parts of a database were put back, become failed ones: they teach nothing."""
+    there = set(connection.scalars(sa.select(heads.c.number).where(heads.c.study_id == study)))
+    lost = [{"number": n, "study_id": study, "state": "FAIL"} for n in range(max(there, default=-1)) if n not in there]
+    if lost:
+        connection.execute(sa.insert(heads), lost)
 
 
 def _trials(connection: sa.Connection, tables: Mapping[str, sa.Table], study: int) -> list[tuple[int, FrozenTrial]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -118,3 +119,18 @@ def test_two_studies_of_one_database_keep_apart(tmp_path: Path) -> None:
     for name, study in zip("ab", studies, strict=True):
         again = TrialStorage(url, name, tune_sqlite)
         assert same(again.get_all_trials(again.get_study_id_from_name(name)), study.get_trials())
+
+
+def test_a_database_that_lost_a_trial_is_opened_and_its_number_is_not_given_out_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'gap.db'}"
+    storage, study = opened(url)
+    for _ in range(3):
+        study.ask(SPACE)
+    storage.flush()
+    with storage._rdb.engine.begin() as connection:
+        connection.execute(sa.text("delete from trials where number = 1"))
+    again, study = opened(url)
+    assert [trial.state for trial in study.trials] == [TrialState.RUNNING, TrialState.FAIL, TrialState.RUNNING]
+    assert study.ask(SPACE).number == 3
+    again.flush()
+    assert [trial.number for trial in optuna.load_study(study_name="s", storage=url).trials] == [0, 1, 2, 3]
