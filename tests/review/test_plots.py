@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study,
     best = sweep.best()
     assert best is not None
     assert bests[-1] == best.objective
+
+
+def test_the_job_of_a_trial_whose_record_is_lost_is_drawn_as_failed() -> None:
+    whole = sweep_of(study_of(), trials=6)
+    lost = replace(whole, trials={n: t for n, t in whole.trials.items() if n != 2})
+    assert {s.colour for s in spending.stays(lost, NOW) if s.trial == 2} == {"bad"}
+    assert spending.timeline(lost, NOW) is not None
 
 
 def test_stays_on_one_node_never_overlap_within_a_lane(sweep: Sweep) -> None:

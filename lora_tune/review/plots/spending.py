@@ -43,8 +43,9 @@ def stays(sweep: Sweep, now: float) -> list[Stay]:
     for attempt in sorted(sweep.attempts.values(), key=lambda a: a.started_at or math.inf):
         if attempt.started_at is None:
             continue
-        colour, outcome = _COLOURS.get(sweep.trials[attempt.trial].verdict, ("bad", "failed or infeasible"))
-        if attempt.failure:
+        trial = sweep.trials.get(attempt.trial)  # None: a database of which parts were put back had lost it
+        colour, outcome = _COLOURS.get(trial.verdict if trial else None, ("bad", "failed or infeasible"))
+        if attempt.failure or trial is None:
             colour, outcome = "bad", "failed or infeasible"
         end = attempt.ended_at if attempt.ended_at is not None else now
         for node in attempt.nodes or ("(node unknown)",):
