@@ -127,7 +127,7 @@ def _clock(what: str) -> Diagnosis:
 
 def _unit(points: list[Eval | TrainPoint]) -> float:
     """Seconds by which a difference of two time stamps may be off: one where stamps count whole seconds."""
-    return 1.0 if all(point.seconds.is_integer() for point in points) else 0.0
+    return 1.0 if all(point.seconds % 1 == 0 for point in points) else 0.0
 
 
 def _backwards(points: list[Eval | TrainPoint]) -> tuple[Eval | TrainPoint, Eval | TrainPoint] | None:

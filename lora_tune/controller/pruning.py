@@ -20,7 +20,7 @@ from lora_tune.controller.evidence import (
     task,
 )
 from lora_tune.controller.policy import Stop
-from lora_tune.controller.public_runs import believed, contradiction, public_envelope
+from lora_tune.controller.public_runs import believed, public_envelope
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import Course, comparable
 from lora_tune.curves.stopping import verdict
@@ -142,7 +142,7 @@ def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
 
 def _believed_envelope(study: Study, sweep: Sweep, trial: Trial) -> curves.Envelope | None:
     """:func:`envelope`, until a good run of the sweep has contradicted it."""
-    return envelope(study, trial) if contradiction(study, sweep) is None else None
+    return None if healing.own_shape(trial) else believed(study, sweep, trial)
 
 
 def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, float]]:
