@@ -228,7 +228,7 @@ def _finish(
     curve = _curve(trial, target, evals, rng, speed)
     verdict, sentence, stop = Verdict.REACHED, "", StopKind.NONE
     if curve[-1].loss > target:
-        verdict, sentence = Verdict.CENSORED, f"ended before the target; eval loss {curve[-1].loss:.4f}"
+        verdict, sentence = Verdict.CENSORED, f"eval loss {curve[-1].loss:.4f}"
     if _crossing(trial, random.Random(trial.number)) > 4500:
         curve = curve[: max(2, len(curve) // 2)]
         verdict, stop = Verdict.PRUNED, StopKind.PRUNED

@@ -73,7 +73,7 @@ def conclude(
     if run.evals and diagnosis.kind in _LIMITED and (limit := _time_limit(attempt, status, diagnosis)):
         return Finish(Verdict.CENSORED, f"{limit}; {_last_eval(study, run)}")
     if whole and run.evals:
-        return Finish(Verdict.CENSORED, f"ended before the target; {_last_eval(study, run)}")
+        return Finish(Verdict.CENSORED, _last_eval(study, run))
     return _after_failure(study, attempts, status, diagnosis, node_at_fault)
 
 

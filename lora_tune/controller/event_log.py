@@ -20,10 +20,10 @@ class EventLog:
         """To the log only."""
         self._journal.write(self._now(), event, **facts)
 
-    def note(self, text: str, event: str, **facts: Any) -> None:
-        """An event, in words."""
+    def note(self, text: str, event: str, *, shown: str = "", **facts: Any) -> None:
+        """An event, in words. shown: what is said to who watches, where that is not the whole text."""
         self.log(event, **facts, text=text)
-        self._show(text)
+        self._show(shown or text)
 
     def trouble(self, about: str, text: str) -> None:
         """Trouble that may last is said when it begins or changes, not every tick. "": it is over."""

@@ -14,6 +14,7 @@ from lora_tune.controller.acceptance import impossible_times, other_log, why_unt
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
+from lora_tune.controller.verdict_line import first_clause, verdict_line
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.arrival_times import LOOK_SECONDS
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
@@ -114,7 +115,8 @@ class JobMonitor:
             else:
                 action = found
         if isinstance(action, policy.Stop):
-            self._events.note(f"trial {trial.number}: stopping it: {action.sentence}", "stop", trial=trial.number)
+            # Not shown: the verdict follows, with the same words.
+            self._events.log("stop", trial=trial.number, text=f"trial {trial.number}: stopping it: {action.sentence}")
             self._stop(attempt, action, now)
         elif isinstance(action, policy.Kill):
             self._events.log("kill", trial=trial.number, text=f"trial {trial.number} does not end: kill")
@@ -188,7 +190,10 @@ class JobMonitor:
         self._events.trouble(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
         if isinstance(action, conclusion.Retry):
-            self._events.note(f"trial {trial.number}: again: {action.sentence}", "retry", trial=trial.number)
+            line = verdict_line(trial.number, "again", action.sentence)
+            self._events.note(
+                f"trial {trial.number}: again: {action.sentence}", "retry", shown=line, trial=trial.number
+            )
             self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
         self._finish(trial, action, attempts, run, runs, log)
@@ -248,7 +253,11 @@ class JobMonitor:
         ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
         word = objective_of(self._study).word(action.verdict)
-        self._events.note(f"trial {trial.number}: {word}: {sentence}", "finished", trial=trial.number)
+        told = sentence if action.verdict is Verdict.FAILED else first_clause(sentence)
+        self._events.note(
+            f"trial {trial.number}: {word}: {sentence}", "finished",
+            shown=verdict_line(trial.number, word, told), trial=trial.number,
+        )  # fmt: skip
 
     def _log(self, attempt: Attempt) -> LogFollower:
         key = (attempt.trial, attempt.number)

@@ -236,4 +236,7 @@ def _eta(study: Study, trial: Trial, evals: tuple[Eval, ...]) -> str:
 
 
 def _log(lines: list[str]) -> Text:
-    return Text("\n".join(visible(line) for line in lines), style="dim", overflow="fold")
+    text = Text("\n".join(visible(line) for line in lines), style="dim", overflow="fold")
+    for word, colour in (*_COLOURS.items(), ("measured", "green")):
+        text.highlight_regex(rf"(?m)^trial \d+ +(?P<{colour}>{word}) ")
+    return text

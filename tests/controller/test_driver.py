@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from lora_tune.config.study import Study, load_study
 from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.controller.jobs import write_files
 from lora_tune.controller.orphans import SURVEY_SECONDS
-from lora_tune.review.screen import Quiet
+from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
 from lora_tune.store.records import StopKind, Sweep, TrialState, Verdict
@@ -134,6 +135,29 @@ def test_the_log_keeps_what_happened_and_why(tmp_path: Path, cluster: FakeCluste
     stopped = [e for e in events if e["event"] == "stop"]
     assert stopped
     assert all(any(w in e["text"] for w in ("reaching", "above", "runs of trial")) for e in stopped)
+
+
+def test_who_watches_is_told_one_terse_line_a_trial(tmp_path: Path, cluster: FakeCluster) -> None:
+    out = io.StringIO()
+    there = house(tmp_path, cluster, trials=8)
+    there.driver(view=Plain(out)).run()
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("trial ")]
+    for trial in there.sweep().trials.values():
+        (line,) = (line for line in lines if line.startswith(f"trial {trial.number} "))
+        assert line[9:20].strip() == trial.verdict
+        assert trial.sentence.startswith(line[21:]), "what it says of why is how the record begins"
+        assert "; " not in line
+        assert len(line) <= 110
+    assert len(lines) == len(there.sweep().trials), "no second line says that a job is being stopped"
+
+
+def test_a_failure_is_told_whole_with_its_remedy(tmp_path: Path) -> None:
+    out = io.StringIO()
+    there = house(tmp_path, FakeCluster(FakeClock(), lambda *_: iter([(1.0, "step 10; eval loss 0.5")])), trials=1)
+    there.driver(view=Plain(out)).run()
+    (trial,) = there.sweep().trials.values()
+    assert trial.verdict is Verdict.FAILED
+    assert out.getvalue().splitlines()[-1] == f"trial 0  failed      {trial.sentence}"
 
 
 CRASH_POINTS = 94

@@ -118,7 +118,7 @@ def test_a_silent_trial_is_stopped_and_a_lying_one_is_no_success(house: Callable
         assert attempts[0].nodes[0] in attempts[1].exclude_nodes
     assert all(attempt.killed_at for attempt in sweep.attempts_of(deaf.number)), "SIGKILL for what ignores scancel"
     assert fake.verdict is Verdict.CENSORED
-    assert fake.sentence.startswith("ended before the target; eval loss")
+    assert fake.sentence.startswith("eval loss")
     assert '"status": "success"' in home.paths.attempt(fake.number, 0).log.read_text()
     assert (failed.verdict, len(sweep.attempts_of(failed.number))) == (Verdict.FAILED, 3)
     for attempt in sweep.attempts_of(failed.number):

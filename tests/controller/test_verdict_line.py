@@ -1,0 +1,17 @@
+"""What who watches a sweep is told of each trial that is over: one terse line."""
+
+from __future__ import annotations
+
+from lora_tune.controller.verdict_line import first_clause, verdict_line
+from lora_tune.store.records import Verdict
+
+
+def test_the_columns_of_all_verdicts_stand_below_one_another() -> None:
+    lines = [verdict_line(n, str(v), "why") for n, v in zip((0, 12, 3, 4, 5, 6, 7), Verdict, strict=False)]
+    assert lines[0] == "trial 0  reached     why"
+    assert {line.index("why") for line in lines} == {21}
+
+
+def test_statistics_stand_behind_the_first_clause() -> None:
+    assert first_clause("stalled: further above 8 good runs; at most 1% of good runs look like this").endswith("runs")
+    assert first_clause("eval loss 0.5 at 3 steps, 6.0 s") == "eval loss 0.5 at 3 steps, 6.0 s"
