@@ -28,8 +28,8 @@ from tests.package.wheel import build_wheel
 TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hypothesis", "packaging", "setuptools")
 LEFT_OUT = ("torch",)
 TRAINING = ("tests/recipes", "tests/recipes_e2e")
-OF_THE_CHECKOUT = ("tests/docs/test_readme.py", "tests/docs/test_docs.py")
-"""They run the commands of the documentation, which include the training of the tiny study."""
+OF_THE_CHECKOUT = ("tests/docs",)
+"""They run the commands of the documentation, which train, and look at its pictures: they need the checkout."""
 PRIVATE_USES = "tests/package/test_private_uses.py"
 EXTRAS = ("postgres", "metrics")
 """Extras whose libraries fast tests import."""
