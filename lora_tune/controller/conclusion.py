@@ -97,7 +97,8 @@ def _stopped(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> Finis
         return Finish(Verdict.CAPPED, attempt.stop_sentence)
     if attempt.stop is StopKind.USER:
         return Finish(Verdict.CANCELLED, attempt.stop_sentence or "cancelled by the user")
-    if status.state is JobState.CANCELLED and attempt.stop is StopKind.NONE and not diagnosis.specific:
+    explained = status.by_cluster or diagnosis.specific or diagnosis.by_scheduler
+    if status.state is JobState.CANCELLED and attempt.stop is StopKind.NONE and not explained:
         return Finish(Verdict.CANCELLED, "somebody cancelled its job, outside the sweep (scancel)")
     return None
 
@@ -154,8 +155,8 @@ def _after_failure(
     if kind not in RETRIED:
         elsewhere = node_at_fault and not (diagnosis.certain or spent or _by_limit(attempt, status, diagnosis))
         if elsewhere and not launcher_kind(study.site).one_machine:
-            node = ", ".join(status.nodes)
-            return Retry(f"{kind}: {what}; once more on another node than {node}", status.nodes)
+            nodes = status.nodes or attempt.nodes
+            return Retry(f"{kind}: {what}; once more on another node than {', '.join(nodes)}", nodes)
         return Finish(Verdict.FAILED, f"{kind}: {what}")
     if spent:
         tried = f", {len(attempts)} attempts" if len(attempts) > 1 else ""

@@ -69,12 +69,13 @@ class JobStatus:
     """One job as the cluster sees it now. Times are epoch seconds, None while unknown.
 
     step_failed: the job itself says 0, and ``exit_code`` is that of one of its steps: its script went on after it.
-    reason: the cluster's own words. waits: what they mean for a queued job. seconds: how long it has run, or ran, by a
-    clock that nobody sets, None where unknown. seconds_error: by how much that may be too short, in seconds.
-    clock_steps: by how many seconds the wall clock of its machine was set
-    meanwhile, one number a time. node_share: how much of its nodes' time since its start was this job's; less than 1
-    where trials share a job. log_bytes: how long its log was when it ended, None where its runner did not say; one
-    that did has also written at the log's head whose it is.
+    reason: the cluster's own words. waits: what they mean for a queued job. by_cluster: of a cancelled job, that the
+    cluster itself ended it, as far as can be known, and no person; ``reason`` says how that is known. seconds: how long
+    it has run, or ran, by a clock that nobody sets, None where unknown. seconds_error: by how much that may be too
+    short, in seconds. clock_steps: by how many seconds the wall clock of its machine was set meanwhile, one number a
+    time. node_share: how much of its nodes' time since its start was this job's; less than 1 where trials share a job.
+    log_bytes: how long its log was when it ended, None where its runner did not say; one that did has also written at
+    the log's head whose it is.
     """
 
     state: JobState
@@ -86,6 +87,7 @@ class JobStatus:
     nodes: tuple[str, ...] = ()
     reason: str = ""
     waits: Waits = Waits.NORMAL
+    by_cluster: bool = False
     seconds: float | None = None
     seconds_error: float = 0.0
     clock_steps: tuple[float, ...] = ()

@@ -25,7 +25,8 @@ class Diagnosis:
 
     line: the log line that shows it, redacted, or what the cluster said. remedy: what a person can do. certain: the
     same values would fail again on any node. also: the next reason that the log shows, "" where there is no other.
-    specific: the log names this cause; else the cluster, the exit code or a general text says it.
+    specific: the log names this cause; else the cluster, the exit code or a general text says it. by_scheduler: the
+    scheduler's own verdict, as it stands in the log.
     """
 
     kind: FailureKind = FailureKind.NONE
@@ -34,6 +35,7 @@ class Diagnosis:
     certain: bool = False
     also: str = ""
     specific: bool = False
+    by_scheduler: bool = False
 
     @property
     def told(self) -> str:
@@ -106,8 +108,10 @@ def _first_reason(
 
 def _of(hit: Hit) -> Diagnosis:
     signature = hit.signature
-    specific = signature.weight is Weight.CAUSE
-    return Diagnosis(signature.kind, hit.line, signature.remedy, signature.certain, specific=specific)
+    specific, verdict = signature.weight is Weight.CAUSE, signature.weight is Weight.VERDICT
+    return Diagnosis(
+        signature.kind, hit.line, signature.remedy, signature.certain, specific=specific, by_scheduler=verdict
+    )
 
 
 def _second_reason(found: Diagnosis, hits: Sequence[Hit]) -> str:

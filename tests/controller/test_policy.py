@@ -226,6 +226,32 @@ def test_the_end_of_a_trial(found: Any, verdict: Verdict) -> None:
     assert found.verdict is verdict
 
 
+def test_the_node_to_leave_out_is_named_where_slurm_forgot_the_job() -> None:
+    forgotten = JobStatus(state=JobState.LOST)
+    found = conclusion.conclude(
+        study(launcher="slurm"),
+        [attempt(nodes=("n1",))],
+        forgotten,
+        run(),
+        failure("configuration"),
+        trial=trial(),
+        node_at_fault=True,
+    )
+    assert found == conclusion.Retry("configuration: the line; once more on another node than n1", ("n1",))
+
+
+def test_a_cancellation_that_is_nobodys_costs_an_attempt_and_not_the_trial() -> None:
+    by_hand = conclude(failure("infrastructure"), 1.0, state=JobState.CANCELLED)
+    assert by_hand == conclusion.Finish(Verdict.CANCELLED, "somebody cancelled its job, outside the sweep (scancel)")
+    by_slurm = conclude(failure("infrastructure"), 1.0, state=JobState.CANCELLED, by_cluster=True)
+    assert by_slurm == conclusion.Retry("infrastructure: the line", ("n1",))
+    told = replace(failure("infrastructure"), by_scheduler=True)
+    assert isinstance(conclude(told, 1.0, state=JobState.CANCELLED), conclusion.Retry), "DUE TO NODE FAILURE"
+    assert conclude(WELL, 1.0, -0.5, state=JobState.CANCELLED, by_cluster=True).verdict is Verdict.REACHED
+    mine = {"stop": StopKind.USER, "stop_sentence": "by anna"}
+    assert conclude(WELL, state=JobState.CANCELLED, by_cluster=True, **mine).verdict is Verdict.CANCELLED
+
+
 @pytest.mark.parametrize("step_failed", [True, False])
 def test_a_step_that_the_script_survived_fails_no_training_that_states_its_end(*, step_failed: bool) -> None:
     """mlperf-sysjson.sh fails in every job of a submitter without MLPERF_STATUS; Slurm keeps the worst step's code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -252,6 +253,27 @@ class TestFaults:
         status = poll_until(launcher, ticket, JobState.CANCELLED)
         assert status.started_at is not None
         assert status.ended_at is not None
+        assert not status.by_cluster
+
+    def test_a_running_job_that_a_crashed_controller_takes_for_one_that_waits_is_cancelled_by_slurm(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        """slurmctld starts it a second time, and the slurmd that refuses the copy cancels both."""
+        slurm.run("scontrol", "update", "PartitionName=gpu", "State=DOWN")
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        slurm.stop_controller()
+        shutil.copytree(slurm.folder / "state", tmp_path / "before")
+        slurm.start_controller()
+        slurm.run("scontrol", "update", "PartitionName=gpu", "State=UP")
+        log_until(job, "waiting")
+        slurm.stop_controller(kill=True)
+        shutil.copytree(tmp_path / "before", slurm.folder / "state", dirs_exist_ok=True)
+        slurm.start_controller()
+        slurm.run("scontrol", "update", "PartitionName=gpu", "State=UP")
+        status = poll_until(launcher, ticket, JobState.CANCELLED, seconds=120)
+        assert status.by_cluster
+        assert "slurmctld was started anew" in status.reason
 
     def test_a_job_that_the_administrator_requeues_is_cancelled_and_counts_as_preempted(
         self, slurm: Cluster, tmp_path: Path

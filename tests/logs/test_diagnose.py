@@ -35,6 +35,8 @@ FAILURES = [
     ),
     ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 ***", "infrastructure"),
     ("State=NODE_FAIL", "infrastructure"),
+    ("srun: error: Unable to confirm allocation for job 2: Invalid job id specified", "infrastructure"),
+    ("srun: error: Unable to confirm allocation for job 1: Job is pending execution", "infrastructure"),
     ("srun: error: n12: tasks 24-27: Terminated", "infrastructure"),
     ("/opt/run.sub: line 88: 4711 Terminated              srun -l bash", "infrastructure"),
     ("./run_and_time.sh: line 70: 12345 Killed   torchrun train.py", "infrastructure"),

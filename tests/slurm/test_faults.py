@@ -226,15 +226,15 @@ def test_a_controller_that_crashes_forgets_jobs_and_gives_their_ids_out_again(ho
     known = home.slurm_jobs()
     assert driver.wait(240) in (0, 4), home.said
 
-    sweep, lost = home.sweep(), [a for a in first if not known[a.job_name]]
+    sweep = home.sweep()
     assert {trial.verdict for trial in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}, home.said
     for attempt in first:
         ended = sweep.attempts[(attempt.trial, 0)]
-        tries = sweep.attempts_of(attempt.trial)
-        assert len(tries) == (2 if attempt in lost else 1)
-        if attempt in lost:
-            assert ended.state == "lost"
-            assert ended.failure == "infrastructure"
+        # One that was saved while it waited is started twice: the node refuses the copy, and Slurm cancels both.
+        lost = ended.state == ("cancelled" if known[attempt.job_name] else "lost")
+        assert lost or known[attempt.job_name], home.said
+        assert len(sweep.attempts_of(attempt.trial)) == (2 if lost else 1)
+        assert ended.failure == ("infrastructure" if lost else "")
     last = [sweep.attempts_of(trial)[-1] for trial in range(3)]
     assert all(home.slurm_jobs()[attempt.job_name] == 1 for attempt in last)
     assert len({attempt.job_id for attempt in last}) == 3, "no two trials took one job for theirs"

@@ -26,7 +26,7 @@ from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.job_records import foreign, read_records
 from lora_tune.launchers.job_runner import command_record, run_job
 from lora_tune.launchers.secret_values import file_in_memory, secret_values
-from lora_tune.launchers.slurm import parse
+from lora_tune.launchers.slurm import cancellations, parse
 from lora_tune.launchers.slurm.refusals import refusal
 from lora_tune.launchers.slurm.submission import executor, preview, submission_command
 from lora_tune.workloads.base import Job
@@ -66,6 +66,7 @@ class SlurmLauncher:
             )
         where = (f"--partition={site.partition}",) if site.partition else ()
         self._cancelling: list[subprocess.Popen[bytes]] = []
+        self._cancelled: set[str] = set()
         self._nodes = frozenset(ask("sinfo", "--noheader", "--Node", *where, "--format=%N").split())
         self._site = _only_these_nodes(site, self._nodes)
 
@@ -120,6 +121,9 @@ class SlurmLauncher:
         if row.restarts and status.state.alive:
             # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
             self._scancel(row.job_id, row.name)
+        if status.state is JobState.CANCELLED and row.name not in self._cancelled:
+            accounted = _accounted([ticket], str(os.getuid())) or {}
+            return _ended(row, ticket, accounted.get(ticket.name))
         return _with_end_record(status, ticket)
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
@@ -143,6 +147,7 @@ class SlurmLauncher:
         except OSError as error:
             raise LauncherError(f"scancel cannot be started: {error.strerror}") from error
         self._cancelling.append(process)
+        self._cancelled.add(name)
 
 
 def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
@@ -159,27 +164,40 @@ def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
     )
 
 
-def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
-    """Jobs that the controller no longer shows: their last state from sacct where it works, else LOST."""
-    if not tickets:
-        return {}
+def _accounted(tickets: Sequence[Ticket], user: str) -> dict[str, parse.Row | None] | None:
+    """The accounting's row of each job by its name; None where no accounting answers (without slurmdbd none does)."""
     names = ",".join(sorted({ticket.name for ticket in tickets}))
     oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
     since = _local_time(oldest)
     command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
-    why = "neither squeue nor sacct knows it"
     try:
         shown = ask(*command, f"--name={names}", f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
     except LauncherError:
-        # Without slurmdbd sacct always fails: then the controller's silence is all there is to know.
-        shown, why = "", "squeue does not know it, and there is no accounting to ask"
+        return None
     rows = parse.sacct_rows(shown)
-    statuses = {}
-    for ticket in tickets:
-        row = parse.find(rows, ticket.name, _token(ticket), ticket.submitted_at)
-        known = _with_end_record(parse.status(row, ticket.submitted_at), ticket) if row else None
-        statuses[ticket.name] = known or JobStatus(state=JobState.LOST, reason=why)
-    return statuses
+    return {t.name: parse.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
+
+
+def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
+    """Jobs that the controller no longer shows: their last state from sacct where it works, else LOST."""
+    if not tickets:
+        return {}
+    rows, why = _accounted(tickets, user), "neither squeue nor sacct knows it"
+    if rows is None:
+        rows, why = {}, "squeue does not know it, and there is no accounting to ask"
+    lost = JobStatus(state=JobState.LOST, reason=why)
+    return {t.name: _ended(row, t, row) if (row := rows.get(t.name)) else lost for t in tickets}
+
+
+def _ended(row: parse.Row, ticket: Ticket, accounted: parse.Row | None) -> JobStatus:
+    """The status of a row; of a cancelled job also whether Slurm itself ended it."""
+    status = parse.status(row, ticket.submitted_at)
+    if status.state is JobState.CANCELLED:
+        slurmctld = cancellations.controller(ask("scontrol", "show", "config"))
+        by = cancellations.canceller(accounted.state) if accounted else None
+        why = cancellations.by_cluster(row, slurmctld, by, user=os.getuid())
+        status = replace(status, by_cluster=bool(why), reason=why or status.reason)
+    return _with_end_record(status, ticket)
 
 
 def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
