@@ -11,6 +11,7 @@ from lora_tune.workloads.base_config import BaseConfig, equal, fitting_configs
 from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.places import ALSO, required, unseen
 from lora_tune.workloads.script_needs import script_doubts
+from lora_tune.workloads.walltime import own_limit
 
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
@@ -75,9 +76,20 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     ]
     if start.outside:
         found.append(f"trial 0 is {start.why}")
-    if schedule := _other_schedule(workload, base):
-        found.append(schedule)
+    found += filter(None, (_other_schedule(workload, base), _shorter_limit(workload, base)))
     return found
+
+
+def _shorter_limit(workload: MlperfWorkload, base: BaseConfig) -> str:
+    """Where trials would end, trial 0 too, before the base config's own limit, and the study does not say when."""
+    budget = workload.study.budget
+    variable, minutes = own_limit(base.values)
+    if "trial_minutes" in budget.model_fields_set or minutes <= budget.trial_minutes:
+        return ""
+    return (
+        f"{base.file} gives a run {variable}={base.values[variable]}, and a trial is ended after "
+        f"{budget.trial_minutes:g} minutes, since the study does not say budget.trial_minutes; state it"
+    )
 
 
 def _left_out(workload: MlperfWorkload) -> str:

@@ -12,6 +12,7 @@ from lora_tune.base.redact import redact
 from lora_tune.workloads.base import Export, Proposal, Value
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.places import ALSO
+from lora_tune.workloads.walltime import own_limit
 
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
@@ -89,12 +90,10 @@ def _system(workload: MlperfWorkload) -> Mapping[str, Value]:
 
 
 def _limits(workload: MlperfWorkload, proposal: Proposal) -> Mapping[str, Value]:
-    """The run's time limit; nothing where the base config has one that is long enough."""
+    """The run's time limit; nothing where the base config has one that is long enough, also for the whole job alone."""
     minutes, base = workload.run_minutes(), workload.base
-    if base is not None:
-        there = base.values.get("WALLTIME_RUNANDTIME", "")
-        if workload.is_base(proposal) or (there.isdigit() and int(there) >= minutes):
-            return {}
+    if base is not None and (workload.is_base(proposal) or own_limit(base.values)[1] >= minutes):
+        return {}
     return {"WALLTIME_RUNANDTIME": minutes}
 
 

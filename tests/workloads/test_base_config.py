@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import as_value, equal, read_base
 from lora_tune.workloads.implementation import sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_checks import about_base
 from lora_tune.workloads.mlperf_names import warmup_ratio
 from lora_tune.workloads.sandbox import source_files
+from lora_tune.workloads.walltime import minutes_of
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
@@ -117,6 +120,64 @@ class TestTrialZero:
         assert workload.job(as_it_stands(workload), tmp_path / "a").environment["SKIP_EVALS"] == "0"
         assert workload.job(changed(workload, LR=5e-4), tmp_path / "b").environment["SKIP_EVALS"] == "3"
         assert any("SKIP_EVALS=0 there and 3 in every other trial" in doubt for doubt in workload.check())
+
+
+class TestTimeLimits:
+    """An export goes into the hands of who runs the base today; the sweep's own limit is that of its trials."""
+
+    @pytest.fixture
+    def limited(self, tree: Path) -> Any:
+        def make(*lines: str) -> MlperfWorkload:
+            kept = [line for line in (tree / CONFIG).read_text().splitlines() if "WALLTIME" not in line]
+            (tree / CONFIG).write_text("\n".join([*kept, *lines, ""]))
+            common = tree / "config_common.sh"
+            common.write_text("\n".join(line for line in common.read_text().splitlines() if "WALLTIME" not in line))
+            return made(tree)
+
+        return make
+
+    @pytest.mark.parametrize("limit", ["120", "2:00:00", "1-0", "UNLIMITED", "$((${NEXP:-1} * 60))"])
+    def test_an_export_keeps_a_limit_of_the_whole_job(self, tree: Path, limited: Any, limit: str) -> None:
+        workload = limited(f"export WALLTIME={limit}")
+        name, text = exported(workload, changed(workload, LR=5e-4))
+        assert "WALLTIME" not in text, text
+        (tree / f"own_{name}").write_text(text)
+        assert sourced_file(tree / f"own_{name}")["WALLTIME"] == source_files([tree / CONFIG]).values["WALLTIME"]
+
+    @pytest.mark.parametrize("limit", ["49", "0:49:59", "$TOMORROW"])
+    def test_one_in_which_the_trial_would_not_have_ended_is_raised(self, limited: Any, limit: str) -> None:
+        workload = limited(f"export WALLTIME={limit}")
+        text = exported(workload, changed(workload, LR=5e-4))[1]
+        assert "export WALLTIME_RUNANDTIME=50" in text
+        assert "export WALLTIME=$((5 +" in text
+
+    def test_a_run_without_a_limit_keeps_none(self, limited: Any) -> None:
+        workload = limited("export WALLTIME_RUNANDTIME=UNLIMITED", "export WALLTIME=UNLIMITED")
+        assert "WALLTIME" not in exported(workload, changed(workload, LR=5e-4))[1]
+
+    def test_a_trial_has_the_studys_limit(self, limited: Any, tmp_path: Path) -> None:
+        workload = limited("export WALLTIME=240")
+        assert workload.job(as_it_stands(workload), tmp_path / "a").environment["WALLTIME"] == "60"
+
+    def test_who_states_no_limit_is_told_that_trials_end_before_the_bases_own(self, limited: Any) -> None:
+        workload = limited("export WALLTIME=4:00:00")
+        assert not [doubt for doubt in about_base(workload) if "trial_minutes" in doubt]
+        unstated = workload.study.model_copy(update={"budget": workload.study.budget.model_validate({"trials": 1})})
+        open_ended = load(unstated, "h100.toml")
+        assert isinstance(open_ended, MlperfWorkload)
+        assert any(
+            "gives a run WALLTIME=4:00:00, and a trial is ended after 60 minutes" in d for d in about_base(open_ended)
+        )
+
+    @given(st.integers(0, 99), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+    def test_slurms_forms_of_a_time(self, days: int, hours: int, minutes: int, seconds: int) -> None:
+        whole = days * 1440 + hours * 60 + minutes + seconds / 60
+        assert minutes_of(f"{days}-{hours}:{minutes}:{seconds}") == pytest.approx(whole or math.inf)
+        assert minutes_of(f"{days * 24 + hours}:{minutes}:{seconds}") == pytest.approx(whole or math.inf)
+
+    @given(st.text(max_size=20))
+    def test_no_text_is_an_error(self, text: str) -> None:
+        assert (found := minutes_of(text)) is None or found > 0
 
 
 class TestOtherTrials:

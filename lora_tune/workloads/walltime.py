@@ -1,0 +1,37 @@
+"""The time limit that a config of the machine's own gives a run, as Slurm reads it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+LIMITS = ("WALLTIME_RUNANDTIME", "WALLTIME")
+"""Where configs state it: that of one run, else that of the whole job. ``run_with_docker.sh`` trees know no other."""
+
+_FORM = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
+
+
+def minutes_of(text: str) -> float | None:
+    """Minutes of a time limit in one of the forms that sbatch(1), --time, takes; None for any other text.
+
+    Zero and ``UNLIMITED`` are no limit: infinity.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    if (found := _FORM.fullmatch(text)) is None:
+        return None
+    days, first, second, third = found.groups()
+    if days is not None:
+        seconds = 86400 * int(days) + 3600 * int(first) + 60 * int(second or 0) + int(third or 0)
+    elif third is not None:
+        seconds = 3600 * int(first) + 60 * int(second) + int(third)
+    else:
+        seconds = 60 * int(first) + int(second or 0)
+    return seconds / 60 or math.inf
+
+
+def own_limit(values: Mapping[str, str]) -> tuple[str, float]:
+    """The variable that limits a run, and its minutes; ("", 0.0) where none does in a form that Slurm reads."""
+    known = ((name, minutes_of(values.get(name, ""))) for name in LIMITS)
+    return next(((name, minutes) for name, minutes in known if minutes is not None), ("", 0.0))
