@@ -1,13 +1,15 @@
 """Every public llama2_70b_lora folder of MLPerf Training as a user would meet it: doctor, dry run, and a small sweep.
 
-``python -m benchmarks.public_trees FOLDER [--only TEXT]... [--base] [--no-sweep]`` takes a folder with checkouts of the
+``python -m benchmarks.public_trees FOLDER [--only TEXT]... [--base] [--whole] [--no-sweep]``
+takes a folder with checkouts of the
 public result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
 script, lays each out in a scratch folder with what its container would hold beside it, and runs on each ``doctor``,
 ``sweep --dry-run``, and a sweep of four trials, with a tiny training behind ``python`` and ``torchrun``: those that use
 Slurm on the test cluster (root, and the packages of tests/packages.txt), those with ``run_with_docker.sh`` on this
 machine, with a stand-in for ``docker`` that passes on what ``--env`` names and nothing else. With ``--base`` the
-folder's smallest config of at most four nodes is trial 0 as it stands, on as many nodes. The table goes to standard
-output, one row a folder; nothing of the repositories is kept. Variables and modes are set as doctor says.
+folder's smallest config of at most four nodes is trial 0 as it stands, on as many nodes. With ``--whole`` the best
+trial is confirmed by two more seeds, exported and checked, and its printed line is run by hand. The table goes to
+standard output, one row a folder; nothing of the repositories is kept. Variables and modes are set as doctor says.
 """
 
 from __future__ import annotations
@@ -165,8 +167,8 @@ def problems(output: str) -> list[str]:
     return [text for text in found if "srun" not in text.split()[:1] and "on PATH" not in text]
 
 
-def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, str]) -> list[str]:
-    """The row of one tree."""
+def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, str], *, whole: bool) -> list[str]:
+    """The row of one tree; whole: with what becomes of its best trial."""
     place = scratch / "tree"
     for old in (place, scratch / "image", scratch / "sweep"):
         shutil.rmtree(old, ignore_errors=True)
@@ -193,6 +195,8 @@ def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, st
     swept = "not asked" if cluster is None else "no: see doctor" if others else ""
     if not swept:
         swept = sweep(options, client)
+        if whole and " reached" in swept:
+            swept = f"{swept}; {hand_over(options, client, scratch)}"
     return [
         tree.round, tree.submitter, tree.name, tree.script, elsewhere, "; ".join(words) or "ok",
         "TRACEBACK" if crashed else "ok" if dry.returncode == 0 else _short(dry.stderr, place), swept,
@@ -208,6 +212,35 @@ def sweep(options: list[str], client: dict[str, str]) -> str:
     return f"{words}, {time.monotonic() - begun:.0f} s"
 
 
+def hand_over(options: list[str], client: dict[str, str], scratch: Path) -> str:
+    """What became of the best trial: confirmed by two more seeds, exported, checked, and run by the printed line."""
+    raced = command(["lora_tune.confirm", *options, "--top", "1", "--seeds", "2", "--quiet"], client, SECONDS)
+    exported = command(["lora_tune.export", *options, "--to", str(scratch / "best"), "--check"], client, 120)
+    words = [
+        f"{name} {'ok' if done.returncode == 0 else 'fails: ' + _short(done.stdout + done.stderr, scratch / 'tree')}"
+        for name, done in (("confirm", raced), ("export --check", exported))
+    ]
+    line = next((text for text in exported.stdout.splitlines() if " && " in text), "")
+    return "; ".join([*words, by_hand(line.removeprefix("run it: "), client, scratch)])
+
+
+def by_hand(line: str, client: dict[str, str], scratch: Path) -> str:
+    """What became of the exported config, run by the printed line as its user runs it."""
+    results = scratch / "by_hand"
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir()
+    shell = {"CONT": str(scratch / "image.sqsh"), "DATADIR": str(scratch / "data"), "MODEL": str(scratch / "model")}
+    environment = {**os.environ, **client, **shell, "LOGDIR": str(results), "SBATCH_WAIT": "1", "NEXP": "1"}
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment, cwd=scratch / "best", capture_output=True, text=True, timeout=SECONDS
+    )
+    logs = [*scratch.glob("tree/slurm-*.out"), *results.rglob("*.log"), *results.rglob("*.out")]
+    texts = [done.stdout, *(file.read_text(errors="replace") for file in logs)]
+    reached = any('"status": "success"' in text for text in texts)
+    told = "reached the target" if reached else f"exit {done.returncode}: {_short(done.stderr, scratch / 'tree')}"
+    return f"by hand: {told}"
+
+
 def _short(text: str | list[str], place: Path | None = None) -> str:
     whole = text if isinstance(text, str) else " ".join(text)
     return " ".join(whole.replace(str(place), "FOLDER").split())[:140].replace("|", "/")
@@ -220,6 +253,7 @@ def main() -> None:
         "--only", action="append", help="trees whose round/submitter/folder holds this text; may be given several times"
     )
     parser.add_argument("--base", action="store_true", help="trial 0 is the folder's smallest config as it stands")
+    parser.add_argument("--whole", action="store_true", help="confirm and export the best trial, and run it by hand")
     parser.add_argument("--no-sweep", action="store_true")
     arguments = parser.parse_args()
     found = [
@@ -240,7 +274,7 @@ def main() -> None:
             cluster.start()
         try:
             for tree in found:
-                row = judge(tree, scratch, cluster, jobs)
+                row = judge(tree, scratch, cluster, jobs, whole=arguments.whole)
                 print("| " + " | ".join(row) + " |", flush=True)
                 if cluster is not None:
                     cluster.clear()
