@@ -16,8 +16,10 @@ ROW = Row(
 )
 
 
-def whose(by: int | None, *, booted_at: float | None = LONG_AGO, user: int = ANNA, row: Row = ROW) -> str:
-    return by_cluster(row, Controller(booted_at, SLURM), by, user=user)
+def whose(
+    by: int | None, *, booted_at: float | None = LONG_AGO, user: int = ANNA, row: Row = ROW, output: bool = True
+) -> str:
+    return by_cluster(row, Controller(booted_at, SLURM), by, user=user, output=output)
 
 
 @pytest.mark.parametrize("by", [ANNA, BERT])
@@ -46,6 +48,17 @@ def test_a_reason_that_only_slurm_gives_a_job_that_had_started() -> None:
     failed = replace(ROW, reason="NodeDown")
     assert whose(None, row=failed) == "CANCELLED NodeDown: by Slurm itself"
     assert whose(None, row=replace(failed, nodes=())) == "", "it waited for that, and a person had enough"
+
+
+def test_a_job_that_its_node_refused_was_cancelled_by_nobody() -> None:
+    """Its id was given out again, and the job that a crashed controller forgot still ran there."""
+    refused = replace(ROW, started=1600.0, ended=1600.0)
+    assert whose(None, row=refused, output=False).endswith("before its script began: n1 refused it")
+    assert whose(ROOT, user=ROOT, row=refused, output=False)
+    assert whose(ANNA, row=refused, output=False) == "", "a person whom the accounting names"
+    assert whose(None, row=refused, output=True) == "", "its script had begun"
+    assert whose(None, row=replace(refused, ended=1700.0), output=False) == "", "a node that boots for it"
+    assert whose(None, row=replace(refused, started=None), output=False) == ""
 
 
 @pytest.mark.parametrize(

@@ -233,12 +233,14 @@ def test_a_controller_that_crashes_forgets_jobs_and_gives_their_ids_out_again(ho
         # One that was saved while it waited is started twice: the node refuses the copy, and Slurm cancels both.
         lost = ended.state == ("cancelled" if known[attempt.job_name] else "lost")
         assert lost or known[attempt.job_name], home.said
-        assert len(sweep.attempts_of(attempt.trial)) == (2 if lost else 1)
+        # A new attempt may get a lost one's id, and meet it on its node: then it is cancelled as well.
+        assert len(sweep.attempts_of(attempt.trial)) in ((2, 3) if lost else (1,))
         assert ended.failure == ("infrastructure" if lost else "")
     last = [sweep.attempts_of(trial)[-1] for trial in range(3)]
     assert all(home.slurm_jobs()[attempt.job_name] == 1 for attempt in last)
     assert len({attempt.job_id for attempt in last}) == 3, "no two trials took one job for theirs"
-    assert sum(a.node_hours(0) for a in last) == pytest.approx(home.node_hours_by_slurm(), abs=1e-6)
+    ran = [attempt for attempt in home.attempts() if attempt.state != "lost"]
+    assert sum(a.node_hours(0) for a in ran) == pytest.approx(home.node_hours_by_slurm(), abs=1e-6)
 
 
 def test_a_missing_implementation_ends_the_command_before_anything_is_recorded(house: Callable[..., House]) -> None:

@@ -1,16 +1,18 @@
 """Who ended a job that Slurm calls CANCELLED: a person with scancel, or Slurm itself. Pure functions.
 
 Slurm uses one state for both. Its daemons cancel jobs in the name of SlurmUser or of root: a slurmctld that was killed
-knows a running job as one that waits, starts it again, and a slurmd that refuses the second copy cancels both.
+knows a running job as one that waits, starts it again, and a slurmd that refuses the second copy cancels both. It also
+gives the ids of forgotten jobs out again, and a node where the forgotten one still runs refuses its namesake at once.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
 
-from lora_tune.launchers.slurm.parse import Row
+from lora_tune.launchers.slurm.parse import WHOLE_SECONDS, Row
 
 _DAEMONS_REASONS = r"NodeDown|SystemFailure|JobLaunchFailure|InactiveLimit"
 """Reasons (squeue(1), JOB REASON CODES) with which Slurm ends a job that had started; scancel leaves it without one."""
@@ -40,12 +42,12 @@ def canceller(state: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def by_cluster(row: Row, slurmctld: Controller, by: int | None, *, user: int) -> str:
+def by_cluster(row: Row, slurmctld: Controller, by: int | None, *, user: int, output: bool) -> str:
     """Why a cancelled job counts as ended by Slurm itself; "" where a person may have ended it.
 
     A person is never taken for Slurm where the accounting names one. Where nobody says who it was, a slurmctld that was
     started after the submission explains it: at worst a person's scancel costs one more attempt, whose submission
-    then comes after that start.
+    then comes after that start. The same holds for a job that ended in the seconds of its start without output.
 
     Parameters
     ----------
@@ -57,6 +59,8 @@ def by_cluster(row: Row, slurmctld: Controller, by: int | None, *, user: int) ->
         The id of the user in whose name it was cancelled, from the accounting; None where there is none.
     user : int
         The id of the user whose job it is.
+    output : bool
+        Whether the job has an output file, which its node makes before the script begins.
 
     Returns
     -------
@@ -70,7 +74,14 @@ def by_cluster(row: Row, slurmctld: Controller, by: int | None, *, user: int) ->
         return ""
     if by is not None and user not in daemons:
         return f"CANCELLED by user id {by}: by Slurm itself, or by an administrator"
+    if row.nodes and not output and _seconds(row) <= WHOLE_SECONDS:
+        return f"CANCELLED as soon as it was started, before its script began: {', '.join(row.nodes)} refused it"
     if slurmctld.booted_at is not None and row.submitted is not None and row.submitted < slurmctld.booted_at:
         when = time.strftime("%H:%M:%S", time.localtime(slurmctld.booted_at))
         return f"CANCELLED, and slurmctld was started anew at {when}, after the submission: it may have lost the job"
     return ""
+
+
+def _seconds(row: Row) -> float:
+    """From its start to its end; infinite where Slurm does not say."""
+    return math.inf if row.started is None or row.ended is None else row.ended - row.started

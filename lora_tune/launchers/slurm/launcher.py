@@ -195,7 +195,8 @@ def _ended(row: parse.Row, ticket: Ticket, accounted: parse.Row | None) -> JobSt
     if status.state is JobState.CANCELLED:
         slurmctld = cancellations.controller(ask("scontrol", "show", "config"))
         by = cancellations.canceller(accounted.state) if accounted else None
-        why = cancellations.by_cluster(row, slurmctld, by, user=os.getuid())
+        output = AttemptPaths(ticket.folder).log.exists()
+        why = cancellations.by_cluster(row, slurmctld, by, user=os.getuid(), output=output)
         status = replace(status, by_cluster=bool(why), reason=why or status.reason)
     return _with_end_record(status, ticket)
 
