@@ -96,6 +96,12 @@ class Study(Section):
         return getattr(WORKLOADS.load(self.workload.kind), "stops_at_target", True) if given is None else given
 
     @property
+    def probes(self) -> bool:
+        """Whether short runs that measure a layout's speed may be proposed: of a number of trials each takes one."""
+        ends = getattr(WORKLOADS.load(self.workload.kind), "ends_probes", False)
+        return ends and self.budget.trials is None if self.search.probes is None else self.search.probes
+
+    @property
     def measure(self) -> str:
         """What evals are, for people."""
         return self.objective.metric or ("eval accuracy" if self.rising else "eval loss")
@@ -288,9 +294,7 @@ def study_changes(before: Study, after: Study) -> list[str]:
 
 
 def _flat(prefix: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        found: dict[str, Any] = {}
-        for key, inner in value.items():
-            found |= _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-        return found
-    return {prefix: value}
+    if not (isinstance(value, dict) and value):
+        return {prefix: value}
+    inner = ((f"{prefix}.{key}" if prefix else str(key), v) for key, v in value.items())
+    return {path: leaf for key, v in inner for path, leaf in _flat(key, v).items()}

@@ -38,9 +38,10 @@ class Search(Section):
     )
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
     startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
-    probes: bool = Field(
-        False,
-        description="portfolio and grey_box may propose short runs that end once their layout's speed is measured",
+    probes: bool | None = Field(
+        None,
+        description="portfolio and grey_box may propose short runs that end once their layout's speed is measured "
+        "[true where trials end such a run by themselves (peft, nemo, bridge, surface) and budget.trials is not given]",
     )
     enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
 

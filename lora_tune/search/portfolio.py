@@ -23,6 +23,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.format import duration
+from lora_tune.search.forecasts import FORECASTS, judged, told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.optuna_trials import annotate
@@ -40,12 +41,13 @@ from lora_tune.search.whole.model import (
 )
 from lora_tune.search.whole.runs import Run, runs_of
 
-FORECASTS = "forecasts"
-"""User attribute of a trial: what each model forecast of it, as JSON."""
 INIT_SECONDS = 60.0
 """Start-up of a trial before this study has shown its own."""
 REPLAYED = 6
 """Newest trials that are forecast anew where their forecasts were not kept."""
+CLEARLY = 1.0
+"""Standard deviations by which the recommendation must be believed better than what the user has today. A model's noise
+is a belief, too: with seeds that scatter more than it thinks, one lucky run looked better than the start."""
 FEWEST = 2
 """Runs that reached the target before the whole model proposes, where nothing says where the user stands."""
 
@@ -94,6 +96,7 @@ class PortfolioSampler(BaseSampler):
         self._stated = stated
         self._rng = np.random.default_rng(seed)
         self._scales: Scales | None = None
+        self._replays: dict[tuple[str, int, int], Told | None] = {}
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -158,8 +161,31 @@ class PortfolioSampler(BaseSampler):
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The configuration believed best by the model that is trusted: values, expected seconds, a sentence.
 
+        What the user has today stays, once it has reached the target here, until another is clearly better.
         Raises ValueError while nothing is known that could be recommended.
         """
+        found = self._believed_best(study)
+        saved = self._saved_against_start(study, found[0])
+        if saved is None or self._centre is None or saved[0] >= CLEARLY * saved[1]:
+            return found
+        seconds = self._expected_seconds(study, self._centre)
+        return dict(self._centre), seconds, _staying(seconds, *saved)
+
+    def _saved_against_start(self, study: optuna.Study, values: Mapping[str, Any]) -> tuple[float, float] | None:
+        """What ``values`` saves against the start, and its sd; None where they are it, or it never arrived here."""
+        start = self._centre
+        arrived = (r.values for r in self._runs(study) if math.isfinite(r.ln_score))
+        if start is None or dict(values) == start or start not in arrived:
+            return None
+        return next(iter(self.saved(study, values, [start])), None)
+
+    def _expected_seconds(self, study: optuna.Study, values: Mapping[str, Any]) -> float:
+        grey_box = self._arms.grey_box
+        if grey_box is not None and self._trust(study).believes_grey_box:
+            return math.exp(grey_box.forecast(study, values)[0])
+        return math.exp(float(self._model(self._runs(study)).predict([values])[0][0]))
+
+    def _believed_best(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         grey_box, odds = self._arms.grey_box, self._trust(study)
         if grey_box is not None and odds.believes_grey_box:
             return grey_box.recommend(study)
@@ -206,7 +232,7 @@ class PortfolioSampler(BaseSampler):
     def _trust(self, study: optuna.Study) -> Trust:
         newest: list[Told] = []
         for t in reversed(study.get_trials(deepcopy=False)):
-            if (found := _told(t, self._target)) is not None:
+            if (found := told(t, self._target)) is not None:
                 newest.append(found)
             if len(newest) == NEWEST:
                 break
@@ -218,16 +244,19 @@ class PortfolioSampler(BaseSampler):
         ended = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.RUNNING and t.params]
         if self._arms.grey_box is None or len(ended) < 2:
             return []
-        first = max(1, len(ended) - REPLAYED)
-        before = optuna.create_study(direction="minimize")
-        before.add_trials(ended[:first])
-        found = []
-        for trial in ended[first:]:
-            model = learn_whole(self._encoding, self._runs(before), stated=self._stated, centre=self._centre)
-            told = _judged(trial, self._target, self._forecasts(before, -1, model, trial.params))
-            found += [told] if told is not None else []
-            before.add_trial(trial)
-        return found
+        found, before = [], optuna.create_study(direction="minimize")
+        scales: Scales | None = None
+        for at in range(max(1, len(ended) - REPLAYED), len(ended)):
+            key = (study.study_name, at, ended[at].number)  # trials never reopen: those before it stay the same
+            if key not in self._replays:
+                before.add_trials(ended[len(before.get_trials(deepcopy=False)) : at])
+                runs = self._runs(before)
+                model = learn_whole(self._encoding, runs, scales, stated=self._stated, centre=self._centre)
+                scales = model.scales
+                forecasts = self._forecasts(before, -1, model, ended[at].params)
+                self._replays[key] = judged(ended[at], self._target, forecasts)
+            found.append(self._replays[key])
+        return [t for t in found if t is not None]
 
     def _forecasts(
         self, study: optuna.Study, number: int, model: WholeModel, values: Mapping[str, Any]
@@ -240,35 +269,17 @@ class PortfolioSampler(BaseSampler):
         return found
 
 
-def _told(trial: FrozenTrial, target: float) -> Told | None:
-    """What a trial says of the forecasts made of it; None for one that has none or says nothing of its score."""
-    text = trial.user_attrs.get(FORECASTS)
-    if not isinstance(text, str) or trial.state is TrialState.RUNNING:
-        return None
-    return _judged(trial, target, {name: Forecast(mean, sd) for name, (mean, sd) in json.loads(text).items()})
-
-
-def _judged(trial: FrozenTrial, target: float, forecasts: Mapping[str, Forecast]) -> Told | None:
-    """The same with these forecasts."""
-    if trial.user_attrs.get("kind") == "probe":
-        return None
-    runs = runs_of([trial], frozenset(trial.params), target)
-    if (
-        not runs
-        or (runs[0].failed and math.isnan(runs[0].above))
-        or not (math.isfinite(runs[0].ln_score) or math.isfinite(runs[0].above))
-    ):
-        return None
-    reached = math.isfinite(runs[0].ln_score)
-    return Told(
-        ln_score=runs[0].ln_score if reached else runs[0].above, reached=reached, forecasts=forecasts
-    )  # fmt: skip
-
-
 def _why(found: Proposal, nodes: int) -> str:
     return (
         f"every parameter may drive speed and convergence; expected to improve the recommendation by "
         f"{100 * found.gain:.2f}% for {found.seconds * nodes / 3600:.2f} node-hours"
+    )
+
+
+def _staying(seconds: float, share: float, sd: float) -> str:
+    return (
+        f"expected {duration(seconds)} to the target: the configuration of today; the one believed best may save "
+        f"{100 * share:.1f}% (give or take {100 * sd:.1f}%), which is not yet clear"
     )
 
 

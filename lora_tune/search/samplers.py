@@ -201,7 +201,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         prior=lambda: (*published_about(study), *old_runs()),
         conditions=space.conditions,
         needs=physics_of(study),
-        probes=study.search.probes,
+        probes=study.probes,
         capped=study.pruning.cap,
         seed=study.search.seed,
     )

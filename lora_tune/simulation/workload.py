@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,6 +40,7 @@ class SurfaceWorkload:
     """Trials of a surface."""
 
     Settings = SurfaceSettings
+    ends_probes: ClassVar[bool] = True
 
     def __init__(self, study: Study, settings: SurfaceSettings) -> None:
         self._study = study

@@ -200,7 +200,8 @@ class MlperfWorkload:
         values = {**proposal.parameters, **mlperf_evals.eval_exports(self, proposal)}
         values.pop("NODES", None)  # DGXNNODES, below
         if proposal.probe:
-            values |= probe_values(self.gbs(proposal), in_steps=self.benchmark.name in INTERVAL_IN_STEPS)
+            in_steps = self.benchmark.name in INTERVAL_IN_STEPS
+            values |= probe_values(self.gbs(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
         exports = spelled(values, self.implementation)
         exports |= {"DGXNNODES": self.nodes(proposal), "DGXNGPU": self.study.site.gpus_per_node}
         exports = self._changed(exports)

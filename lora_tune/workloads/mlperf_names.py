@@ -60,12 +60,14 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
     return found
 
 
-def probe_values(gbs: int, *, in_steps: bool = False) -> dict[str, Value]:
+def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = False) -> dict[str, Value]:
     """Two short blocks with an eval behind each, and an end of its own should nobody stop it.
 
+    warmup: the trial's steps of it, of which no more than a block are kept: schedulers refuse one as long as training.
     in_steps: the implementation counts VAL_CHECK_INTERVAL in optimizer steps, not in samples.
     """
-    return {
+    kept: dict[str, Value] = {} if warmup is None else {"WARMUP_STEPS": min(int(warmup), PROBE_STEPS)}
+    return kept | {
         "VAL_CHECK_INTERVAL": PROBE_STEPS if in_steps else PROBE_STEPS * gbs,
         "SKIP_EVALS": 0,
         "MAX_STEPS": 2 * PROBE_STEPS,

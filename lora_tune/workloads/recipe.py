@@ -54,6 +54,8 @@ class RecipeWorkload:
     module: ClassVar[str]
     packed: ClassVar[str | None] = None
     """The module that trains several trials side by side; None where there is none."""
+    ends_probes: ClassVar[bool] = True
+    """Its trials end a short run by themselves (``PROBE``)."""
     Settings: ClassVar[type[RecipeSettings]] = RecipeSettings
 
     def __init__(self, study: Study, settings: RecipeSettings) -> None:

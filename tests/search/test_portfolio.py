@@ -13,9 +13,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState
 
 from lora_tune.base.format import duration
+from lora_tune.search.forecasts import FORECASTS
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.portfolio import FORECASTS, Arms, PortfolioSampler
+from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import learn_whole, propose, recommend_whole
@@ -203,3 +204,61 @@ def test_records_without_forecasts_are_judged_by_forecasts_made_anew() -> None:
         study.add_trial(made)
     # The hidden size drives speed, which the grey box does not believe.
     assert portfolio.trust_in(study)["grey_box"] < 0.5
+
+
+def with_runs(*runs: tuple[dict[str, Any], float]) -> tuple[optuna.Study, PortfolioSampler]:
+    """A study in which configurations took so many times their expected seconds; infinite: they did not arrive."""
+    made = sampler()
+    study = optuna.create_study(sampler=made)
+    for values, luck in runs:
+        samples, speed = physics(values)
+        facts: dict[str, Any] = {"samples_per_second": speed, "verdict": "reached", "stop_samples": samples * luck}
+        state = TrialState.COMPLETE
+        if math.isinf(luck):
+            state, facts = TrialState.PRUNED, {**facts, "verdict": "censored", "stop_samples": None}
+        value = samples / speed * luck if state is TrialState.COMPLETE else None
+        study.add_trial(
+            optuna.trial.create_trial(params=values, distributions=SPACE, value=value, user_attrs=facts, state=state)
+        )
+    return study, made
+
+
+NEIGHBOUR = {**START, "LR": 1.05e-3}
+
+
+def test_the_start_stays_until_another_configuration_is_clearly_better() -> None:
+    hardly, made = with_runs((START, 1.0), (NEIGHBOUR, 0.97))
+    values, seconds_of_it, sentence = made.recommend(hardly)
+    assert values == START
+    assert seconds_of_it == pytest.approx(seconds(START), rel=0.05)
+    assert "not yet clear" in sentence
+    clearly, made = with_runs((START, 1.0), *4 * [(NEIGHBOUR, 0.7)])
+    assert made.recommend(clearly)[0] == NEIGHBOUR
+
+
+def test_a_start_that_never_reached_the_target_does_not_stay() -> None:
+    study, made = with_runs((START, math.inf), (NEIGHBOUR, 0.97))
+    assert made.recommend(study)[0] == NEIGHBOUR
+
+
+def test_forecasts_that_were_made_anew_once_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = {**SPACE, "layout": CategoricalDistribution(("tp1 pp1 cp1 minibs8 mbs1", "tp2 pp1 cp1 minibs8 mbs1"))}
+    tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
+    grey_box = GreyBoxSampler(layouts, gpus=2, seed=1)
+    made = PortfolioSampler(
+        Coordinates(distributions=layouts, gpus=2), Arms(grey_box=grey_box, tpe=tpe), target=1.0, seed=1
+    )
+    study = optuna.create_study(sampler=made)
+    for luck in (1.0, 1.1, 0.9, 1.2):
+        values = {**START, "layout": "tp2 pp1 cp1 minibs8 mbs1"}
+        facts = {"samples_per_second": 20.0, "stop_samples": 1e4 * luck, "verdict": "reached"}
+        study.add_trial(
+            optuna.trial.create_trial(params=values, distributions=layouts, value=500.0 * luck, user_attrs=facts)
+        )
+    before = made.trust_in(study)
+
+    def made_again(*_: object, **__: object) -> None:
+        raise AssertionError("forecasts are made anew")
+
+    monkeypatch.setattr(grey_box, "forecast", made_again)
+    assert made.trust_in(study) == before

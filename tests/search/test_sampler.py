@@ -290,3 +290,12 @@ def test_while_nothing_has_reached_the_target_it_tries_what_may_and_does_not_rep
     assert not model.target_known
     assert min(a.gain for a in runs) > -1e-9
     assert 4e-4 < runs[0].values["LR"] < 6e-3
+
+
+def test_trials_that_say_nothing_new_are_not_learned_again() -> None:
+    study, made = after_one_good_run()
+    seen = made.observations(study, frozenset(SPACE))
+    model = made.model(SPACE, seen)
+    assert made.model(SPACE, made.observations(study, frozenset(SPACE))) is model
+    finish(study, study.ask(SPACE))
+    assert made.model(SPACE, made.observations(study, frozenset(SPACE))) is not model

@@ -71,6 +71,7 @@ class GreyBoxSampler(BaseSampler):
         self._random = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
         self._scales: Scales | None = None
+        self._learned: SearchModel | None = None
         self._seen: dict[int, tuple[object, Observation | None]] = {}
         self._gain: tuple[object, float | None] = (None, None)
 
@@ -165,10 +166,17 @@ class GreyBoxSampler(BaseSampler):
         )
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
-        """The model after ``observations``; its scales are kept for the next call."""
+        """The model after ``observations``; its scales are kept for the next call, and it is where nothing changed."""
+        known = self._learned
+        if (
+            known is not None
+            and known.coordinates.distributions == search_space
+            and known.observations == (tuple(observations))
+        ):
+            return known
         coordinates = self.coordinates(search_space)
         model = learn(coordinates, self._goal, observations, self._scales, needs=self._needs)
-        self._scales = model.scales
+        self._scales, self._learned = model.scales, model
         return model
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:

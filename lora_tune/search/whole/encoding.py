@@ -85,6 +85,15 @@ class Encoding:
         found = {"samples": name in c.convergence_names, "pace": name in c.speed_names}
         return frozenset(piece for piece, drives in found.items() if drives)
 
+    @cached_property
+    def _layouts(self) -> dict[Any, list[float]]:
+        """The features of each layout choice: its degrees, and its batch in octaves."""
+        name = self.coordinates.layout
+        assert name is not None
+        alone = Coordinates(distributions={name: self.distributions[name]}, gpus=self.coordinates.gpus)
+        octaves = {c: math.log2(b / alone.reference_batch) / 2 for c, b in alone.batches_by_layout.items()}
+        return {c: [*alone.speed_features({name: c}), at] for c, at in octaves.items()}
+
     def _is_number(self, name: str) -> bool:
         found = self.distributions[name]
         return not isinstance(found, CategoricalDistribution) or _ordered(found)
@@ -94,9 +103,7 @@ class Encoding:
         if not isinstance(found, CategoricalDistribution):
             return [unit(found, value)]
         if name == self.coordinates.layout:
-            alone = Coordinates(distributions={name: found}, gpus=self.coordinates.gpus)
-            batch = alone.batches_by_layout[value] / alone.reference_batch
-            return [*alone.speed_features({name: value}), math.log2(batch) / 2]
+            return self._layouts[value]
         if _ordered(found):
             low, high = min(found.choices), max(found.choices)  # type: ignore[type-var]
             return [_place(float(value), float(low), float(high))]  # type: ignore[arg-type]
