@@ -84,8 +84,9 @@ def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: 
     """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range.
 
     wanted: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an error
-    of its own (attribute ``assumed_sd``).
+    of its own (attribute ``assumed_sd``). A category that this study does not offer counts as not named.
     """
+    o = replace(o, values={n: v for n, v in o.values.items() if n not in wanted or _has_feature(wanted[n], v)})
     missing = {n: d for n, d in wanted.items() if n not in o.values and n.upper() not in DESCRIBED}
     if not missing:
         return o
@@ -93,6 +94,18 @@ def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: 
     assumed = {n: middle(d) for n, d in missing.items() if n not in known}
     doubt = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
     return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **doubt})
+
+
+def _has_feature(found: BaseDistribution, value: Any) -> bool:
+    """Whether a value can be a feature of the model: a number where numbers are tuned, else one of the categories."""
+    if not isinstance(found, CategoricalDistribution):
+        return _is_number(value)
+    numbers = len(found.choices) > 1 and all(_is_number(c) for c in found.choices)
+    return _is_number(value) if numbers else value in found.choices
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def middle(found: BaseDistribution) -> Any:

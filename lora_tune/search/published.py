@@ -35,6 +35,8 @@ def llama2_70b_lora() -> tuple[Observation, ...]:
             "WARMUP_STEPS": round(float(row["warmup_ratio"] or 0) * steps),
             "GBS": float(row["GBS"]),
         }
+        if row["HEALING_ITER"]:
+            values["HEALING_ITER"] = float(row["HEALING_ITER"])
         mean = float(row["mean_samples"])
         found.append(
             Observation(

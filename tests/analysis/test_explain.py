@@ -168,6 +168,17 @@ def test_slow_is_judged_by_published_machines_of_the_kind() -> None:
     assert not [s for s in advice_of(sweep_with(quick), study) if "slow" in s]
 
 
+@pytest.mark.parametrize(
+    ("system", "speed", "theirs"),
+    [("B300", 4.0, "6.32 on 8 B300 in FP8"), ("8xMI355X", 4.0, "5.87 on 8 MI355X in FP8"), ("GB200", 4.0, "in FP4")],
+)
+def test_the_newest_machines_are_compared_too_and_the_precision_is_said(system: str, speed: float, theirs: str) -> None:
+    text = STUDY.replace("target = 0.925", 'target = 0.925\ncurves = "llama2_70b_lora"')
+    study = study_of(text).with_options({"site": {"system": system}})
+    sweep = sweep_with((trial(0, 5e-4, samples_per_second=speed), FALLING))
+    assert theirs in one_with(advice_of(sweep, study), "slow against published").evidence
+
+
 def test_a_node_that_fails_alone_is_named() -> None:
     runs = [(trial(n, 5e-4), FALLING) for n in range(8)]
     sweep = sweep_with(*runs, nodes=("node1", "node2", "node3", "bad4"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import Study, parse_study
@@ -70,6 +71,19 @@ def test_a_value_that_is_only_assumed_is_doubted_and_one_without_a_learning_rate
     named = filled_in(published, {"MOMENTUM": wanted["MOMENTUM"]}, {"MOMENTUM": 0.2})
     assert readings([named], 0.925, [math.inf])[0].extended == 0
     assert "LEARNING_RATE" not in filled_in(published, {"LEARNING_RATE": wanted["MOMENTUM"]}, {}).values
+
+
+@pytest.mark.parametrize("rates", [("4e-4", "6e-4"), (3.7e-4,), ("low", "high")], ids=str)
+def test_learning_rates_as_categories_that_nobody_published_do_not_end_the_search(rates: tuple[str | float]) -> None:
+    space = {"LR": CategoricalDistribution(rates), "WARMUP_STEPS": IntDistribution(0, 40)}
+    sampler = GreyBoxSampler(space, prior=llama2_70b_lora(), defaults=CLOSED_DIVISION)
+    assert optuna.create_study(sampler=sampler).ask(space).params["LR"] in rates
+
+
+def test_of_published_results_those_in_fp4_say_when_they_were_healed() -> None:
+    healed = [o for o in llama2_70b_lora() if "HEALING_ITER" in o.values]
+    assert {o.source for o in healed} == {"v5.1 NVIDIA tyche_ngpu8_ngc25.09_nemo", "v5.1 Nebius nebius_b200_n2"}
+    assert {o.values["HEALING_ITER"] for o in healed} == {350}
 
 
 def _empty() -> object:

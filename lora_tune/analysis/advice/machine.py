@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
@@ -104,14 +103,15 @@ def _published() -> tuple[dict[str, str], ...]:
 
 def slower_than_published(study: Study, sweep: Sweep) -> Advice | None:
     """The best throughput here against the best published one on as many GPUs of the kind; llama2_70b_lora only."""
-    kind = re.search(r"GB200|B200|H200|H100", study.site.system.upper())
+    known = sorted({r["accelerator"] for r in _published()}, key=len, reverse=True)
+    kind = next((k for k in known if k in study.site.system.upper()), None)
     gpus = study.site.nodes * study.site.gpus_per_node
     if kind is None or study.objective.curves != "llama2_70b_lora":
         return None
     rows = [
         r
         for r in _published()
-        if r["accelerator"] == kind[0] and r["accelerators"] == str(gpus) and r["samples_per_second"]
+        if r["accelerator"] == kind and r["accelerators"] == str(gpus) and r["samples_per_second"]
     ]
     own = [(t.metrics.samples_per_second, t) for t in sweep.trials.values() if t.metrics.samples_per_second]
     if not rows or not own:
@@ -126,7 +126,8 @@ def slower_than_published(study: Study, sweep: Sweep) -> Advice | None:
         do=f"try {degrees} with MINIBS {best['MINIBS']}; check the container, FP8 and TP overlap settings, clocks, and "
         "NCCL bandwidth (above 300 GB/s is healthy on a DGX H100)",
         evidence=f"{speed:.3g} samples/s at best here (trial {trial.number}, {_layout(trial)}); {best['submitter']} "
-        f"{best['system']}, {best['round']}: {theirs:.3g} on {gpus} {kind[0]}",
+        f"{best['system']}, {best['round']}: {theirs:.3g} on {gpus} {kind}"
+        + (f" in {best['precision']}" if best["precision"] else ""),
         trials=(trial.number,),
     )
 
