@@ -1,6 +1,6 @@
-"""``python -m benchmarks.gate_agreement [COUNT] [BENCHMARK...]``: gate and mlp_compliance on random configurations.
+"""``python -m benchmarks.gate_agreement [COUNT] [BENCHMARK|RULESET...]``: gate and mlp_compliance, same verdict?
 
-For each benchmark of rulesets 5.0 to 6.1 (by default all, COUNT 10,000 configurations each) the gate judges variables,
+For each benchmark of rulesets 5.0 to 6.1 (by default all of both, COUNT 10,000 random configurations each) the gate judges variables,
 and the compliance checker, called as its command line does, judges a log file that announces the same values. The gate
 may refuse more by the rules' text alone (LoRA's alpha, end rates); that is counted apart.
 
@@ -52,11 +52,14 @@ def main() -> int:
     """Compare; returns 1 where gate and checker disagree on any configuration."""
     logging.disable(logging.CRITICAL)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    wanted = set(sys.argv[2:])
+    named = set(sys.argv[2:])
+    known = [r for r in reversed(rulesets()) if order(r) >= order(FIRST)]
+    chosen = [r for r in known if r in named] or known
+    wanted = named - set(known)
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result_0.txt"
-        for ruleset in (r for r in reversed(rulesets()) if order(r) >= order(FIRST)):
+        for ruleset in chosen:
             for name in (n for n in benchmarks_of(ruleset) if not wanted or n in wanted):
                 benchmark, rng, seen = read_benchmark(name, ruleset), random.Random(f"{name} {ruleset}"), Counter[str]()
                 for number in range(count):
