@@ -1,8 +1,8 @@
 """``python -m benchmarks.gate_agreement [COUNT] [BENCHMARK|RULESET...]``: gate and mlp_compliance, same verdict?
 
-For each benchmark of rulesets 5.0 to 6.1 (by default all of both, COUNT 10,000 random configurations each) the gate judges variables,
-and the compliance checker, called as its command line does, judges a log file that announces the same values. The gate
-may refuse more by the rules' text alone (LoRA's alpha, end rates); that is counted apart.
+For each benchmark of rulesets 5.0 to 6.1 (by default all of both, COUNT 10,000 random configurations each) the gate
+judges variables, and the compliance checker, called as its command line does, judges a log file that announces the same
+values. The gate may refuse more by the rules' text alone (LoRA's alpha, end rates); that is counted apart.
 
 The newest round comes first. Every hundredth configuration is judged by the checker with its rules as they stand in the
 files, compiled by itself for each record; the others with rules that are compiled once.

@@ -89,7 +89,7 @@ def _row(s: Submission) -> tuple[str, ...]:
         str(s.folder), s.benchmark or "-", "-" if batch is None else f"{batch:g}", f"{complying}/{len(s.files)} comply",
         _number(mean_converged(s), ".6g"), _number(s.olympic_minutes, ".3f"), f"{s.factor:.4f}",
         _number(s.score_minutes, ".3f"), f"{interval[0]:.2f}..{interval[1]:.2f}" if interval else "-",
-        "ok" if s.compliant and s.convergence.passes else "REFUSED",
+        "ok" if s.passes else "REFUSED",
     )  # fmt: skip
 
 

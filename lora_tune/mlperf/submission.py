@@ -15,12 +15,21 @@ from lora_tune.base.errors import InputError
 from lora_tune.mlperf.convergence import ConvergenceCheck, check_convergence
 from lora_tune.mlperf.log_check import ParsedLog, complaints, parse, records
 from lora_tune.mlperf.rulesets import as_ruleset, newest_with, order, rulesets, rulesets_with
+from lora_tune.mlperf.seeds import seed_complaint
+
+TOLD = ("submission_benchmark", "submission_division", "global_batch_size")
+"""What all runs of a submission must agree in."""
 
 UNFINISHED = 1e9
 """What the RCP checker counts for a run that did not converge."""
 
+NO_RECORD = "holds no :::MLLOG line, so that nothing in it counts"
+
 LONGEST_RECORD = 16_384
 """Characters of a record that the RCP checker is given; the longest in the public logs has 368."""
+
+LOGS = (".txt", ".log", ".out")
+"""How the names of logs end."""
 
 OUTLIERS = 1
 """Runs left out at either end of an olympic mean; as many may fail."""
@@ -31,11 +40,13 @@ class ResultFile:
     """One result file.
 
     minutes: from run_start to run_stop; None where the log lacks one. complaints: the compliance checker's, in full.
+    said: what the log says of ``TOLD``, None for what it does not say.
     """
 
     name: str
     minutes: float | None
     complaints: tuple[str, ...]
+    said: tuple[object, ...] = (None,) * len(TOLD)
 
     @property
     def counts(self) -> bool:
@@ -48,8 +59,9 @@ class Submission:
     """A result folder as MLPerf's own tools see it under one ruleset.
 
     benchmark: that the logs name, None where they name none or several. runs: of a submission, by the rules.
-    convergence: the RCP checker's verdict. complies_with: the newest older ruleset with which the files comply, where
-    they do not with this one and nobody has asked for it by name.
+    convergence: the RCP checker's verdict. seeds: what the seed checker says against the runs, "" for nothing. unread:
+    names of files beside the result files that may be meant as such. complies_with: the newest older ruleset with which
+    the files comply, where they do not with this one and nobody has asked for it by name.
     """
 
     folder: Path
@@ -58,6 +70,8 @@ class Submission:
     runs: int | None
     files: tuple[ResultFile, ...]
     convergence: ConvergenceCheck
+    seeds: str = ""
+    unread: tuple[str, ...] = ()
     complies_with: str | None = None
 
     @property
@@ -67,9 +81,20 @@ class Submission:
         return broken == 0 or broken <= OUTLIERS < len(self.files)
 
     @property
+    def division(self) -> str | None:
+        """The one division that the logs name; None where they name none or several."""
+        named = {f.said[TOLD.index("submission_division")] for f in self.files} - {None}
+        return str(named.pop()) if len(named) == 1 else None
+
+    @property
     def passes(self) -> bool:
-        """Whether MLPerf would take the folder: as many files as the rules want, logs that comply, the RCP check."""
-        return self.compliant and self.convergence.passes and (self.runs is None or len(self.files) == self.runs)
+        """Whether MLPerf would take the folder: as many files as the rules want, logs that comply, RCP and seeds.
+
+        In the open division nobody checks convergence or seeds.
+        """
+        complete = self.benchmark is not None and (self.runs is None or len(self.files) == self.runs)
+        checked = self.division == "open" or (self.convergence.passes and not self.seeds)
+        return complete and self.division is not None and self.compliant and checked
 
     @property
     def olympic_minutes(self) -> float | None:
@@ -79,14 +104,17 @@ class Submission:
 
     @property
     def factor(self) -> float:
-        """RCP normalisation of the score, at least 1."""
-        return self.convergence.factor
+        """RCP normalisation of the score, at least 1; the open division has none."""
+        return 1.0 if self.division == "open" else self.convergence.factor
 
     @property
     def score_minutes(self) -> float | None:
-        """The score: olympic minutes times the factor, which is applied only where the RCP check passes."""
+        """The score: olympic minutes times the factor, which is applied only where the RCP check passes.
+
+        None where the rules give none: too few files count, or the logs are of several benchmarks.
+        """
         olympic = self.olympic_minutes
-        if olympic is None:
+        if olympic is None or self.benchmark is None:
             return None
         return olympic * self.factor if self.convergence.passes else olympic
 
@@ -140,13 +168,22 @@ def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
             (Path(scratch) / name).write_text("\n".join(_short(text)) + "\n", encoding="latin-1")
         copies = [Path(scratch) / name for name in texts]
         convergence = check_convergence(Path(scratch), copies, benchmark or "", used)
+        seeds = seed_complaint(copies, used) if copies else ""
     found = Submission(
         folder=folder, ruleset=used, benchmark=benchmark, runs=runs_of(benchmark) if benchmark else None,
-        files=tuple(files), convergence=convergence,
+        files=tuple(files), convergence=convergence, seeds=seeds, unread=_unread(folder),
     )  # fmt: skip
     if wanted or found.compliant or benchmark is None:
         return found
     return replace(found, complies_with=_older(list(logs.values()), benchmark, used))
+
+
+def _unread(folder: Path) -> tuple[str, ...]:
+    """Names of other logs and texts in a result folder: a run whose file has another name counts for nothing."""
+    taken = {path.name for path in result_files(folder)}
+    taken |= {f"{name}.gz" for name in taken}
+    texts = (p.name for p in folder.iterdir() if p.is_file() and p.name.lower().removesuffix(".gz").endswith(LOGS))
+    return tuple(sorted(name for name in texts if name not in taken))
 
 
 def _older(logs: Sequence[ParsedLog], benchmark: str, ruleset: str) -> str | None:
@@ -172,7 +209,8 @@ def _texts(files: Sequence[Path]) -> tuple[dict[str, list[str]], dict[str, str]]
             data = path.read_bytes()
             plain = io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            unreadable[name] = f"{path}: cannot be read: {error}"
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            unreadable[name] = f"{path.name} cannot be read: {reason}"
         else:
             texts[name] = records(io.TextIOWrapper(plain, encoding="latin-1"))
     return texts, unreadable
@@ -192,7 +230,16 @@ def _benchmark(logs: Sequence[ParsedLog]) -> str | None:
 def _result(name: str, log: ParsedLog, ruleset: str) -> ResultFile:
     times = log.times()
     minutes = None if times is None else (times[1] - times[0]) / 60 / 1000
-    return ResultFile(name, minutes if minutes is None or math.isfinite(minutes) else None, complaints(log, ruleset))
+    if minutes is not None and not math.isfinite(minutes):
+        minutes = None
+    if not log.lines and not log.errors:
+        return ResultFile(name, minutes, (NO_RECORD,))
+    return ResultFile(name, minutes, complaints(log, ruleset), tuple(_plain(log.first(key)) for key in TOLD))
+
+
+def _plain(value: object) -> object:
+    """A value that can be compared and counted, whatever a log holds."""
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
 
 
 def result_folders(folder: Path) -> list[Path]:

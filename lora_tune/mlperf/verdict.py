@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import stdev
 
 from lora_tune.mlperf.rulesets import benchmarks_of, rulesets_with
-from lora_tune.mlperf.submission import OUTLIERS, UNFINISHED, Submission, olympic_of
+from lora_tune.mlperf.submission import OUTLIERS, TOLD, UNFINISHED, Submission, olympic_of
 
 LONGEST = 300
 """Characters of a complaint that a sentence quotes."""
@@ -40,11 +40,16 @@ def mean_converged(submission: Submission) -> float | None:
 
 def sentences(submission: Submission) -> list[str]:
     """The verdict: the score, compliance, convergence, and each reason for which MLPerf would refuse the folder."""
-    return [_score(submission), *_files(submission), _convergence(submission), *refusals(submission)]
+    said = [_score(submission), *_files(submission), _convergence(submission), *refusals(submission)]
+    if submission.unread:
+        said.append(f"not read: {_named(submission.unread)}; a run counts as result_N.txt alone")
+    return said
 
 
 def _score(s: Submission) -> str:
     score, olympic = s.score_minutes, s.olympic_minutes
+    if s.benchmark is None:
+        return "no score: the logs are not of one benchmark"
     if score is None or olympic is None:
         counted = sum(f.counts for f in s.files)
         return f"no score: {counted} of {len(s.files)} files count, and an olympic mean leaves out {2 * OUTLIERS}"
@@ -60,7 +65,7 @@ def _files(s: Submission) -> list[str]:
     broken = [f for f in s.files if f.complaints]
     count = f"{len(s.files)} result file{'s' if len(s.files) != 1 else ''}"
     if not broken:
-        return [f"{count}, all comply with {s.ruleset}"]
+        return [f"{count}, {'all comply' if len(s.files) != 1 else 'which complies'} with {s.ruleset}"]
     about: dict[str, list[str]] = {}
     for file in broken:
         for complaint in file.complaints:
@@ -70,6 +75,10 @@ def _files(s: Submission) -> list[str]:
     if len(about) > SHOWN:
         said.append(f"and {len(about) - SHOWN} more complaints; the compliance checker of mlperf_logging lists all")
     return said
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -86,6 +95,8 @@ def brief(complaint: str) -> str:
 
 def _convergence(s: Submission) -> str:
     check = s.convergence
+    if s.division == "open":
+        return "open division: convergence and seeds are not checked, and nothing is scaled"
     verdict = "passed" if check.passes else "FAILED"
     words = f"RCP check {verdict}: {check.words}, factor {check.factor:.4f}"
     mean = mean_converged(s)
@@ -96,10 +107,11 @@ def refusals(s: Submission) -> list[str]:
     """Why the package checker would not take the folder, and what to do; empty when it would."""
     found = []
     if s.runs is not None and len(s.files) != s.runs:
-        found.append(f"refused: {s.benchmark} needs {s.runs} result files, {len(s.files)} are there")
-    if s.benchmark is None:
-        found.append("refused: the logs name no benchmark, or several")
-    elif s.benchmark not in benchmarks_of(s.ruleset):
+        found.append(f"refused: {s.benchmark} needs {s.runs} result files, {len(s.files)} {_are(len(s.files))} there")
+    found += [f"refused: the runs differ in {words}" for words in _differing(s)]
+    if not any(f.said[TOLD.index("submission_benchmark")] for f in s.files):
+        found.append("refused: the logs name no benchmark")
+    if s.benchmark is not None and s.benchmark not in benchmarks_of(s.ruleset):
         having = ", ".join(rulesets_with(s.benchmark)) or "none installed"
         found.append(f"refused: {s.benchmark} is not in {s.ruleset}; rulesets with it: {having}")
     if not s.compliant:
@@ -107,6 +119,22 @@ def refusals(s: Submission) -> list[str]:
         found.append(f"refused: {broken} files do not comply, {OUTLIERS} of a submission may")
     if s.complies_with:
         found.append(f"the files comply with {s.complies_with}: --ruleset {s.complies_with} scores them by that round")
-    if not s.convergence.passes:
+    if s.division != "open" and not s.convergence.passes:
         found.append(f"refused: the RCP check fails: {s.convergence.words}")
+    if s.division != "open" and s.seeds:
+        found.append(f"refused: the seed check fails: {s.seeds}")
+    return found
+
+
+def _differing(s: Submission) -> list[str]:
+    """What all runs must agree in and do not, with the files that say each value."""
+    found = []
+    for key, values in zip(TOLD, zip(*(f.said for f in s.files), strict=True), strict=True):
+        about: dict[object, list[str]] = {}
+        for file, value in zip(s.files, values, strict=True):
+            if file.said != (None,) * len(TOLD):
+                about.setdefault(value, []).append(file.name)
+        if len(about) > 1:
+            said = (f"{'none' if value is None else value} ({_named(names)})" for value, names in about.items())
+            found.append(f"{key}: {', '.join(said)}")
     return found

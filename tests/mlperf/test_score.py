@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.compliance_checker.mlp_parser.ruleset_610 import parse_generator
+from mlperf_logging.package_checker.seed_checker import SeedChecker
 from mlperf_logging.rcp_checker import rcp_checker
 from mlperf_logging.result_summarizer import result_summarizer
 
@@ -32,7 +33,9 @@ def score(*arguments: object) -> Result:
 
 
 def ten(folder: Path, *, samples: float = 3456, batch: int = 8) -> Path:
-    logs = [run_log(LORA, {"global_batch_size": batch}, seconds=1500 + i, progress=samples) for i in range(10)]
+    logs = [
+        run_log(LORA, {"global_batch_size": batch, "seed": i}, seconds=1500 + i, progress=samples) for i in range(10)
+    ]
     return result_folder(folder, logs)
 
 
@@ -62,13 +65,13 @@ def test_converging_much_faster_is_refused(tmp_path: Path) -> None:
 
 def test_one_run_may_fail_and_two_may_not(tmp_path: Path) -> None:
     folder = ten(tmp_path / "ten")
-    unconverged = run_log(LORA, {"global_batch_size": 8}, loss=0.93)
-    (folder / "result_0.txt").write_text(unconverged)
+    unconverged = [run_log(LORA, {"global_batch_size": 8, "seed": i}, loss=0.93) for i in range(2)]
+    (folder / "result_0.txt").write_text(unconverged[0])
     one = json.loads(score("--json", folder).output)
     assert one["compliant"]
     assert one["passes"]
     assert one["olympic_minutes"] == pytest.approx(sum(1502 + i for i in range(8)) / 8 / 60)
-    (folder / "result_1.txt").write_text(unconverged)
+    (folder / "result_1.txt").write_text(unconverged[1])
     two = json.loads(score("--json", folder).output)
     assert (two["score_minutes"], two["passes"], two["compliant"]) == (None, False, False)
 
@@ -139,6 +142,92 @@ def test_an_unknown_ruleset_is_the_users_error(tmp_path: Path) -> None:
     shown = score("--ruleset", "4711", tmp_path)
     assert shown.exit_code == 2
     assert "ruleset '4711' is not in the installed mlperf_logging" in shown.output
+
+
+def sentences_of(folder: Path) -> list[str]:
+    return list(json.loads(score("--json", folder).output)["sentences"])
+
+
+def test_the_table_says_refused_where_a_sentence_does(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "nine")
+    (folder / "result_9.txt").unlink()
+    assert score(folder).output.splitlines()[1].split()[-1] == "REFUSED"
+
+
+def test_a_run_that_is_there_twice_fails_the_seed_check_by_the_checkers_own_words(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten")
+    (folder / "result_7.txt").write_text((folder / "result_3.txt").read_text())
+    assert (
+        "refused: the seed check fails: Result file result_7.txt logs seed 3 on t.py:1. However, result file "
+        "result_3.txt already logs the same seed on the same line" in sentences_of(folder)
+    )
+    assert score(folder).output.splitlines()[1].split()[-1] == "REFUSED"
+
+
+def test_two_benchmarks_in_one_folder_are_named_and_have_no_score(tmp_path: Path) -> None:
+    folder, other = ten(tmp_path / "two"), read_benchmark("llama31_8b", "6.1")
+    for number in (0, 1):
+        (folder / f"result_{number}.txt").write_text(run_log(other, {"global_batch_size": 8, "seed": number}))
+    found = json.loads(score("--json", folder).output)
+    assert found["score_minutes"] is None
+    assert found["sentences"][0] == "no score: the logs are not of one benchmark"
+    assert (
+        "refused: the runs differ in submission_benchmark: llama31_8b (result_0.txt, result_1.txt), "
+        "llama2_70b_lora (8 files)" in found["sentences"]
+    )
+
+
+def test_batch_sizes_that_differ_are_named_with_their_files(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten")
+    (folder / "result_4.txt").write_text(run_log(LORA, {"global_batch_size": 16, "seed": 4}))
+    assert "refused: the runs differ in global_batch_size: 8 (9 files), 16 (result_4.txt)" in sentences_of(folder)
+
+
+def test_files_of_another_name_are_named_as_not_read(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten")
+    (folder / "result_2.txt").rename(folder / "RESULT_2.TXT")
+    (folder / "result_3.txt").rename(folder / "run_3.log")
+    (folder / "notes.md").write_text("8 x B300")
+    assert "not read: RESULT_2.TXT, run_3.log; a run counts as result_N.txt alone" in sentences_of(folder)
+
+
+def test_an_empty_log_is_said_in_one_sentence(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten")
+    (folder / "result_5.txt").write_text("")
+    about = [s for s in sentences_of(folder) if s.startswith("result_5.txt")]
+    assert about == ["result_5.txt: holds no :::MLLOG line, so that nothing in it counts"]
+
+
+def test_logs_of_two_rounds_are_told_apart_and_the_round_of_all_is_named(tmp_path: Path) -> None:
+    folder, older = ten(tmp_path / "ten"), read_benchmark("llama2_70b_lora", "5.1")
+    for number in (8, 9):
+        (folder / f"result_{number}.txt").write_text(run_log(older, {"global_batch_size": 8, "seed": number}))
+    said = sentences_of(folder)
+    assert "10 result files, 2 of them do not comply with 6.1.0" in said
+    assert any(s.startswith("result_8.txt, result_9.txt: Required EXACTLY_ONE occurrence of 'config_f") for s in said)
+    assert "the files comply with 6.0.0: --ruleset 6.0.0 scores them by that round" in said
+
+
+def test_in_the_open_division_nothing_is_checked_against_the_reference(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten", samples=2688)
+    for log in folder.iterdir():
+        log.write_text(log.read_text().replace('"closed"', '"open"'))
+    found = json.loads(score("--json", folder).output)
+    assert found["score_minutes"] == found["olympic_minutes"]
+    assert "open division: convergence and seeds are not checked, and nothing is scaled" in found["sentences"]
+    assert not any(s.startswith("refused") for s in found["sentences"])
+
+
+def test_what_the_package_checker_refuses_score_refuses(tmp_path: Path) -> None:
+    """The seed check is the package checker's own, on the same files."""
+    folder = ten(tmp_path / "ten")
+    assert SeedChecker("6.1.0").check_seeds([str(p) for p in folder.iterdir()])
+    assert read_submission(folder).passes
+    log = folder / "result_0.txt"
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"seed"' not in line))
+    assert not SeedChecker("6.1.0").check_seeds([str(p) for p in folder.iterdir()])
+    assert "refused: the seed check fails: Result file result_0.txt logs no seed" in sentences_of(folder)
+    assert not read_submission(folder).passes
 
 
 STRANGE = {
