@@ -19,6 +19,7 @@ from lora_tune.workloads.base import Value
 from lora_tune.workloads.sandbox import Sourced, source_files
 
 _MISSING = re.compile(r": line \d+: (?P<path>.*\.sh): No such file or directory$")
+_UNSET = re.compile(r"\b([A-Za-z_]\w*): (?:unbound variable|parameter (?:null or )?not set)$")
 _YAML_DEFAULT = re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")
 _SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")
 _FIELDS_NAME = re.compile(r"config_(.+?)_\d+x\d+x[^_]*(?:_(.+?))?(?:\.sh)?")
@@ -90,6 +91,11 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
         else:
             absent.append(wanted.name)
     found = _sourced(path, first, beside) if beside else found
+    if spoiled := [name for name, value in found.values.items() if value.endswith("\r")]:
+        raise SetupError(
+            f"{path} has Windows line ends, which bash takes for a part of each value ({spoiled[0]}); "
+            f"remove them: sed -i 's/\\r$//' {shlex.quote(str(path))}"
+        )
     again = _sourced(path, first, beside, another_day=True)
     return BaseConfig(
         file=str(path.relative_to(folder)),
@@ -116,10 +122,17 @@ def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mappin
 def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), *, another_day: bool = False) -> Sourced:
     """``path`` after the files that it misses. A common file reads the system's name from the file that sources it."""
     if not beside:
-        return source_files([*first, path], another_day=another_day)
+        try:
+            return source_files([*first, path], another_day=another_day)
+        except SetupError as error:
+            if found := _UNSET.search(str(error)):
+                wanted = f"a file that exports {found[1]} and that workload.before names is sourced first"
+                raise SetupError(f"{error}; where you set it in your shell, {wanted}") from error
+            raise
     with tempfile.TemporaryDirectory() as scratch:
         wrapper = Path(scratch) / path.name
-        wrapper.write_text("".join(f"source {shlex.quote(str(p))}\n" for p in (*beside, path)), encoding="utf-8")
+        lines = [f"cd {shlex.quote(str(path.parent))}", *(f"source {shlex.quote(str(p))}" for p in beside)]
+        wrapper.write_text("\n".join([*lines, f"source ./{shlex.quote(path.name)}", ""]), encoding="utf-8")
         return source_files([*first, wrapper], another_day=another_day)
 
 

@@ -268,11 +268,14 @@ class MlperfWorkload:
         """Nodes of a trial."""
         return self.study.search_space.node_count(proposal.parameters)
 
+    def sourced(self) -> tuple[str, ...]:
+        """The files that an attempt's config builds on, in order, relative to the implementation's folder."""
+        own = () if self.base is None else (*self.settings.before, *self.base.beside, self.base.file)
+        return own or self.implementation.common
+
     def _sources(self) -> list[str]:
         """The lines with which an attempt's config sources what it builds on, from wherever it lies."""
-        own = () if self.base is None else (*self.settings.before, *self.base.beside, self.base.file)
-        files = own or self.implementation.common
-        return [f"source {shlex.quote(str(self.implementation.folder / file))}" for file in files]
+        return [f"source {shlex.quote(str(self.implementation.folder / file))}" for file in self.sourced()]
 
     def _layout(self, proposal: Proposal) -> Layout:
         """The effective layout: what the study leaves open comes from the base or the common config."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.base_config import BaseConfig, equal, fitting_configs
-from lora_tune.workloads.config_file import value_text
+from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.places import ALSO, required, unseen
+from lora_tune.workloads.sandbox import source_files
 from lora_tune.workloads.script_needs import script_doubts
 from lora_tune.workloads.walltime import own_limit
 
@@ -35,6 +38,7 @@ def check(workload: MlperfWorkload) -> list[str]:
                 f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
             )
     job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
+    _takes_changes(workload)
     elsewhere = [f"{found.folder}: {_ELSEWHERE}"] if found.in_container and workload.settings.reads is None else []
     return [
         *about_base(workload),
@@ -56,6 +60,25 @@ def same_machine(workload: MlperfWorkload) -> None:
                 f"{base.file} is for {variable}={there}, and the study for {here}; set site.{key} = {there}, or name "
                 "another config in workload.base"
             )
+
+
+def _takes_changes(workload: MlperfWorkload) -> None:
+    """Raise SetupError where a variable that trials change keeps the base config's value: it made it ``readonly``."""
+    proposal, base = some_proposal(workload.study), workload.base
+    if base is None or workload.is_base(proposal):
+        return
+    wanted = {name: value_text(value) for name, value in workload.exports(proposal).items()}
+    there = [f"cd {shlex.quote(str(workload.implementation.folder))}"]
+    there += [f"source {shlex.quote(file if Path(file).is_absolute() else f'./{file}')}" for file in workload.sourced()]
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Path(scratch) / workload.file_name(proposal)
+        config.write_text(render(wanted, before=there), encoding="utf-8")
+        found = source_files([config]).values
+    if kept := [f"{name}={found[name]}" for name, value in wanted.items() if found.get(name, value) != value]:
+        raise SetupError(
+            f"{base.file} keeps {', '.join(kept)} whatever a trial's config exports after it; remove its readonly or "
+            "declare -r, or take these variables out of [space]"
+        )
 
 
 def about_base(workload: MlperfWorkload) -> list[str]:

@@ -50,7 +50,8 @@ def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bo
     program = f'{_LIMITS}; {first}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
     # Between: what a config does to its parent process it does to a shell that is there for nothing else.
     between = ["/bin/bash", "--noprofile", "--norc", "-c", '"$@"; exit', "bash"]
-    command = [*between, "/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *map(str, files)]
+    named = [_as_typed(file, last.parent) for file in files]
+    command = [*between, "/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *named]
     mark = f"{_MARK}={uuid.uuid4().hex}"
     # Into files: their size has a limit, so that what prints without end takes neither memory nor disk.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -76,6 +77,14 @@ def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bo
     if code or not values:
         raise SetupError(f"{last} cannot be sourced: {_why(code, said)}")
     return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, said)
+
+
+def _as_typed(file: Path, folder: Path) -> str:
+    """The file as its user names it in ``folder``.
+
+    Configs take what lies beside them from their own name, often without quotes: the folder's own name may have spaces.
+    """
+    return f"./{file.relative_to(folder)}" if file.is_relative_to(folder) else str(file)
 
 
 def _end(shell: subprocess.Popen[bytes]) -> None:
@@ -109,4 +118,4 @@ def _why(code: int, said: Sequence[str]) -> str:
     if code == _TOO_LARGE:
         return "what it exports is too large for the environment of a process"
     words = [line for line in said if line.strip()]
-    return words[-1] if words else "it ends the shell" if code == 0 else f"exit {code}"
+    return "it ends the shell" if code == 0 else words[-1] if words else f"exit {code}"

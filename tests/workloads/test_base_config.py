@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,47 @@ class TestTrialZero:
         assert workload.job(as_it_stands(workload), tmp_path / "a").environment["SKIP_EVALS"] == "0"
         assert workload.job(changed(workload, LR=5e-4), tmp_path / "b").environment["SKIP_EVALS"] == "3"
         assert any("SKIP_EVALS=0 there and 3 in every other trial" in doubt for doubt in workload.check())
+
+
+class TestStrangeConfigs:
+    def test_a_folder_whose_name_has_spaces(self, tree: Path, tmp_path: Path) -> None:
+        """``source $(dirname ${BASH_SOURCE[0]})/config_common.sh`` works for who types ``source config_X.sh`` there."""
+        spaced = tree.rename(tmp_path / "my tree (v5)")
+        text = (spaced / CONFIG).read_text()
+        assert "$(dirname ${BASH_SOURCE[0]})/config_common.sh" in text, "without quotes, as the public ones"
+        (spaced / CONFIG).write_text(f"set -eu\n{text}")
+        workload = made(spaced, data=str(tmp_path), model=str(tmp_path))
+        workload.check()
+        assert workload.base is not None
+        typed = f"cd {shlex.quote(str(spaced))} && source {CONFIG} 2>/dev/null; env -0"
+        shown = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+        theirs = dict(line.split("=", 1) for line in shown.stdout.split("\0") if line)
+        ours = workload.base.values
+        assert "MODEL" not in ours
+        assert {name: theirs[name] for name in ours} == dict(ours)
+        assert {"TP", "LR", "VAL_CHECK_INTERVAL"} <= ours.keys(), "of the common file, too"
+
+    @pytest.mark.parametrize("line", ["readonly LR", "declare -rx LR=0.0003"])
+    def test_a_variable_that_no_trial_can_change_is_told_before_the_first(self, tree: Path, line: str) -> None:
+        with (tree / CONFIG).open("a") as file:
+            file.write(f"{line}\n")
+        with pytest.raises(SetupError, match=r"keeps LR=0\.000[34] whatever .* remove its readonly"):
+            made(tree, data="/tmp", model="/tmp").check()
+
+    def test_windows_line_ends_are_told(self, tree: Path) -> None:
+        (tree / CONFIG).write_bytes((tree / CONFIG).read_bytes().replace(b"\n", b"\r\n"))
+        with pytest.raises(SetupError, match=r"has Windows line ends.*sed -i"):
+            read_base(tree, CONFIG)
+
+    @pytest.mark.parametrize("use", ["set -u; export WALLTIME=$((NEXP * 50))", ": ${NEXP:?}; exit 1"])
+    def test_what_its_user_sets_in_the_shell_can_be_sourced_before(self, tree: Path, use: str) -> None:
+        with (tree / CONFIG).open("a") as file:
+            file.write(f"{use}\n")
+        with pytest.raises(SetupError, match=r"exports NEXP and that workload\.before names"):
+            read_base(tree, CONFIG)
+        (tree / "mine.sh").write_text("export NEXP=2\n")
+        if "exit" not in use:
+            assert read_base(tree, CONFIG, ["mine.sh"]).values["WALLTIME"] == "100"
 
 
 class TestTimeLimits:
