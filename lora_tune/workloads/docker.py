@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -101,6 +102,14 @@ class DockerWorkload(MlperfWorkload):
             ),
         )
 
+    def _sources(self) -> list[str]:
+        """The same, from the base's own folder: there its user stands when the script sources it."""
+        base, folder = self.base, self.implementation.folder
+        assert base is not None
+        *before, _ = super()._sources()
+        there = shlex.quote(str(folder / base.place))
+        return [f"pushd {there} >/dev/null", *before, f"source ./{shlex.quote(base.name)}", "popd >/dev/null"]
+
     def check(self) -> list[str]:
         """The implementation's folder, its image and data, and on a bare host the container engine.
 
@@ -117,6 +126,7 @@ class DockerWorkload(MlperfWorkload):
                 f"{ENGINE} is not on PATH, and {self._docker.script} calls it; install Docker, or podman-docker"
             )
         mlperf_checks.same_machine(self)
+        mlperf_checks.takes_changes(self)
         doubts = script_doubts(self.implementation.folder / self._docker.script, job.environment)
         return [*mlperf_checks.about_base(self), *doubts]
 

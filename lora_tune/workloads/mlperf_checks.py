@@ -38,7 +38,7 @@ def check(workload: MlperfWorkload) -> list[str]:
                 f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
             )
     job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
-    _takes_changes(workload)
+    takes_changes(workload)
     elsewhere = [f"{found.folder}: {_ELSEWHERE}"] if found.in_container and workload.settings.reads is None else []
     return [
         *about_base(workload),
@@ -62,7 +62,7 @@ def same_machine(workload: MlperfWorkload) -> None:
             )
 
 
-def _takes_changes(workload: MlperfWorkload) -> None:
+def takes_changes(workload: MlperfWorkload) -> None:
     """Raise SetupError where a variable that trials change keeps the base config's value: it made it ``readonly``."""
     proposal, base = some_proposal(workload.study), workload.base
     if base is None or workload.is_base(proposal):

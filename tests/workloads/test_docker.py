@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -76,6 +77,15 @@ def workload(tree: Path, more: str = "") -> tuple[Study, DockerWorkload]:
     return study, found
 
 
+def engine_folder(tree: Path) -> Path:
+    """A folder with a ``docker`` that is found and never called."""
+    folder = tree.parent / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text("#!/bin/false\n")
+    (folder / "docker").chmod(0o755)
+    return folder
+
+
 class TestJob:
     def test_the_config_lies_where_the_unchanged_script_looks_and_holds_all_of_the_base(
         self, tree: Path, tmp_path: Path
@@ -111,6 +121,32 @@ class TestJob:
         study, found = workload(tree)
         files = found.job(some_proposal(study), tmp_path / "a").files
         assert "configs/config_MI300X_1x8x1xtp1pp1cp1.sh" in files
+
+    @pytest.mark.parametrize("named", ["config_shared.sh", "$(dirname ${BASH_SOURCE[0]})/config_shared.sh"])
+    def test_what_the_base_sources_from_its_folder_reaches_a_trial(
+        self, tree: Path, tmp_path: Path, named: str
+    ) -> None:
+        """By a name that counts from where its user stands, or without quotes, in a folder whose name has spaces."""
+        spaced = tree.rename(tmp_path / "my tree")
+        (spaced / "config_shared.sh").write_text("export HSA_FORCE_FINE_GRAIN_PCIE=1\n")
+        base = spaced / "config_MI300X_1x8x1.sh"
+        base.write_text(f"{base.read_text()}source {named}\n")
+        study, found = workload(spaced, f'base = "{base.name}"')
+        for name, text in found.job(some_proposal(study), tmp_path / "attempt").files.items():
+            (tmp_path / name).write_text(text)
+        (config,) = tmp_path.glob("config_MI300X_1x8x1*.sh")
+        shell = f". {shlex.quote(f'./{config.name}')} && echo $HSA_FORCE_FINE_GRAIN_PCIE $LR $PWD"
+        said = subprocess.run(["env", "-i", "bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
+        assert said.stdout.split(maxsplit=2)[::2] == ["1", f"{tmp_path}\n"], said.stderr
+
+    def test_a_variable_that_the_base_keeps_is_told_before_the_first_trial(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = tree / "config_MI300X_1x8x1.sh"
+        base.write_text(f"{base.read_text()}readonly LR\n")
+        monkeypatch.setenv("PATH", f"{engine_folder(tree)}:{os.environ['PATH']}")
+        with pytest.raises(SetupError, match=r"keeps LR=0\.0004 whatever"):
+            workload(tree)[1].check()
 
     def test_which_config_is_the_base(self, tree: Path) -> None:
         (tree / "config_MI325X_1x8x1.sh").write_text("export LR=1\n")
