@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
 from lora_tune import curves
 from lora_tune.mlperf import published_curves
-from lora_tune.search.contenders import RAW_SD, RunSummary
+from lora_tune.search.contenders import RunSummary
+from lora_tune.search.race_scale import RAW_SD, Scale
 from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
@@ -24,7 +25,8 @@ SETTINGS = (
     RaceSettings(confidence=0.9, most=40),
     RaceSettings(confidence=0.9, batch=3),
 )
-RAW_SETTINGS = (RaceSettings(confidence=0.9, prior_sd=RAW_SD), RaceSettings(confidence=0.9, batch=3, prior_sd=RAW_SD))
+RAW = Scale(prior_sd=RAW_SD)
+RAW_SETTINGS = (RaceSettings(confidence=0.9, scale=RAW), RaceSettings(confidence=0.9, batch=3, scale=RAW))
 Draw = Callable[[np.random.Generator], float]
 
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lora_tune.analysis import replicates as raced
-from lora_tune.base.format import duration, visible
+from lora_tune.base.format import visible
 from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
 from lora_tune.search import contenders
+from lora_tune.search.race_scale import scale_of
 from lora_tune.store.records import Trial
 
 
@@ -32,18 +34,19 @@ def short_layout(text: str) -> str:
     return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
 
 
-def race_words(runs: Mapping[int, Sequence[raced.Replicate]], prior_sd: float) -> list[str]:
-    """Where the configurations of a race stand, the fastest first: mean, 90% interval, runs, and those that missed.
+def race_words(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> list[str]:
+    """Where the configurations of a race stand, the best first: mean, 90% interval, runs, and those that missed.
 
-    runs: by the trial that they repeat. prior_sd: as in :func:`search.contenders.means`.
+    runs: by the trial that they repeat.
     """
-    means = contenders.means(raced.results(runs, runs), prior_sd)
+    scale, text = scale_of(study), objective_of(study).text
+    means = contenders.means(raced.results(runs, runs), scale)
     found = []
     for number, own in runs.items():
-        name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own))
+        name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own), scale)
         mean, low, high = means.get(name, (math.inf, math.inf, math.inf))
-        time = f"{duration(mean)} ({duration(low)} to {duration(high)}, {count})" if name in means else f"({count})"
-        found.append((mean, f"{name} {time}"))
+        value = f"({count})" if name not in means else f"{text(mean)} ({text(low)} to {text(high)}, {count})"
+        found.append((scale.order(mean), f"{name} {value}"))
     return [words for _, words in sorted(found)]
 
 

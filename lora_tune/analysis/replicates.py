@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_tune.search.contenders import RunSummary
+from lora_tune.search.race_scale import TIMES, Scale
 from lora_tune.store.metrics import RunMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 
@@ -18,9 +19,9 @@ NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
 class Replicate:
     """One run of a configuration that is over.
 
-    of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: seconds as the
-    study counts them, infinite for a run that did not reach the target; seconds, samples: as the log states them.
-    node_hours: its share of its job's.
+    of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: what the study
+    compares, infinite for a run that did not reach the target, or measured no value; seconds, samples: as the log
+    states them. node_hours: its share of its job's.
     """
 
     of: int
@@ -63,7 +64,7 @@ def _runs(trial: Trial) -> list[Replicate]:
             trial=trial.number,
             position=run.position,
             seed=run.seed,
-            objective=run.metrics.objective or math.inf,
+            objective=math.inf if run.metrics.objective is None else run.metrics.objective,
             seconds=run.seconds,
             samples=run.samples,
             node_hours=hours / len(listed),
@@ -78,13 +79,13 @@ def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[int]) -> di
 
 
 def missed(runs: Iterable[Replicate]) -> int:
-    """How many did not reach the target."""
+    """How many have no result."""
     return sum(not math.isfinite(run.objective) for run in runs)
 
 
-def runs_words(runs: int, missed: int) -> str:
-    """How many runs there are, and how many of them did not reach the target, for people."""
+def runs_words(runs: int, missed: int, scale: Scale = TIMES) -> str:
+    """How many runs there are, and how many of them have no result, for people."""
     count = f"{runs} run{'s' if runs != 1 else ''}"
     if not missed:
         return count
-    return f"{count}, {f'{missed} did not reach' if missed < runs else 'none reached'} the target"
+    return f"{count}, {f'{missed} {scale.missed}' if missed < runs else f'none {scale.got}'}"

@@ -17,6 +17,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of, objectives_of
+from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import UNRUN, Recommended, recommended
 from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.metrics import Choice
@@ -180,12 +181,13 @@ def trial_name(trial: Trial) -> str:
     return f"trial {trial.number}" if trial.number != UNRUN else "no trial yet"
 
 
-def confirmed_words(best: Trial | None) -> str:
+def confirmed_words(study: Study, best: Trial | None) -> str:
     """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
     if best is None or (race := best.metrics.confirmed) is None or race.choice is not Choice.CHOSEN:
         return ""
-    mean, low, high = (duration(seconds) for seconds in (race.seconds, race.low, race.high))
-    count = runs_words(race.runs, race.missed)
+    text = objective_of(study).text
+    mean, low, high = ("-" if value is None else text(value) for value in (race.seconds, race.low, race.high))
+    count = runs_words(race.runs, race.missed, scale_of(study))
     return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
 
 

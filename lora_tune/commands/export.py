@@ -28,6 +28,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of
+from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import Recommended, recommended
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
@@ -67,7 +68,7 @@ def provenance(
         f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
         *words,
         *(() if trial.verdict is None else _results(study, trial)),
-        *_confirmed(trial),
+        *_confirmed(study, trial),
         f"{versions}, Python {platform.python_version()}",
     )
 
@@ -95,14 +96,19 @@ def _results(study: Study, trial: Trial) -> Iterator[str]:
         yield f"score, {objective_words(study)}: {score:.1f} s, 90% interval {scale * low:.1f} to {scale * high:.1f} s"
 
 
-def _confirmed(trial: Trial) -> Iterator[str]:
+def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
     """What further seeds have shown of the trial's configuration."""
     race = trial.metrics.confirmed
     if race is None:
         return
-    words = runs_words(race.runs, race.missed)
-    if race.seconds is not None:
-        words += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
+    words = runs_words(race.runs, race.missed, scale_of(study))
+    if race.seconds is not None and race.low is not None and race.high is not None:
+        objective = objective_of(study)
+        if objective.timed:
+            words += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
+        else:
+            mean, low, high = (objective.text(value) for value in (race.seconds, race.low, race.high))
+            words += f"; mean {mean}, 90% interval {low} to {high}"
     yield f"{race.choice} with further seeds{seeds_words(race.seeds)}: {words}"
     if race.score:
         yield race.score

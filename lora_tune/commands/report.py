@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
-import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -52,6 +51,7 @@ from lora_tune.review.figure_files import write_figures
 from lora_tune.review.plots import charts, svg
 from lora_tune.review.report_page import page_file, template, write_page
 from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
+from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import recommended
 from lora_tune.store import Store
 from lora_tune.store.metrics import Choice
@@ -95,7 +95,8 @@ def report_html(study: Study, sweep: Sweep, now: float, requests: Sequence[Reque
         against=_against(study, sweep),
         cards=_cards(study, seen),
         best=_best(study, seen),
-        confirmed=_confirmed(sweep),
+        confirmed=_confirmed(study, sweep),
+        missed=scale_of(study).missed,
         scales=scaling(study, sweep),
         figures=figures,
         table=(table := trial_rows(study, sweep, now)),
@@ -178,10 +179,11 @@ def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
     }
 
 
-def _confirmed(sweep: Sweep) -> list[Trial]:
+def _confirmed(study: Study, sweep: Sweep) -> list[Trial]:
     """The trials whose configurations were run again with more seeds, the chosen one first."""
     raced = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
-    raced.sort(key=lambda pair: (pair[0].choice is not Choice.CHOSEN, pair[0].seconds or math.inf))
+    scale = scale_of(study)
+    raced.sort(key=lambda pair: (pair[0].choice is not Choice.CHOSEN, scale.order(pair[0].seconds)))
     return [trial for _, trial in raced]
 
 

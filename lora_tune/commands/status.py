@@ -93,7 +93,7 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
         words = f"{recommended_words(study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
         grid.add_row("recommended", _styled(words, parameters_text(seen.recommended.trial)))
     grid.add_row("best run", _best(study, seen))
-    if words := confirmed_words(seen.best):
+    if words := confirmed_words(study, seen.best):
         grid.add_row("confirmed", words)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""

@@ -25,7 +25,6 @@ from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
-from lora_tune.search.contenders import seed_spread
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 
 _COLOURS = {
@@ -138,7 +137,7 @@ def _headline(study: Study, sweep: Sweep) -> Text:
 
 def _race(study: Study, sweep: Sweep) -> Text:
     """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
-    shown = race_words(replicates.replicates(sweep), seed_spread(study))
+    shown = race_words(study, replicates.replicates(sweep))
     text = Text("mean of runs: ", style="bold")
     return text.append("; ".join(shown) or "none is over yet", style="bold green")
 

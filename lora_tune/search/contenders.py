@@ -8,94 +8,69 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.config.study import Study
-from lora_tune.curves.family import LARGEST_EXPONENT
-from lora_tune.search.race_limits import PRIOR_FREEDOM
-
-PRIOR_SD = 0.05
-"""Sd of ln(seconds) between seeds where the runs do not say and seconds are those of the fitted curve: 4.7% of samples
-on the public runs, plus eval steps."""
-
-RAW_SD = 0.068
-"""The same where seconds are those of the raw stop: that within public test submissions at GBS 8."""
-
-THROUGHPUT_SD = 0.002
-"""The same of ln(samples/s): a warm block measures it (public runs: 0.14% between runs)."""
-
-LEAST_SD = 1e-4
-"""Runs that agree more closely than this are no evidence: clocks are read to the millisecond."""
-
-
-def seed_spread(study: Study) -> float:
-    """How much ln(objective) varies between seeds, where runs do not say: less by the fitted curve than by the stop."""
-    if study.objective.score == "throughput":
-        return THROUGHPUT_SD
-    return PRIOR_SD if study.objective.estimator == "curve" else RAW_SD
+from lora_tune.search.race_scale import TIMES, Scale
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run of a configuration: seconds to target (infinite when it did not get there) and its node-hours."""
+    """One run of a configuration: what it is compared by (infinite when it has no result) and its node-hours."""
 
-    seconds: float
+    result: float
     node_hours: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration: ln(seconds) of its runs that reached the target, how many did not, its node-hours a run."""
+    """A configuration: its runs that have a result, on their scale, how many have none, its node-hours a run."""
 
     name: str
-    logs: tuple[float, ...]
+    places: tuple[float, ...]
     failures: int
     node_hours: float
 
     @property
     def runs(self) -> int:
-        return len(self.logs) + self.failures
+        return len(self.places) + self.failures
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.logs)) if self.logs else math.inf
+        return float(np.mean(self.places)) if self.places else math.inf
 
 
-def pooled_sd(configs: Sequence[Contender], prior_sd: float) -> tuple[float, float]:
-    """Sd of ln(seconds) within configurations and its degrees of freedom; ``prior_sd`` fills in for missing ones."""
-    own = sum(max(0, len(c.logs) - 1) for c in configs)
-    missing = max(0, PRIOR_FREEDOM - own)
-    squares = missing * prior_sd**2 + sum(float(((np.array(c.logs) - c.mean) ** 2).sum()) for c in configs if c.logs)
-    return max(math.sqrt(squares / (missing + own)), LEAST_SD), float(missing + own)
+def pooled_sd(configs: Sequence[Contender], scale: Scale) -> tuple[float, float]:
+    """Sd within configurations and its degrees of freedom; the scale's prior fills in for missing ones.
+
+    Where neither says anything, the spread is taken to be as large as the results lie apart.
+    """
+    every = [place for c in configs for place in c.places]
+    own = sum(max(0, len(c.places) - 1) for c in configs)
+    missing, least = max(0, scale.prior_freedom - own), scale.least_sd(every)
+    if not missing + own:
+        return max(float(np.ptp([*every, 0.0])), least), 1.0
+    within = sum(float(((np.array(c.places) - c.mean) ** 2).sum()) for c in configs if c.places)
+    return max(math.sqrt((missing * scale.prior_sd**2 + within) / (missing + own)), least), float(missing + own)
 
 
-def means(
-    results: Mapping[str, Sequence[RunSummary]], prior_sd: float = PRIOR_SD
-) -> dict[str, tuple[float, float, float]]:
-    """Mean seconds (geometric) of each configuration that reached the target, with its 90% interval, low and high.
+def means(results: Mapping[str, Sequence[RunSummary]], scale: Scale = TIMES) -> dict[str, tuple[float, float, float]]:
+    """Mean of each configuration that has results (of times the geometric one), with its 90% interval, low and high.
 
-    Student's interval on ln(seconds), with the spread between seeds that all configurations share.
+    Student's interval on the scale, with the spread between seeds that all configurations share.
     """
     from scipy.special import stdtrit
 
-    configs = [contender(name, runs) for name, runs in results.items()]
-    sd, freedom = pooled_sd(configs, prior_sd)
+    configs = [contender(name, runs, scale) for name, runs in results.items()]
+    sd, freedom = pooled_sd(configs, scale)
     width = float(stdtrit(freedom, 0.95)) * sd
-    reached = [(c, width / math.sqrt(len(c.logs))) for c in configs if c.logs]
-    return {
-        c.name: (bounded_exp(c.mean), bounded_exp(c.mean - half), bounded_exp(c.mean + half)) for c, half in reached
-    }
+    return {c.name: scale.interval(c.mean, width / math.sqrt(len(c.places))) for c in configs if c.places}
 
 
-def bounded_exp(x: float) -> float:
-    """exp(x), held within a double's range."""
-    return math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, x)))
-
-
-def contender(name: str, runs: Sequence[RunSummary]) -> Contender:
-    logs = tuple(math.log(r.seconds) for r in runs if 0 < r.seconds < math.inf)
+def contender(name: str, runs: Sequence[RunSummary], scale: Scale) -> Contender:
+    """A configuration with its runs on a scale."""
+    places = tuple(place for r in runs if (place := scale.inward(r.result)) is not None)
     hours = [r.node_hours for r in runs if math.isfinite(r.node_hours)]
-    return Contender(name, logs, len(runs) - len(logs), float(np.mean(hours)) if hours else 0.0)
+    return Contender(name, places, len(runs) - len(places), float(np.mean(hours)) if hours else 0.0)
 
 
 def pairs_of(leader: Contender, rival: Contender) -> float:
     """Pairs of runs that are worth as much as these unequal numbers: their harmonic mean."""
-    return 2 / (1 / len(leader.logs) + 1 / len(rival.logs))
+    return 2 / (1 / len(leader.places) + 1 / len(rival.places))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lora_tune.config.study import Study
 from lora_tune.search import priors, shrinkage
-from lora_tune.search.contenders import bounded_exp
+from lora_tune.search.race_scale import bounded_exp
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting, in_memory
 from lora_tune.search.samplers import Recommends, make_sampler

@@ -32,13 +32,15 @@ class LimitShape:
 
 
 @cache
-def limit_constant(level: float, fewest: int, most: int, shape: LimitShape) -> float:
+def limit_constant(
+    level: float, fewest: int, most: int, shape: LimitShape, prior_freedom: int = PRIOR_FREEDOM
+) -> float:
     """c such that equal configurations cross ``+-c * (n / most)^(FLATNESS - 1/2)`` at some look with chance ``level``.
 
     Student's statistics, with the spread that the runs show by then and taken to normal quantiles, are looked at after
     every run, alternately of the one and the other, from ``fewest`` to ``most`` of both; n is the harmonic mean of
     their numbers. Limits of Wang and Tsiatis (1987); the constant by simulation of ``PATHS`` races with a fixed seed
-    (standard error about 0.02).
+    (standard error about 0.02). prior_freedom: degrees of freedom of a spread that is known beforehand.
     """
     from scipy.special import ndtri, stdtr
 
@@ -50,7 +52,7 @@ def limit_constant(level: float, fewest: int, most: int, shape: LimitShape) -> f
         means = [sums[side, count - 1] / count for side, count in enumerate(counts)]
         squares = sum(powers[i, n - 1] - n * mean**2 for i, (n, mean) in enumerate(zip(counts, means, strict=True)))
         freedom = sum(counts) - 2
-        missing = max(0, PRIOR_FREEDOM - freedom)
+        missing = max(0, prior_freedom - freedom)
         sd = np.sqrt((squares + missing) / (freedom + missing))
         lead = np.abs(means[0] - means[1]) / (sd * math.sqrt(1 / counts[0] + 1 / counts[1]))
         far = lead > 1  # nearer ones are no quantile of the worst

@@ -1,7 +1,7 @@
 """Racing: which of a few configurations is best, with as few seeds as the asked confidence allows.
 
 A pure state machine: give it the results so far, do what it says, ask again. Comparisons are group-sequential t-tests
-on ln(seconds): looking after every run costs no error, because the limits are computed for all the looks together.
+on a :class:`Scale`: looking after every run costs no error, because the limits are computed for all looks together.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.search.contenders import PRIOR_SD, Contender, RunSummary, bounded_exp, contender, pairs_of, pooled_sd
+from lora_tune.search.contenders import Contender, RunSummary, contender, pairs_of, pooled_sd
 from lora_tune.search.race_limits import LimitShape, limit_constant
+from lora_tune.search.race_scale import TIMES, Scale
+
+CLOSEST = 1e-3
+"""The least lead that is counted with, relative to the spread between seeds: equal means need no infinity of runs."""
 
 POWER = 0.8
 """Power at which "N more runs" would separate two configurations."""
@@ -48,8 +52,8 @@ class RaceSettings:
     Of three or more configurations one may have twice the most, within the most of all together: runs go where they
     tell. batch: runs that one action asks for (seeds of one allocation). futility: a race of two whose chance of being
     decided by ``most`` runs is below this is given up; of many, whose runs go elsewhere, none is: the best one was
-    found in 63% instead of 58% of races so. prior_sd: of ln(seconds) between seeds, where the runs say
-    little: ``PRIOR_SD`` or ``RAW_SD``.
+    found in 63% instead of 58% of races so. scale: what runs are compared on, with the spread between seeds where
+    they say little.
     """
 
     confidence: float = 0.9
@@ -57,7 +61,7 @@ class RaceSettings:
     fewest: int = 3
     most: int = 10
     batch: int = 1
-    prior_sd: float = PRIOR_SD
+    scale: Scale = TIMES
 
     def longest(self, configurations: int) -> int:
         """Most runs of one configuration in a race of so many."""
@@ -86,7 +90,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class CannotSeparate:
-    """The leaders are too close. difference, margin: of the second to the first, relative (90% interval half-width).
+    """The leaders are too close. difference, margin: of the second to the first, by the scale (90% half-width).
 
     more_runs, node_hours: what separating them would take in all. recommended: the one to take meanwhile.
     """
@@ -148,7 +152,7 @@ def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *,
         found = _standing({name: runs[: counts[name]] for name, runs in results.items()}, settings)
         if not isinstance(found, list):
             chosen = found.winner if isinstance(found, Decided) else found.recommended
-            converges = any(math.isfinite(run.seconds) for run in results[chosen])
+            converges = any(settings.scale.inward(run.result) is not None for run in results[chosen])
             return Plan({chosen: settings.most} if converges else {}, found)
         least = min(c.runs for c in found)
         for config in found if together else found[:1]:
@@ -162,14 +166,14 @@ def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetting
     """The verdict, or who should run on, the one whose run tells most first."""
     if not results:
         raise ValueError("no configuration was given; give at least one")
-    configs = [contender(name, runs) for name, runs in results.items()]
+    configs = [contender(name, runs, settings.scale) for name, runs in results.items()]
     if short := [c for c in configs if c.runs < settings.fewest]:
         return short
-    sound = [c for c in configs if c.failures < 2 and c.logs] or [c for c in configs if c.logs]
+    sound = [c for c in configs if c.failures < 2 and c.places] or [c for c in configs if c.places]
     if not sound:
-        return Decided(configs[0].name, "no run of any configuration reached the target; nothing to choose")
+        return Decided(configs[0].name, f"no run of any configuration {settings.scale.got}; nothing to choose")
     leader = min(sound, key=lambda c: c.mean)
-    race = _Race(*pooled_sd(configs, settings.prior_sd), settings, len(configs))
+    race = _Race(*pooled_sd(configs, settings.scale), settings, len(configs))
     rivals = [c for c in sound if c is not leader and not race.beats(leader, c)]
     if not rivals:
         return Decided(leader.name, _decided(leader, configs, settings))
@@ -178,7 +182,7 @@ def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetting
     hopeful = [] if spent else [c for c in rivals if race.chance(leader, c) >= least]
     if running := [c for c in (leader, *hopeful) if c.runs < settings.longest(len(configs)) and hopeful]:
         return _most_telling_first(leader, running)
-    return _cannot_separate(leader, min(rivals, key=lambda c: c.mean), race.sd, race.freedom, 1 - settings.confidence)
+    return _cannot_separate(leader, min(rivals, key=lambda c: c.mean), race)
 
 
 def _most_telling_first(leader: Contender, running: Sequence[Contender]) -> list[Contender]:
@@ -187,7 +191,7 @@ def _most_telling_first(leader: Contender, running: Sequence[Contender]) -> list
     With several rivals the leader is in every comparison: that share makes their errors least in all (Dunnett 1955).
     """
     rivals = [c for c in running if c is not leader]
-    nearest = sorted(rivals, key=lambda c: (c.mean - leader.mean) * math.sqrt(len(c.logs)))
+    nearest = sorted(rivals, key=lambda c: (c.mean - leader.mean) * math.sqrt(len(c.places)))
     if leader not in running:
         return nearest
     if not nearest or leader.runs < math.sqrt(len(nearest)) * nearest[0].runs:
@@ -197,7 +201,7 @@ def _most_telling_first(leader: Contender, running: Sequence[Contender]) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """The spread of ln(seconds) between seeds with its degrees of freedom, and the rules of the race."""
+    """The spread between seeds with its degrees of freedom, and the rules of the race."""
 
     sd: float
     freedom: float
@@ -217,7 +221,8 @@ class _Race:
         """The normal quantile that a lead must exceed after so many pairs of runs."""
         level = (1 - self.settings.confidence) * (LEVEL_OF_MANY if self.configurations >= MANY else 1.0)
         longest = self.settings.longest(self.configurations)
-        return limit_constant(level, self.settings.fewest, longest, self.shape) * self.shape.at(pairs)
+        known = self.settings.scale.prior_freedom
+        return limit_constant(level, self.settings.fewest, longest, self.shape, known) * self.shape.at(pairs)
 
     def beats(self, leader: Contender, rival: Contender) -> bool:
         """Whether the leader's lead was beyond the sequential limit at a look since the rival stopped running.
@@ -226,9 +231,9 @@ class _Race:
         """
         from scipy.special import ndtri, stdtr
 
-        own = len(rival.logs)
-        counts = np.arange(min(own, len(leader.logs)), len(leader.logs) + 1, dtype=np.float64)
-        means = np.cumsum(leader.logs)[counts.astype(int) - 1] / counts
+        own = len(rival.places)
+        counts = np.arange(min(own, len(leader.places)), len(leader.places) + 1, dtype=np.float64)
+        means = np.cumsum(leader.places)[counts.astype(int) - 1] / counts
         error = self.sd * np.sqrt(1 / counts + 1 / own)
         tails = np.maximum(stdtr(self.freedom, -(rival.mean - means) / error), 1e-300)
         limits = [self.limit(2 / (1 / count + 1 / own)) for count in counts]
@@ -251,43 +256,45 @@ class _Race:
 
 
 def _decided(leader: Contender, configs: Sequence[Contender], settings: RaceSettings) -> str:
-    others = sorted((c for c in configs if c is not leader and c.logs), key=lambda c: c.mean)
+    others = sorted((c for c in configs if c is not leader and c.places), key=lambda c: c.mean)
     if len(configs) == 1:
         return f"{leader.name} ran alone: there is nothing to compare it with"
     if not others:
-        return f"{leader.name} is the only configuration that reached the target"
+        return f"{leader.name} is the only configuration that {settings.scale.got}"
     second = others[0]
-    lead = bounded_exp(second.mean - leader.mean) - 1
-    words = f"{leader.name} is better than {second.name} by {100 * lead:.1f}% with {settings.confidence:.0%} confidence"
+    scale = settings.scale
+    lead = scale.words(scale.difference(second.mean - leader.mean))
+    words = f"{leader.name} is better than {second.name} by {lead} with {settings.confidence:.0%} confidence"
     if second.failures >= 2:
         words = f"{second.name} did not converge in {second.failures} of {second.runs} runs; {leader.name} is left"
     return f"{words}, after {sum(c.runs for c in configs)} runs"
 
 
-def _cannot_separate(leader: Contender, second: Contender, sd: float, freedom: float, level: float) -> CannotSeparate:
+def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> CannotSeparate:
     from scipy.special import ndtri, stdtrit
 
+    sd, scale, level = race.sd, race.settings.scale, 1 - race.settings.confidence
     lead = second.mean - leader.mean
-    error = sd * math.sqrt(1 / len(leader.logs) + 1 / len(second.logs))
-    margin = float(stdtrit(freedom, 0.95)) * error
-    needed = 2 * ((float(ndtri(1 - level / 2)) + float(ndtri(POWER))) * sd / max(lead, 1e-4)) ** 2
-    more = sum(max(0, math.ceil(needed) - len(c.logs)) for c in (leader, second))
-    hours = sum(max(0, math.ceil(needed) - len(c.logs)) * c.node_hours for c in (leader, second))
-    recommended, why = _recommend(leader, second)
-    difference, half = bounded_exp(lead) - 1, bounded_exp(margin) - 1
+    error = sd * math.sqrt(1 / len(leader.places) + 1 / len(second.places))
+    margin = float(stdtrit(race.freedom, 0.95)) * error
+    needed = 2 * ((float(ndtri(1 - level / 2)) + float(ndtri(POWER))) * sd / max(lead, CLOSEST * sd)) ** 2
+    more = sum(max(0, math.ceil(needed) - len(c.places)) for c in (leader, second))
+    hours = sum(max(0, math.ceil(needed) - len(c.places)) * c.node_hours for c in (leader, second))
+    recommended, why = _recommend(leader, second, scale)
+    difference, half = scale.difference(lead), scale.difference(margin)
     sentence = (
         f"{leader.name} and {second.name} cannot be separated: "
-        f"difference {100 * difference:.1f}% +/- {100 * half:.1f}%; "
+        f"difference {scale.words(difference)} +/- {scale.words(half)}; "
         f"{more} more runs = {hours:.3g} node-hours; take {recommended}, {why}"
     )
     return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
 
 
-def _recommend(leader: Contender, second: Contender) -> tuple[str, str]:
-    """The one with fewer failures, then the clearly cheaper (2% of node-hours a run), then the faster so far."""
+def _recommend(leader: Contender, second: Contender, scale: Scale) -> tuple[str, str]:
+    """The one with fewer failures, then the clearly cheaper (2% of node-hours a run), then the better so far."""
     if leader.failures != second.failures:
         best = min((leader, second), key=lambda c: c.failures)
         return best.name, "all of whose runs converged" if not best.failures else "of whose runs more converged"
     if abs(leader.node_hours - second.node_hours) > 0.02 * max(leader.node_hours, second.node_hours):
         return min((leader, second), key=lambda c: c.node_hours).name, "the cheaper by node-hours a run"
-    return leader.name, "the faster so far"
+    return leader.name, f"the {scale.better} so far"

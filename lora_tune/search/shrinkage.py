@@ -17,10 +17,10 @@ from optuna.distributions import BaseDistribution
 from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
 from lora_tune.objectives import objective_of
-from lora_tune.search.contenders import bounded_exp, seed_spread
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
 from lora_tune.search.grey_box.training_data import thinned
+from lora_tune.search.race_scale import bounded_exp, seed_spread
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting
 from lora_tune.store.records import Sweep, Trial, Value, Verdict

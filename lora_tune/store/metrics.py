@@ -21,9 +21,9 @@ class Choice(enum.StrEnum):
 class Confirmed:
     """What a race of further runs showed of a trial's configuration.
 
-    runs, missed: how many there were, and how many of them did not reach the target. seconds, low, high: mean time to
-    the target with its 90% interval, None where no run reached it. seeds: of all runs. each: seconds of those that
-    reached it. score: in words.
+    runs, missed: how many there were, and how many of them have no result. seconds, low, high: mean of what the study
+    compares (seconds to the target, or a metric's value) with its 90% interval, None where no run has a result.
+    seeds: of all runs. each: what those that have one measured. score: in words.
     """
 
     choice: Choice

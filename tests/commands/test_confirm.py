@@ -38,7 +38,7 @@ from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
-from lora_tune.search.contenders import seed_spread
+from lora_tune.search.race_scale import Scale, seed_spread
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import Choice, RunMetrics, TrialMetrics
@@ -330,7 +330,7 @@ EMPTY = Sweep(name="built.confirm", digest="", study_toml="", began_at=0.0)
 
 def race_of(field: list[Trial], sweep: Sweep, *, per_job: int = 1, most: int = 10, together: bool = False) -> Race:
     settings = RaceSettings(most=most, batch=per_job)
-    return Race(field, settings, lambda: sweep, per_job=per_job, together=together, say=lambda text: None)
+    return Race(study_of(), field, settings, lambda: sweep, per_job=per_job, together=together, say=lambda text: None)
 
 
 def test_the_leaders_are_the_best_trials_with_different_configurations() -> None:
@@ -428,9 +428,9 @@ def test_a_score_counts_the_runs_of_its_result_files_however_many_the_race_took(
     assert found.scored.olympic == pytest.approx(sum(middle) / 2 / 60)
     words = summary(study, sweep, found)
     assert f"olympic mean of the first 4 of {len(own)} runs {duration(sum(middle) / 2)}" in words
-    told = introduction(field, RaceSettings(most=4))
+    told = introduction(study, field, RaceSettings(most=4))
     assert "9 to 12 runs, at most 8 of one configuration; " in told
-    assert "6 to 8 runs, at most 4 of one configuration; " in introduction(field[:2], RaceSettings(most=4))
+    assert "6 to 8 runs, at most 4 of one configuration; " in introduction(study, field[:2], RaceSettings(most=4))
 
 
 def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_missed() -> None:
@@ -441,8 +441,8 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     records = raced(records, second, 80, 81, None)
     records = raced(records, third, None, None, None)
     said: list[str] = []
-    settings = RaceSettings(most=3, prior_sd=seed_spread(study))
-    race = Race(field, settings, lambda: records, per_job=1, together=False, say=said.append)
+    settings = RaceSettings(most=3, scale=Scale(prior_sd=seed_spread(study)))
+    race = Race(study, field, settings, lambda: records, per_job=1, together=False, say=said.append)
     race.tell(records.trials[0])
     found = confirmation(study, records, field, replicates(records), race.standing())
     assert found is not None

@@ -18,7 +18,8 @@ from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
-from lora_tune.search.contenders import PRIOR_SD, RAW_SD, RunSummary
+from lora_tune.search.contenders import RunSummary
+from lora_tune.search.race_scale import PRIOR_SD, RAW_SD, Scale
 from lora_tune.search.racing import (
     CannotSeparate,
     Decided,
@@ -105,10 +106,10 @@ def test_a_run_as_good_as_the_incumbent_is_capped_no_more_often_than_the_risk(ri
 @pytest.mark.parametrize(("sd", "prior"), [(0.047, PRIOR_SD), (0.068, RAW_SD)])
 def test_a_race_of_equals_names_a_winner_no_more_often_than_its_confidence_allows(sd: float, prior: float) -> None:
     wrong, runs, races = 0, 0, 800
-    rng = np.random.default_rng(7)
+    rng, settings = np.random.default_rng(7), RaceSettings(confidence=0.9, scale=Scale(prior_sd=prior))
     for _ in range(races):
         results: dict[str, list[RunSummary]] = {"a": [], "b": []}
-        while isinstance(action := next_action(results, RaceSettings(confidence=0.9, prior_sd=prior)), RunMore):
+        while isinstance(action := next_action(results, settings), RunMore):
             results[action.config].append(RunSummary(1800 * math.exp(rng.normal(0, sd))))
         assert isinstance(action, Decided | CannotSeparate)
         wrong += isinstance(action, Decided)

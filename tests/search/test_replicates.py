@@ -65,7 +65,7 @@ def test_a_comparison_without_prospects_is_given_up_before_the_last_run() -> Non
 
 
 def test_the_cheaper_of_two_inseparable_configurations_is_recommended() -> None:
-    seconds = [r.seconds for r in noisy(100, 10, 1)]
+    seconds = [r.result for r in noisy(100, 10, 1)]
     found = next_action({"a": runs(*seconds, node_hours=1.0), "b": runs(*(s * 1.005 for s in seconds), node_hours=0.8)})
     assert isinstance(found, CannotSeparate)
     assert found.recommended == "b"

@@ -30,7 +30,7 @@ from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
-from lora_tune.search.contenders import seed_spread
+from lora_tune.search.race_scale import scale_of
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Changes, Store
 from lora_tune.store.leases import take_lease
@@ -102,12 +102,9 @@ def main(
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
     review = load_review(study_name, given["output"], given["storage"])
-    objective = objective_of(review.study)
-    if not objective.timed:
-        raise errors.InputError(
-            f"{review.study.name} compares trials by {objective.name}; races are over times to a target. To measure "
-            "one again, enqueue its values in a study with another search.seed"
-        )
+    scale = scale_of(review.study)
+    if seeds == 1 and not scale.prior_freedom:
+        raise errors.InputError("--seeds 1: how far values differ between seeds shows from 2 runs on; give 2 or more")
     benchmark = review.study.benchmark
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
     per_job = seeds_per_job(load_workload(review.study, review.file))
@@ -122,7 +119,7 @@ def main(
             fewest=min(FEWEST, seeds),
             most=seeds,
             batch=min(per_job, seeds),
-            prior_sd=seed_spread(review.study),
+            scale=scale,
         ),
     )
     if dry_run:
@@ -173,7 +170,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     doubts(plan.workload)  # what is surely missing is said before anything is recorded
     options.paths.root.mkdir(parents=True, exist_ok=True)
     if say:
-        click.echo(introduction(options.field, options.settings))
+        click.echo(introduction(options.review.study, options.field, options.settings))
     launcher = make_launcher(study, options.paths.packs)
     clock = make_clock(study, launcher)
     around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=True)
@@ -183,7 +180,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         store.begin(study.name, review.sweep.digest, review.sweep.study_toml, clock.now())
         lease = take_lease(store, study.name, clock.now())
         race = Race(
-            options.field, options.settings, lambda: driving.sweep,
+            review.study, options.field, options.settings, lambda: driving.sweep,
             per_job=per_job, together=study.budget.parallel > 1, say=watcher.line,
         )  # fmt: skip
         # What the sweep prepared serves its replicates.
@@ -219,7 +216,8 @@ def _hand_over(
     """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
     review = options.review
     sweep = _noted(options, store, found, runs, now)
-    folder = None if found.chosen is None else review.paths.confirm(found.chosen)
+    timed = objective_of(review.study).timed
+    folder = review.paths.confirm(found.chosen) if found.chosen is not None and timed else None
     checks = None
     if folder is not None and found.chosen is not None:
         write_results(folder, _texts(options, race, runs[found.chosen][: options.settings.most]))
@@ -279,7 +277,7 @@ def _texts(options: Options, race: Sweep, runs: Sequence[Replicate]) -> list[str
 
 def _dry_run(options: Options) -> None:
     """Print who would race and the first job of each. Writes and submits nothing."""
-    click.echo(introduction(options.field, options.settings))
+    click.echo(introduction(options.review.study, options.field, options.settings))
     workload = load_workload(options.study, options.review.file)
     for number, trial in enumerate(options.field):
         seed = options.study.trial_seed(number * options.settings.fewest)

@@ -12,7 +12,9 @@ from lora_tune.analysis.replicates import Replicate, missed, name_of, results
 from lora_tune.analysis.summary import objective_words
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
-from lora_tune.search.contenders import means, seed_spread
+from lora_tune.objectives import objective_of
+from lora_tune.search.contenders import means
+from lora_tune.search.race_scale import scale_of
 from lora_tune.search.racing import CannotSeparate, Decided, Plan
 from lora_tune.store.metrics import Choice, Confirmed
 from lora_tune.store.records import Sweep, Trial
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One contender. mean, low, high: seconds as the study counts them and their 90% interval, None where no run
-    reached the target. missed: runs that did not."""
+    """One contender. mean, low, high: what the study compares and its 90% interval, None where no run has a result.
+    missed: runs that have none."""
 
     trial: int
     runs: int
@@ -60,7 +62,8 @@ class Scored:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmation:
     """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
-    no run reached the target. node_hours: of all replicates, failed ones included."""
+    no run has a result. node_hours: of all replicates, failed ones included. identical: what all runs of the chosen one
+    measured, where they differ by nothing: then a seed changes nothing in them."""
 
     sentence: str
     decided: bool
@@ -69,6 +72,12 @@ class Confirmation:
     scored: Scored | None
     runs: int
     node_hours: float
+    identical: float | None = None
+
+
+def _identical(own: Sequence[Replicate]) -> float | None:
+    values = {r.objective for r in own}
+    return own[0].objective if len(own) > 1 and len(values) == 1 and math.isfinite(own[0].objective) else None
 
 
 def confirmation(
@@ -81,16 +90,18 @@ def confirmation(
     name = verdict.winner if isinstance(verdict, Decided) else verdict.recommended
     trial = next(t for t in field if name_of(t.number) == name)
     own = runs.get(trial.number, ())
-    reached = any(math.isfinite(r.objective) for r in own)
+    reached, timed = any(math.isfinite(r.objective) for r in own), objective_of(study).timed
     chosen = trial.number if reached else None
-    mean = means(results(runs, [t.number for t in field]), seed_spread(study))
+    scale = scale_of(study)
+    mean = means(results(runs, [t.number for t in field]), scale)
     places = [_place(t.number, runs.get(t.number, ()), mean.get(name_of(t.number)), chosen) for t in field]
     return Confirmation(
         sentence=verdict.sentence,
         decided=not isinstance(verdict, CannotSeparate) and reached,
         chosen=chosen,
-        places=tuple(sorted(places, key=lambda p: (not p.chosen, p.mean is None, p.mean or 0.0))),
-        scored=scored(study, trial, own, stands.wanted[name], mean[name]) if reached else None,
+        places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
+        scored=scored(study, trial, own, stands.wanted[name], mean[name]) if reached and timed else None,
+        identical=_identical(own),
         runs=sum(p.runs for p in places),
         node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
     )
@@ -180,7 +191,7 @@ def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Rep
             low=place.low,
             high=place.high,
             seeds=tuple(r.seed for r in runs.get(place.trial, ())),
-            each=tuple(r.seconds for r in runs.get(place.trial, ()) if r.seconds is not None),
+            each=_each(runs.get(place.trial, ())),
             node_hours=place.node_hours,
             sentence=found.sentence,
             score=". ".join(found.scored.sentences) if place.chosen and found.scored else None,
@@ -189,24 +200,34 @@ def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Rep
     return changed
 
 
+def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
+    """Raw seconds of runs that reached a target; the values of others."""
+    return tuple(r.objective if r.seconds is None else r.seconds for r in runs if math.isfinite(r.objective))
+
+
 def summary(study: Study, sweep: Sweep, found: Confirmation) -> str:
     """The verdict, a table of the contenders, the score: what the command prints."""
     lines = [found.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
     for place in found.places:
-        lines.append(f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(place, sweep)}")
+        lines.append(
+            f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(study, place, sweep)}"
+        )
     if found.scored:
         lines += ["", *(f"score    {s}" for s in found.scored.sentences)]
+    if found.identical is not None:
+        value = objective_of(study).text(found.identical)
+        lines.append(f"note     each run measured {value}: does the script use its seed, the variable SEED?")
     lines.append(f"spent    {found.node_hours:.3g} node-hours in {found.runs} runs")
     return "\n".join(lines)
 
 
-def _place_words(place: Place, sweep: Sweep) -> str:
-    missed = f", {place.missed} did not reach the target" if place.missed else ""
+def _place_words(study: Study, place: Place, sweep: Sweep) -> str:
+    scale, text = scale_of(study), objective_of(study).text
+    missed = f", {place.missed} {scale.missed}" if place.missed else ""
     shown = parameters_text(sweep.trials[place.trial])
-    if place.mean is None:
-        return f"no run reached the target   {shown}"
+    if place.mean is None or place.low is None or place.high is None:
+        return f"no run {scale.got}   {shown}"
     each = place.node_hours / place.runs
     return (
-        f"{duration(place.mean)} ({duration(place.low)} to {duration(place.high)}){missed}, "
-        f"{each:.3g} node-hours a run   {shown}"
+        f"{text(place.mean)} ({text(place.low)} to {text(place.high)}){missed}, {each:.3g} node-hours a run   {shown}"
     )

@@ -14,7 +14,6 @@ from lora_tune.analysis.describe import parameters_text, race_words
 from lora_tune.analysis.replicates import name_of, replicates, results
 from lora_tune.analysis.summary import ranked
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
@@ -51,12 +50,13 @@ def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
 class Race:
     """Proposes replicates to the driver, as a sampler proposes trials. It remembers nothing that the records do not.
 
-    records: the race's sweep as it is now. per_job: seeds that one job can run. together: whether several
-    configurations may run at one time. say: told where the race stands after every run.
+    study: of the sweep. records: the race's sweep as it is now. per_job: seeds that one job can run. together:
+    whether several configurations may run at one time. say: told where the race stands after every run.
     """
 
     def __init__(
         self,
+        study: Study,
         field: Sequence[Trial],
         settings: RaceSettings,
         records: Callable[[], Sweep],
@@ -65,7 +65,7 @@ class Race:
         together: bool,
         say: Callable[[str], None],
     ) -> None:
-        self._field, self._settings, self._records = field, settings, records
+        self._study, self._field, self._settings, self._records = study, field, settings, records
         self._per_job, self._together, self._say = per_job, together, say
         self._failed: Counter[int] = Counter()
 
@@ -118,15 +118,16 @@ class Race:
         done = replicates(self._records())
         own = {t.number: done[t.number] for t in self._field if t.number in done}
         if own:
-            self._say("so far: " + "; ".join(race_words(own, self._settings.prior_sd)))
+            self._say("so far: " + "; ".join(race_words(self._study, own)))
 
     def flush(self) -> None:
         """Nothing waits to be written."""
 
 
-def introduction(field: Sequence[Trial], settings: RaceSettings) -> str:
+def introduction(study: Study, field: Sequence[Trial], settings: RaceSettings) -> str:
     """Who races, one line each."""
-    lines = [f"{name_of(t.number):>10}  {duration(t.objective)} in one run: {parameters_text(t)}" for t in field]
+    text = objective_of(study).text
+    lines = [f"{name_of(t.number):>10}  {text(t.objective)} in one run: {parameters_text(t)}" for t in field]
     least, most = settings.fewest * len(field), settings.total(len(field))
     runs = f"{least} to {most} runs" if least < most else f"{most} runs"
     runs += f", at most {settings.longest(len(field))} of one configuration"

@@ -1,0 +1,78 @@
+"""Races over a metric's values: of either sign, in either direction, with no spread known beforehand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune.search.contenders import RunSummary, means
+from lora_tune.search.race_scale import Scale, scale_of
+from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action
+from tests.builders import study_of
+
+LOSS = Scale(relative=False, prior_sd=0.0, prior_freedom=0, got="measured a value", missed="measured no value")
+ACCURACY = Scale(relative=False, maximise=True, prior_sd=0.0, prior_freedom=0)
+
+
+def runs(*values: float) -> list[RunSummary]:
+    return [RunSummary(value, 0.5) for value in values]
+
+
+@pytest.mark.parametrize("shift", [0.0, -0.5, -100.0])
+def test_the_lower_loss_wins_wherever_zero_lies(shift: float) -> None:
+    results = {"a": runs(*(shift + v for v in (0.50, 0.51, 0.49))), "b": runs(*(shift + v for v in (0.70, 0.71, 0.69)))}
+    found = next_action(results, RaceSettings(scale=LOSS))
+    assert isinstance(found, Decided)
+    assert found.winner == "a"
+    assert "a is better than b by 0.2 with 90% confidence" in found.sentence
+
+
+def test_the_higher_accuracy_wins_where_more_is_better() -> None:
+    results = {"a": runs(0.80, 0.81, 0.79), "b": runs(0.90, 0.91, 0.89)}
+    found = next_action(results, RaceSettings(scale=ACCURACY))
+    assert isinstance(found, Decided)
+    assert found.winner == "b"
+    mean, low, high = means(results, ACCURACY)["b"]
+    assert (low < mean < high, mean) == (True, pytest.approx(0.9))
+
+
+def test_leaders_too_close_are_told_apart_by_how_much_in_the_values_own_unit() -> None:
+    results = {"a": runs(*(0.50, 0.60) * 5), "b": runs(*(0.51, 0.61) * 5)}
+    found = next_action(results, RaceSettings(scale=LOSS))
+    assert isinstance(found, CannotSeparate)
+    assert "difference 0.01 +/- 0.04" in found.sentence
+    assert found.sentence.endswith("take a, the better so far")
+
+
+def test_runs_without_a_value_are_no_results() -> None:
+    results = {"a": runs(math.inf, math.inf, math.inf), "b": runs(math.inf, math.nan, math.inf)}
+    found = next_action(results, RaceSettings(scale=LOSS))
+    assert isinstance(found, Decided)
+    assert found.sentence == "no run of any configuration measured a value; nothing to choose"
+
+
+def test_equal_configurations_are_separated_no_more_often_than_the_confidence_allows() -> None:
+    """Without a spread known beforehand, and without one that depends on the values' size."""
+    rng, rules, wrong, races = np.random.default_rng(5), RaceSettings(scale=LOSS), 0, 400
+    for _ in range(races):
+        results: dict[str, list[RunSummary]] = {"a": [], "b": []}
+        while isinstance(action := next_action(results, rules), RunMore):
+            results[action.config].append(RunSummary(float(rng.normal(3.0, 0.2))))
+        wrong += isinstance(action, Decided)
+    assert wrong <= 0.1 * races + 2 * math.sqrt(races * 0.1 * 0.9)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.builds(RunSummary, st.floats()), max_size=12), min_size=1))
+def test_no_values_break_the_race(results: dict[str, list[RunSummary]]) -> None:
+    assert next_action(results, RaceSettings(scale=ACCURACY))
+    assert all(low <= mean <= high for mean, low, high in means(results, ACCURACY).values())
+
+
+def test_what_is_compared_follows_from_the_objective() -> None:
+    assert scale_of(study_of()).relative, "a time to the target"
+    assert scale_of(study_of()).prior_freedom > 0
