@@ -33,15 +33,20 @@ from lora_tune.commands.options import (
     study_option,
     watch_store,
 )
+from lora_tune.commands.steer_form import is_steering, with_steering
 from lora_tune.commands.web_server import Application, listen
 from lora_tune.review.dashboard_notes import is_note, with_notes
-from lora_tune.store import Store, full_url, sqlite_url
+from lora_tune.store import LEASE_SECONDS, Store, full_url, sqlite_url
 from lora_tune.store.records import Sweep
 from lora_tune.store.remarks import Remark, Remarks
+from lora_tune.store.requests import Request, Requests
 
 
 def application(review: Review, storage: str | None) -> Application:
-    """optuna-dashboard over this sweep as a WSGI application that shows, and keeps notes. Raises StoreError."""
+    """optuna-dashboard over this sweep as a WSGI application that shows, keeps notes and passes requests on.
+
+    Raises StoreError.
+    """
     import optuna
     import optuna_dashboard
 
@@ -62,7 +67,8 @@ def application(review: Review, storage: str | None) -> Application:
     except Exception as error:  # Optuna and the database driver each have a tree of their own
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
     shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
-    return with_notes(shown, dressed, _Desk(review, storage))
+    noted = with_notes(shown, dressed, _Desk(review, storage))
+    return with_steering(noted, review.study, lambda: load(None), _RequestDesk(review, storage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,28 @@ class _Desk:
             Remarks(store, self.review.study.name).write(remark)
 
 
+@dataclass(frozen=True, slots=True)
+class _RequestDesk:
+    """The requests of one sweep: read as one who watches, added by a connection of its own."""
+
+    review: Review
+    storage: str | None
+
+    def requests(self) -> list[Request]:
+        with closing(watch_store(self.review.paths, self.storage)) as store:
+            return Requests(store, self.review.study.name).all()
+
+    def ask(self, request: Request) -> Request:
+        with closing(Store(self.storage or sqlite_url(self.review.paths.database))) as store:
+            return Requests(store, self.review.study.name).ask(request)
+
+    def driven(self) -> bool:
+        with closing(watch_store(self.review.paths, self.storage)) as store:
+            return time.time() - store.held(self.review.study.name).renewed_at <= LEASE_SECONDS
+
+
 def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
-    """``inside`` without its ways to change a study but for notes, and only for requests that name one of ``hosts``.
+    """``inside`` with no way to change anything but notes and /steer, for those alone who name one of ``hosts``.
 
     The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
     An empty ``hosts`` admits every name.
@@ -95,8 +121,10 @@ def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
         if hosts and host not in hosts:
             return _refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
         method = environ["REQUEST_METHOD"]
-        if method not in ("GET", "HEAD") and not is_note(environ["PATH_INFO"], method):
-            return _refusal(start_response, "this dashboard is read-only but for notes; only the sweep's driver writes")
+        path = environ["PATH_INFO"]
+        if method not in ("GET", "HEAD") and not is_note(path, method) and not is_steering(path, method):
+            reason = "this dashboard is read-only but for notes and /steer; only the sweep's driver writes"
+            return _refusal(start_response, reason)
         return inside(environ, start_response)
 
     return answer

@@ -1,0 +1,176 @@
+"""The dashboard's page that steers: a form becomes a row, as options of ``steer`` do; the driver alone acts."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from lora_tune.base.errors import InputError, LoraTuneError
+from lora_tune.commands.web_server import Application
+from lora_tune.commands.wishes import wishes
+from lora_tune.config.study import Study
+from lora_tune.controller.steering import SETTINGS, course, words
+from lora_tune.review.steer_page import SET, Form, steer_html
+from lora_tune.store.records import Sweep
+from lora_tune.store.requests import Request
+
+PATH = "/steer"
+
+LONGEST = 100_000
+"""Bytes of a form."""
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+_PAGE = [
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Content-Security-Policy", _POLICY),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "same-origin"),
+]
+
+_TEXT = [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")]
+
+
+class ForeignFormError(Exception):
+    """A form that this page has not sent."""
+
+
+class Desk(Protocol):
+    """Where requests lie. Methods raise StoreError."""
+
+    def requests(self) -> Sequence[Request]: ...
+
+    def ask(self, request: Request) -> Request: ...
+
+    def driven(self) -> bool:
+        """Whether a driver is at work."""
+        ...
+
+
+def is_steering(path: str, method: str) -> bool:
+    """Whether a request asks something of the sweep."""
+    return method == "POST" and path == PATH
+
+
+def with_steering(inside: Application, study: Study, records: Callable[[], Sweep], desk: Desk) -> Application:
+    """``inside`` with the page that steers at ``PATH``.
+
+    A form must bring the token that this page gave it, and come from this page's own address where the browser says
+    from where: another site can neither read the page nor send its forms.
+    """
+    token = secrets.token_urlsafe(24)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if path != PATH or method not in ("GET", "POST"):
+            return inside(environ, start_response)
+        try:
+            given = _sent(environ, token) if method == "POST" else _fields(environ.get("QUERY_STRING", ""))
+            answered = _asked(study, records(), given, desk) if method == "POST" else _opened(given, desk)
+            if isinstance(answered, Request):  # elsewhere, so that loading the page again asks for nothing twice
+                place = f"{PATH}?asked={answered.number}"
+                return _said(start_response, "303 See Other", "", [("Location", place)])
+            now, driven, known = time.time(), desk.driven(), desk.requests()
+            page = steer_html(study, records(), known, now, token=token, driven=driven, form=answered)
+            status, soon = "400 Bad Request" if answered.wrong else "200 OK", []
+            if "asked" in given and driven and not all(r.answer for r in known):
+                soon = [("Refresh", "2")]
+            return _said(start_response, status, page, [*_PAGE, *soon])
+        except ForeignFormError as error:
+            return _said(start_response, "403 Forbidden", str(error), _TEXT)
+        except LoraTuneError as error:
+            return _said(start_response, "503 Service Unavailable", str(error), _TEXT)
+
+    return answer
+
+
+def _said(
+    start_response: Callable[..., Any], status: str, text: str, headers: Sequence[tuple[str, str]]
+) -> list[bytes]:
+    body = text.encode()
+    start_response(status, [*headers, ("Cache-Control", "no-store"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The fields of a form or an address; of several with one name the last."""
+    return {name: values[-1].strip() for name, values in parse_qs(text, max_num_fields=1000).items()}
+
+
+def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
+    """The fields of a form that this page has sent. Raises ForeignFormError for any other."""
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if not length.isdigit() or int(length) > LONGEST:
+        raise ForeignFormError(f"a form has at most {LONGEST} bytes")
+    site, origin = environ.get("HTTP_SEC_FETCH_SITE", ""), environ.get("HTTP_ORIGIN", "")
+    elsewhere = site not in ("same-origin", "none") if site else urlsplit(origin).netloc != environ.get("HTTP_HOST")
+    try:
+        fields = _fields(environ["wsgi.input"].read(int(length)).decode())
+    except ValueError as error:
+        raise ForeignFormError("this is no form of this page") from error
+    if (origin or site) and elsewhere:
+        raise ForeignFormError("this form comes from another site; steer from the page /steer of this dashboard")
+    if not hmac.compare_digest(fields.pop("token", "").encode(errors="replace"), token.encode()):
+        raise ForeignFormError("this page is older than the dashboard that runs now; open /steer again, and repeat it")
+    return fields
+
+
+def _opened(given: Mapping[str, str], desk: Desk) -> Form:
+    """The page as an address asks for it: with a trial to start from, or with what became of a request."""
+    clone = _number(given.get("clone", ""))
+    found = [r for r in desk.requests() if str(r.number) == given.get("asked")]
+    return Form(clone=clone, said=f"{words(found[0])}: {found[0].answer or 'noted'}" if found else "")
+
+
+def _asked(study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> Request | Form:
+    """The last request of a form as it was noted, or the form with what is wrong with it."""
+    clone = _number(given.get("clone", ""))
+    try:
+        stands = course(study, desk.requests()).study
+        wanted = list(wishes(stands, sweep, _options(given, clone), time.time()))
+        if not wanted:
+            raise InputError("nothing is filled in")
+    except InputError as error:
+        return Form(clone=clone, typed=given, said=str(error).removeprefix("--"), wrong=True)
+    return [desk.ask(wish) for wish in wanted][-1]
+
+
+def _options(given: Mapping[str, str], clone: int | None) -> dict[str, Any]:
+    """A form as the options of ``steer``. Raises InputError for a text that is no number."""
+    values = [f"{name.removeprefix(SET)}={text}" for name, text in given.items() if name.startswith(SET) and text]
+    enqueue = "enqueue" in given
+    stop = given.get("stop")
+    numbers: dict[str, Any] = {name: _budget(name, given.get(name, "")) for name in SETTINGS}
+    return {
+        "stops": [] if stop is None else [_trial(stop)],
+        "enqueue": enqueue,
+        "values": values if enqueue else [],
+        "clone": clone if enqueue else None,
+        "pause": {"pause": True, "resume": False}.get(given.get("pause", "")),
+        **numbers,
+    }
+
+
+def _trial(text: str) -> int:
+    number = _number(text)
+    if number is None:
+        raise InputError(f"{text!r} is not the number of a trial")
+    return number
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _budget(name: str, text: str) -> int | float | None:
+    """A key of the budget as it was typed; None where its field is empty."""
+    if not text:
+        return None
+    try:
+        return int(text) if name in ("parallel", "trials") else float(text)
+    except ValueError:
+        raise InputError(f"{name}: {text!r} is not a number") from None

@@ -1,0 +1,92 @@
+"""What a person asks of a sweep, checked as it is typed: options of ``steer``, or a form of the dashboard's page."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from lora_tune.base.errors import InputError
+from lora_tune.config.parameters import Value
+from lora_tune.config.study import Study
+from lora_tune.controller.steering import SETTINGS, refusal_of_values
+from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.requests import Request
+
+
+def this_person() -> str:
+    """Who asks, as user@host."""
+    return f"{getpass.getuser()}@{os.uname().nodename}"
+
+
+def wishes(study: Study, sweep: Sweep, given: Mapping[str, Any], now: float) -> Iterator[Request]:
+    """The requests of one command line, or of one form of the page that steers.
+
+    Parameters
+    ----------
+    study : Study
+        As its budget stands after what was asked before.
+    sweep : Sweep
+        Its records.
+    given : mapping
+        The options of ``steer`` by their names: stops, enqueue, values, clone, pause, and those of ``SETTINGS``.
+    now : float
+        Epoch seconds.
+
+    Raises
+    ------
+    InputError
+        For what the driver would refuse.
+    """
+    who = this_person()
+
+    def wish(kind: str, **what: Any) -> Request:
+        return Request(kind=kind, what=what, who=who, asked_at=now)
+
+    for number in given["stops"]:
+        if number not in sweep.trials:
+            raise InputError(f"--stop {number}: there is no such trial; there are {len(sweep.trials)}, from 0")
+        if sweep.trials[number].state is TrialState.FINISHED:
+            raise InputError(f"--stop {number}: it has ended, {sweep.trials[number].verdict}")
+        yield wish("stop", trial=number)
+    if given["enqueue"] or given["values"] or given["clone"] is not None:
+        yield wish("enqueue", values=_values(study, sweep, given), clone_of=given["clone"])
+    if budget := {name: given[name] for name in SETTINGS if given[name] is not None}:
+        study.with_options({"budget": budget})  # raises InputError for a value that cannot be
+        yield wish("set", **budget)
+    if given["pause"] is not None:
+        yield wish("pause" if given["pause"] else "resume")
+
+
+def _values(study: Study, sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Value]:
+    """The tuned values to try. Raises InputError for what is no point of the space."""
+    clone = given["clone"]
+    if not given["enqueue"]:
+        raise InputError("--set and --clone say what to try; add --enqueue")
+    tuned: dict[str, Value] = {}
+    if clone is not None:
+        if clone not in sweep.trials:
+            raise InputError(f"--clone {clone}: there is no such trial; there are {len(sweep.trials)}, from 0")
+        tuned = dict(sweep.trials[clone].tuned)
+    distributions = study.search_space.distributions()
+    for text in given["values"]:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--set {text}: write NAME=VALUE")
+        tuned[name] = typed(name, distributions.get(name), value)
+    if problem := refusal_of_values(study, tuned):
+        raise InputError(f"--enqueue: {problem}")
+    return tuned
+
+
+def typed(name: str, distribution: BaseDistribution | None, text: str) -> Value:
+    """What was typed, as the parameter's own type; the text itself where it is no such value."""
+    if isinstance(distribution, CategoricalDistribution):
+        return next((choice for choice in distribution.choices if str(choice) == text), text)  # type: ignore[return-value]
+    try:
+        return int(text) if isinstance(distribution, IntDistribution) else float(text)
+    except ValueError:
+        raise InputError(f"--set {name}: {text!r} is not a number") from None

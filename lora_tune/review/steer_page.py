@@ -1,0 +1,129 @@
+"""The page that steers a sweep, as data and as HTML: forms without a script, every text escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.base.format import duration
+from lora_tune.config.checks import range_words
+from lora_tune.config.study import Study
+from lora_tune.controller.steering import SETTINGS, course, words
+from lora_tune.review.plots import svg
+from lora_tune.review.report_page import page_file, template
+from lora_tune.review.trial_rows import state_of, value_text
+from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.requests import Request
+
+SET = "set."
+"""Begins the names of the fields that hold tuned values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field. range: what it may hold. now: what holds while it is empty. typed: what stands in it."""
+
+    name: str
+    range: str
+    now: str = ""
+    typed: str = ""
+    choices: Sequence[str] = ()
+
+    @property
+    def long(self) -> bool:
+        """Whether its choices need a line of their own."""
+        return max(map(len, self.choices), default=0) > 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a person has typed so far. clone: the trial that they start from. said: what came of it, wrong or not."""
+
+    clone: int | None = None
+    typed: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    wrong: bool = False
+
+
+def steer_html(
+    study: Study, sweep: Sweep, requests: Sequence[Request], now: float, *, token: str, driven: bool, form: Form
+) -> str:
+    """The page as one HTML document that loads nothing.
+
+    Parameters
+    ----------
+    study : Study
+        As its file says; what was asked since is laid over.
+    sweep : Sweep
+        Its records.
+    requests : sequence of Request
+        Oldest first.
+    now : float
+        Epoch seconds.
+    token : str
+        What every form sends back; no page elsewhere can know it.
+    driven : bool
+        A driver is at work.
+    form : Form
+        What was typed.
+    """
+    stands = course(study, requests)
+    page: str = template("steer.html.j2").render(
+        name=study.name,
+        condition="A driver is at work: it answers within seconds."
+        if driven
+        else "Nobody drives the sweep now; its next driver does first what is asked here.",
+        said=form.said,
+        wrong=form.wrong,
+        open=[
+            {"number": t.number, "state": state_of(study, sweep, t), "parameters": parameters_text(t)}
+            for t in sweep.trials.values()
+            if t.state is not TrialState.FINISHED
+        ],
+        clone="" if form.clone is None else str(form.clone),
+        fields=value_fields(study, sweep, form),
+        paused=stands.paused,
+        budget=budget_fields(stands.study, form),
+        asked=[
+            (r.who, duration(max(0.0, now - r.asked_at)), words(r), r.answer or "not answered yet")
+            for r in reversed(requests)
+        ],
+        token=token,
+        style=page_file("report.css") + page_file("steer.css") + svg.page_style(),
+        light=svg.LIGHT,
+        dark=svg.DARK,
+    )
+    return page
+
+
+def value_fields(study: Study, sweep: Sweep, form: Form) -> list[Field]:
+    """A field for each tuned name, in the order of the space."""
+    start = None if form.clone is None else sweep.trials.get(form.clone)
+    made = []
+    for name, distribution in study.search_space.distributions().items():
+        choices = [str(choice) for choice in getattr(distribution, "choices", ())]
+        made.append(
+            Field(
+                name=name,
+                range="" if choices else range_words(distribution),
+                now="" if start is None else value_text(start.tuned.get(name)),
+                typed=form.typed.get(SET + name, ""),
+                choices=choices,
+            )
+        )
+    return made
+
+
+def budget_fields(study: Study, form: Form) -> list[Field]:
+    """A field for each key of the budget that may change, with its value of now."""
+    now = {name: getattr(study.budget, name) for name in SETTINGS}
+    return [
+        Field(
+            name=name,
+            range="no limit" if now[name] is None else "",
+            now=value_text(now[name]),
+            typed=form.typed.get(name, ""),
+        )
+        for name in SETTINGS
+    ]
