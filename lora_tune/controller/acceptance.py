@@ -13,6 +13,7 @@ from decimal import Decimal
 
 from lora_tune.base.identity import ATTEMPT_KEY, token_in
 from lora_tune.config.study import Study
+from lora_tune.controller.policy import FLUSH
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -161,8 +162,7 @@ def _no_time(
     return Diagnosis(
         FailureKind.CONFIGURATION,
         f"the log has the target {stop.seconds:.1f} s after its run began{after}",
-        "its lines came all at once and have no time stamps: flush the output after each line (python -u), or print "
-        "the seconds",
+        f"its lines came all at once and have no time stamps: {FLUSH}, or print the seconds",
     )
 
 

@@ -124,7 +124,7 @@ class JobMonitor:
             self._work.put_attempt(replace(attempt, killed_at=now))
             self._cancel(attempt, force=True)
         elif attempt.stop is StopKind.NONE:
-            self._remark(trial, queueing.waiting(status))
+            self._remark(trial, queueing.waiting(status) or policy.quiet(self._study, look, now))
 
     def _audit(self, trial: Trial, found: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""
@@ -253,7 +253,8 @@ class JobMonitor:
         ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
         word = objective_of(self._study).word(action.verdict)
-        told = sentence if action.verdict is Verdict.FAILED else first_clause(sentence)
+        failed = action.verdict is Verdict.FAILED
+        told = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
         self._events.note(
             f"trial {trial.number}: {word}: {sentence}", "finished",
             shown=verdict_line(trial.number, word, told), trial=trial.number,

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lora_tune import curves
+from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller import queueing
 from lora_tune.launchers.base import JobState, JobStatus
@@ -19,6 +20,12 @@ GRACE_SECONDS = 30.0
 
 
 NO_FAILURE = Diagnosis()
+
+QUIET_SECONDS = 120.0
+"""Silence of a log in which nothing was read yet after which a person is told."""
+
+FLUSH = "flush each line (print(..., flush=True), python -u, stdbuf -oL COMMAND for other programs)"
+"""The remedy where the output of a program lies in a buffer of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,26 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
         return Stop(StopKind.REACHED, why)
     if silence > site.stall_minutes * 60:
         sentence = look.unreadable or f"its log has been silent for {silence / 60:.0f} min"
-        remedy = "it hung, or its output goes elsewhere: it is run again on another node"
+        remedy = f"it hung, its output goes elsewhere, or lies in a buffer ({FLUSH}); it is run again on another node"
         return Stop(StopKind.SILENT, sentence, Diagnosis(FailureKind.INFRASTRUCTURE, sentence, remedy))
     return None
+
+
+def quiet(study: Study, look: JobSnapshot, now: float) -> str:
+    """What a person should know of a running job that prints nothing from its start on; "" for all others.
+
+    Said long before such a job is given up: a script whose output lies in a buffer looks like one that hangs.
+    """
+    limit = study.site.stall_minutes * 60
+    silence = now - max(look.grew_at, look.attempt.started_at or now, look.ran_at)
+    if look.status.state is not JobState.RUNNING or look.run.evals or look.run.train:
+        return ""
+    if silence <= min(QUIET_SECONDS, limit / 2):
+        return ""
+    return (
+        f"nothing that is read was printed yet, and nothing at all for {duration(min(QUIET_SECONDS, limit / 2))}: "
+        f"if it trains, {FLUSH}; given up after {limit / 60:g} min of silence (site.stall_minutes)"
+    )
 
 
 def _nothing_more(study: Study, look: JobSnapshot, silence: float) -> str:

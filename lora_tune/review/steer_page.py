@@ -20,6 +20,10 @@ SET = "set."
 """Begins the names of the fields that hold tuned values."""
 
 
+DRIVEN = "A driver is at work: it answers within seconds."
+UNDRIVEN = "Nobody drives the sweep now; its next driver does first what is asked here."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One field. range: what it may hold. now: what holds while it is empty. typed: what stands in it."""
@@ -53,12 +57,8 @@ def steer_html(
 
     Parameters
     ----------
-    study : Study
-        As its file says; what was asked since is laid over.
-    sweep : Sweep
-        Its records.
-    requests : sequence of Request
-        Oldest first.
+    study, sweep, requests : Study, Sweep, sequence of Request
+        The study as its file says, its records, and what was asked since, oldest first.
     now : float
         Epoch seconds.
     token : str
@@ -71,9 +71,7 @@ def steer_html(
     stands = course(study, requests)
     page: str = template("steer.html.j2").render(
         name=study.name,
-        condition="A driver is at work: it answers within seconds."
-        if driven
-        else "Nobody drives the sweep now; its next driver does first what is asked here.",
+        condition=DRIVEN if driven else UNDRIVEN,
         said=form.said,
         wrong=form.wrong,
         open=[

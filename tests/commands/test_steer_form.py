@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import dashboard
 from lora_tune.commands.options import Review
 from lora_tune.commands.web_server import Application
@@ -28,10 +31,17 @@ from tests.dashboards import serving
 Post = Callable[..., tuple[str, str]]
 
 
-@pytest.fixture
-def review(tmp_path: Path) -> Review:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Review:
     """A stored sweep of eight trials, the last two of them running."""
-    return reviewed(tmp_path / "built", trials=8, running=2)
+    return reviewed(tmp_path_factory.mktemp("steer") / "built", trials=8, running=2)
+
+
+@pytest.fixture
+def review(built: Review, tmp_path: Path) -> Review:
+    """A copy of it."""
+    shutil.copytree(built.paths.root, tmp_path / "built")
+    return replace(built, paths=SweepPaths(tmp_path / "built"))
 
 
 @pytest.fixture

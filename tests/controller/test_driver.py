@@ -157,7 +157,9 @@ def test_a_failure_is_told_whole_with_its_remedy(tmp_path: Path) -> None:
     there.driver(view=Plain(out)).run()
     (trial,) = there.sweep().trials.values()
     assert trial.verdict is Verdict.FAILED
-    assert out.getvalue().splitlines()[-1] == f"trial 0  failed      {trial.sentence}"
+    remedy = there.sweep().attempts_of(0)[-1].remedy
+    assert remedy
+    assert f"trial 0  failed      {trial.sentence}; {remedy}" in out.getvalue().splitlines()
 
 
 CRASH_POINTS = 94
