@@ -226,7 +226,7 @@ def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
     space = study.search_space
     if not objective_of(study).timed or study.objective.second is not None:
         alone = study.objective.score == "throughput" and study.objective.second is None
-        return _throughput(study) if alone and not space.varies_nodes else _tpe(study, old_runs)
+        return _throughput(study) if alone else _tpe(study, old_runs)
     from lora_tune.search.portfolio import Arms, PortfolioSampler
 
     tpe, coordinates = _windowed_tpe(study), _coordinates(study)

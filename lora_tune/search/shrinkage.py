@@ -129,7 +129,7 @@ def half_width(study: Study, sweep: Sweep, tuned: Mapping[str, Value]) -> float:
     if not inside:
         return WIDER * Z90 * seed_spread(study)
     posterior, coordinates = _learned(study, space, inside, seed_spread(study))
-    x = np.array([_features(study, coordinates, tuned)])
+    x = np.array([coordinates.speed_features(tuned)])
     _, covariance = posterior.predict(x, np.ones((1, 1)))
     return WIDER * Z90 * math.sqrt(float(covariance[0, 0]))
 
@@ -141,7 +141,7 @@ def _posterior(
     if not configurations:
         return np.empty(0), np.empty(0)
     posterior, coordinates = _learned(study, space, configurations, sd)
-    x = np.array([_features(study, coordinates, c.trial.tuned) for c in configurations])
+    x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     mean, covariance = posterior.predict(x, np.ones((len(x), 1)))
     variance = np.diag(covariance).copy()
     if len(posterior.data.y) < sum(len(c.logs) for c in configurations):
@@ -157,7 +157,7 @@ def _learned(
         distributions=space, gpus=study.search_space.gpus, roles=dict.fromkeys(space, "speed"),
         conditions=study.search_space.conditions,
     )  # fmt: skip
-    x = np.array([_features(study, coordinates, c.trial.tuned) for c in configurations])
+    x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     counts = [len(c.logs) for c in configurations]
     data = _data(np.repeat(x, counts, axis=0), np.concatenate([c.logs for c in configurations]), sd)
     level, spread = _level(configurations)
@@ -168,14 +168,6 @@ def _learned(
     )  # fmt: skip
     prior = _fitted(thinned(data, FITTED), start) if len(data.y) > 2 else start
     return condition(thinned(data, LEARNED), prior), coordinates
-
-
-def _features(study: Study, coordinates: Coordinates, tuned: Mapping[str, Value]) -> Array:
-    """A configuration as a row: what decides speed, and the number of nodes where the study varies it."""
-    row = np.array(coordinates.speed_features(tuned))
-    if not study.search_space.varies_nodes:
-        return row
-    return np.append(row, math.log2(float(study.search_space.resolve(tuned)["NODES"])))
 
 
 def _fitted(data: Data, start: Prior) -> Prior:

@@ -2,7 +2,7 @@
 
 Throughput is nearly free of noise and a layout either fits into memory or does not, so no point is worth a second
 look, and what decides is where the next faster one that fits may be. Each proposal has the highest expected
-improvement of the best throughput (Jones et al., 1998), times its chance to fit into memory, per expected second.
+improvement of the best throughput (Jones et al., 1998), times its chance to fit into memory, per expected node-hour.
 Speed and memory are believed as the grey-box search believes them (:mod:`lora_tune.search.grey_box.model`).
 """
 
@@ -175,7 +175,7 @@ class ThroughputSampler(BaseSampler):
 
 
 def best(model: SearchModel, points: Sequence[Values], physics: Physics | None = None) -> Choice:
-    """The point of the highest expected improvement per second, under ``model`` and ``physics`` where that is known."""
+    """The point of the highest expected improvement per node-hour, under ``model`` and ``physics`` where known."""
     mean, sd = speeds_of(model, points, physics)
     risk = risk_of(model, points, physics)
     measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
@@ -184,7 +184,7 @@ def best(model: SearchModel, points: Sequence[Values], physics: Physics | None =
     risk = 1 - (1 - risk) * (1 - _refused(model, points))
     gain = (1 - risk) * expected_improvement(mean, sd, known)
     rate = gain / (1 - (1 - DEATH_SHARE) * risk)
-    at = int(np.argmax(rate))
+    at = int(np.argmax(rate / np.array([model.coordinates.nodes(p) for p in points])))
     return Choice(
         values=dict(points[at]),
         speed=math.exp(mean[at]),

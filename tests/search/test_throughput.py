@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState, create_trial
 
 from benchmarks.laboratory.problems import h100_wide
+from lora_tune.config.layout import parse_layout
 from lora_tune.config.study import load_study
 from lora_tune.search import throughput
 from lora_tune.search.grey_box import memory
@@ -148,6 +149,43 @@ def test_the_fastest_layout_of_a_simulated_machine_is_found_in_twenty_of_113(sit
     known = [Degrees.of(problem.space.resolve({**problem.space.corner(), "layout": c})) for c in layouts.choices]
     best = max(machine.samples_per_second(d) for d in known if machine.oom_probability(d) <= 0.5)
     assert fastest > 0.99 * best
+
+
+SIZES = CategoricalDistribution([f"{text} nodes{n}" for text in LAYOUTS for n in (1, 2, 4, 8)])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_of_several_node_counts_the_fastest_is_found_and_small_ones_are_measured_first(seed: int) -> None:
+    study = optuna.create_study(
+        direction="maximize", sampler=ThroughputSampler({"layout": SIZES}, gpus=2, seed=seed)
+    )  # fmt: skip
+    asked = []
+    for _ in range(7):  # of twelve
+        trial = study.ask({"layout": SIZES})
+        layout = parse_layout(trial.params["layout"])
+        speed = (0.5 + 0.1 * (layout.cp == 2) - 0.1 * (layout.tp == 2)) * layout.nodes**0.9
+        trial.set_user_attr("samples_per_second", speed)
+        study.tell(trial, speed)
+        asked.append(layout)
+    assert asked[0].nodes == 1
+    assert study.best_params["layout"] == f"{LAYOUTS[1]} nodes8"
+
+
+def test_node_counts_are_learned_alike_as_a_parameter_and_as_part_of_the_layout() -> None:
+    number = Coordinates(distributions={"NODES": IntDistribution(1, 8)}, roles={"NODES": "speed"})
+    part = Coordinates(distributions={"layout": SIZES}, roles={"layout": "speed"})
+    assert number.speed_labels == ("nodes",)
+    assert part.speed_labels[-1] == "nodes"
+    values = {"layout": f"{LAYOUTS[0]} nodes4"}
+    assert number.speed_features({"NODES": 4}) == [2.0] == part.speed_features(values)[-1:]
+    assert number.nodes({"NODES": 4}) == 4 == part.nodes(values)
+    assert "nodes" not in part.memory_labels
+
+
+def test_a_throughput_study_of_several_sizes_is_searched_by_it() -> None:
+    study = load_study(STUDIES / "peft_fsdp.toml")
+    assert study.search_space.varies_nodes
+    assert isinstance(make_sampler(study), ThroughputSampler)
 
 
 def test_throughput_studies_get_this_sampler_where_they_name_the_grey_box() -> None:

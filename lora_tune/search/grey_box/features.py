@@ -33,7 +33,8 @@ SPEED = re.compile(
 )
 """Names of switches that change seconds and memory but not the arithmetic of training (see the public knob list)."""
 
-PACE = re.compile(r"^bubble$|^micro$|OVERLAP|COMM_|DPA|WORKERS|NCCL|NUMA|BIND|VBOOST|SHARP|_CTAS")
+NODES = "NODES"
+PACE = re.compile(r"^bubble$|^micro$|^nodes$|OVERLAP|COMM_|DPA|WORKERS|NCCL|NUMA|BIND|VBOOST|SHARP|_CTAS")
 """Speed features that leave memory as it is, or nearly."""
 
 LONGEST_WARMUP = 0.4
@@ -99,9 +100,17 @@ class Coordinates:
         """Global batch size of each layout choice."""
         if self.layout is None:
             return {}
-        found = self.distributions[self.layout]
+        return {c: float(parse_layout(str(c)).gbs(self.gpus)) for c in self._choices(self.layout)}
+
+    def _choices(self, name: str) -> Sequence[Any]:
+        found = self.distributions[name]
         assert isinstance(found, CategoricalDistribution)
-        return {c: float(parse_layout(str(c)).gbs(self.gpus)) for c in found.choices}
+        return found.choices
+
+    def nodes(self, values: Values) -> int:
+        """Nodes of a trial where the space varies them; else 1."""
+        layout = parse_layout(str(values[self.layout])).nodes if self.layout is not None else 0
+        return int(values.get(NODES, layout or 1))
 
     def batch(self, values: Values) -> float:
         """The global batch size of ``values``; NaN when nothing says it."""
@@ -232,6 +241,9 @@ class Coordinates:
                 row += [math.log2(v) for v in (layout.tp, layout.cp, layout.pp, layout.mbs, layout.vp)]
                 # The share of time that a pipeline of this depth idles, (PP - 1) / (VP * micro-batches).
                 row += [math.log1p((layout.pp - 1) / (layout.vp * micro)), math.log2(micro) / 4, float(layout.sp)]
+                row += [math.log2(layout.nodes)] if layout.nodes else []
+            elif name == NODES:
+                row.append(math.log2(values[name]))
             else:
                 row += self._coded(name, values[name])
         return row or [0.0]
@@ -243,6 +255,9 @@ class Coordinates:
         for name in self.speed_names:
             if name == self.layout:
                 labels += ["tp", "cp", "pp", "mbs", "vp", "bubble", "micro", "sp"]
+                labels += ["nodes"] if parse_layout(str(self._choices(name)[0])).nodes else []
+            elif name == NODES:
+                labels.append("nodes")
             else:
                 labels += self._coded_labels(name)
         return tuple(labels) or ("",)

@@ -29,11 +29,13 @@ _SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
     "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
     "bubble": (-1.0, 0.3), "micro": (0.0, 0.1), "sp": (0.02, 0.05), "FP8": (0.15, 0.1), "TP_COMM_OVERLAP": (0.03, 0.05),
     "FP8_PARAMS": (0.0, 0.03), "FP8_ACT": (0.0, 0.03), "RECOMPUTE_GRANULARITY=full": (-0.2, 0.15),
+    "nodes": (0.62, 0.15),
 }  # fmt: skip
 """ln samples/s per feature, mean and sd: what splitting costs (public H100 figures: -0.18 a doubling of TP or CP).
 
-Switches are at -1 and 1: FP8 at the 70B shape takes 0.7 of the time of bf16 on four H200, recomputation costs up to a
-third of the time (the forward pass again), overlap gave 2 and 15% (sweeps/records).
+Twice the nodes are believed to be 1.6 to 2.1 times as fast. Switches are at -1 and 1: FP8 at the 70B shape takes 0.7 of
+the time of bf16 on four H200, recomputation costs up to a third of the time (the forward pass again), overlap gave 2
+and 15% (sweeps/records).
 """
 _EVAL_BELIEF: Mapping[str, tuple[float, float]] = {
     "tp": (0.3, 0.3), "cp": (0.4, 0.3), "pp": (0.6, 0.4), "mbs": (0.0, 0.1), "vp": (0.0, 0.1),
