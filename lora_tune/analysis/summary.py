@@ -200,6 +200,8 @@ def prior_words(study: Study, sweep: Sweep) -> str:
     words = [priors.words(sweep.priors)]
     if study.objective.curves == "llama2_70b_lora":
         words.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
+    if study.search.full_fine_tuning_lr is not None:
+        words.insert(0, f"ten times the learning rate of full fine-tuning ({study.search.full_fine_tuning_lr:g})")
     return " and ".join(w for w in words if w)
 
 

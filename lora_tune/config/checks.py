@@ -48,6 +48,7 @@ def _check_search(study: Study, path: Path) -> None:
     if study.search.probes and not getattr(sampler, "proposes_probes", False):
         problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not propose them'
         raise StudyError(path, "search.probes", problem)
+    _check_stated_rate(study, path)
     models = getattr(sampler, "objectives", None)
     if models is not None and (study.objective.score not in models or study.objective.second is not None):
         problem = f"{study.search.sampler} models {', '.join(models)} alone; use tpe"
@@ -68,6 +69,21 @@ def _check_search(study: Study, path: Path) -> None:
             if key in absent:
                 problem = f"exists only where {conditions.words(key)}; remove it from this point"
                 raise StudyError(path, f"search.enqueue.{index}.{key}", problem)
+
+
+def _check_stated_rate(study: Study, path: Path) -> None:
+    """That a stated rate of full fine-tuning has an effect: on a rate that is tuned, where nothing better is known."""
+    problem = ""
+    if study.search.full_fine_tuning_lr is None:
+        return
+    if study.benchmark is not None or study.objective.curves == "llama2_70b_lora":
+        problem = "the search starts from published results here; remove it"
+    elif not {name.upper() for name in study.search_space.distributions()} & {"LR", "LEARNING_RATE"}:
+        problem = "no LR or LEARNING_RATE is tuned; remove it, or tune one"
+    elif not getattr(SAMPLERS.load(study.search.sampler), "proposes_probes", False):
+        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler has no use for it'
+    if problem:
+        raise StudyError(path, "search.full_fine_tuning_lr", problem)
 
 
 def range_words(distribution: BaseDistribution) -> str:

@@ -38,6 +38,13 @@ class Search(Section):
     )
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
     startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
+    full_fine_tuning_lr: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="learning rate at which the base is fine-tuned in full: LoRA's is then expected near ten times it "
+        "(a weak belief of portfolio and grey_box, for studies that no published results are about)",
+    )
     probes: bool | None = Field(
         None,
         description="portfolio and grey_box may propose short runs that end once their layout's speed is measured "

@@ -120,7 +120,9 @@ def refusals(s: Submission) -> list[str]:
     if s.complies_with:
         found.append(f"the files comply with {s.complies_with}: --ruleset {s.complies_with} scores them by that round")
     if s.division != "open" and not s.convergence.passes:
-        found.append(f"refused: the RCP check fails: {s.convergence.words}")
+        check = s.convergence
+        fast = f"; the runs converge {check.factor:.3f} times as fast as the reference" if check.factor > 1 else ""
+        found.append(f"refused: the RCP check fails: {check.words}{fast}")
     if s.division != "open" and s.seeds:
         found.append(f"refused: the seed check fails: {s.seeds}")
     return found

@@ -200,6 +200,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         defaults={**(_where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
         prior=lambda: (*published_about(study), *old_runs()),
         conditions=space.conditions,
+        full_fine_tuning_lr=study.search.full_fine_tuning_lr,
         needs=physics_of(study),
         probes=study.probes,
         capped=study.pruning.cap,
@@ -230,7 +231,8 @@ def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
     from lora_tune.search.portfolio import Arms, PortfolioSampler
 
     tpe, coordinates = _windowed_tpe(study), _coordinates(study)
-    believes = coordinates.layout is not None or bool(published_about(study)) or bool(old_runs())
+    told = study.search.full_fine_tuning_lr is not None or bool(old_runs())
+    believes = coordinates.layout is not None or bool(published_about(study)) or told
     grey_box = _time_to_target(study, old_runs) if believes and not space.varies_nodes else None
     return PortfolioSampler(
         coordinates,

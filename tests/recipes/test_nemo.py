@@ -98,7 +98,7 @@ def test_the_eval_loss_is_the_mean_of_per_sequence_means(nemo: Served, tmp_path:
     assert trial.losses == pytest.approx([per_sequence_mean(tmp_path)], abs=1e-4), trial.output[-2000:]
 
 
-@pytest.mark.parametrize("ruleset", ["5.0.0", "5.1.0"])
+@pytest.mark.parametrize("ruleset", ["5.0.0", "5.1.0", "6.1.0"])
 def test_a_full_length_log_passes_the_compliance_checker(full_length: Path, ruleset: str) -> None:
     checker = mlp_compliance.make_checker("training", ruleset, False, True)
     valid, _, _, _ = mlp_compliance.main(str(full_length), f"training_{ruleset}/common.yaml", checker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -362,6 +363,32 @@ def test_how_smooth_the_valley_of_rates_is_does_not_depend_on_the_range_searched
     steps = np.array([[0.0], [math.log(2) / math.log(4)]])
     prior = convergence_prior(COORDINATES, 8.0)
     assert alike(1e-5, 1e-2) == pytest.approx(float(matern(steps[:1], steps[1:], prior.length)[0, 0]))
+
+
+def best_rate(full: float | None, runs: Sequence[tuple[float, float]] = ()) -> float:
+    """The learning rate that is believed best after ``runs`` (rate, samples), with a stated rate of full tuning."""
+    space = {"LR": FloatDistribution(1e-5, 1e-2, log=True), "LORA_RANK": IntDistribution(1, 256, log=True)}
+    c = Coordinates(distributions=space, fixed={"GBS": 8}, full_fine_tuning_lr=full)
+    seen = [Observation(number=n, values={"LR": lr, "LORA_RANK": 16}, reached=s) for n, (lr, s) in enumerate(runs)]
+    prior, rates = convergence_prior(c, 8.0), np.geomspace(1e-5, 1e-2, 301)
+    points = [{"LR": float(rate), "LORA_RANK": 16} for rate in rates]
+    if not seen:
+        believed = trend(np.array([c.convergence_features(p) for p in points]), (c.rate_feature, *c.other_features))
+        return float(rates[np.argmin(believed @ prior.mean)])
+    return float(rates[np.argmin(learn(c, Goal(), seen).predict_ln_samples(points)[0])])
+
+
+@pytest.mark.parametrize(("full", "expected"), [(2e-5, 2e-4), (1e-4, 1e-3), (5e-3, 1e-2), (None, 3.2e-4)])
+def test_loras_best_rate_is_expected_at_ten_times_that_of_full_fine_tuning(full: float | None, expected: float) -> None:
+    """Within the range that is searched; in its middle where nothing is said."""
+    assert best_rate(full) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_few_runs_overrule_the_stated_rate() -> None:
+    """Runs that need fewer samples at ever higher rates than ten times the stated one."""
+    runs = [(1e-4, 9000.0), (4e-4, 6000.0), (1.6e-3, 4000.0), (3.2e-3, 3000.0), (6.4e-3, 3200.0)]
+    assert best_rate(1e-5) == pytest.approx(1e-4, rel=0.05)
+    assert 1.5e-3 < best_rate(1e-5, runs) < 8e-3
 
 
 def test_what_runs_already_is_counted_as_known_but_changes_no_mean() -> None:

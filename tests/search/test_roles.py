@@ -19,6 +19,7 @@ from lora_tune.search.portfolio import PortfolioSampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler
+from tests.conftest import REPOSITORY
 from tests.fakes import command_study
 
 
@@ -78,6 +79,42 @@ def test_learning_rates_as_categories_that_nobody_published_do_not_end_the_searc
     space = {"LR": CategoricalDistribution(rates), "WARMUP_STEPS": IntDistribution(0, 40)}
     sampler = GreyBoxSampler(space, prior=llama2_70b_lora(), defaults=CLOSED_DIVISION)
     assert optuna.create_study(sampler=sampler).ask(space).params["LR"] in rates
+
+
+def stated(line: str, sampler: str = "portfolio", text: str = command_study(trials=5)) -> Study:
+    return parse_study(text.replace('sampler = "random"', f'sampler = "{sampler}"\n{line}'), Path("x.toml"))
+
+
+def test_a_stated_rate_of_full_fine_tuning_moves_the_first_proposals() -> None:
+    """A grey box that knows of it asks near ten times that first; it is one of the arms even without layouts."""
+    study = stated("full_fine_tuning_lr = 1e-4", sampler="grey_box")
+    sampler = make_sampler(study)
+    assert isinstance(sampler, GreyBoxSampler)
+    assert sampler.coordinates(study.search_space.distributions()).full_fine_tuning_lr == 1e-4
+    told = make_sampler(stated("full_fine_tuning_lr = 1e-4"))
+    assert isinstance(told, PortfolioSampler)
+
+
+@pytest.mark.parametrize(
+    ("line", "sampler", "words"),
+    [
+        ("full_fine_tuning_lr = 0", "portfolio", "full_fine_tuning_lr"),
+        ("full_fine_tuning_lr = 2", "portfolio", "full_fine_tuning_lr"),
+        ("full_fine_tuning_lr = 1e-5", "tpe", "this sampler has no use for it"),
+    ],
+)
+def test_a_stated_rate_without_effect_is_refused(line: str, sampler: str, words: str) -> None:
+    with pytest.raises(StudyError, match=words):
+        stated(line, sampler)
+
+
+def test_a_stated_rate_is_refused_where_published_results_say_more_or_no_rate_is_tuned() -> None:
+    line, fixed = "full_fine_tuning_lr = 1e-5", command_study(trials=5).replace("\nLR = {", "\nRATE = {")
+    with pytest.raises(StudyError, match="no LR or LEARNING_RATE is tuned"):
+        stated(line, text=fixed)
+    closed = (REPOSITORY / "studies" / "h200.toml").read_text().replace("[search]", f"[search]\n{line}")
+    with pytest.raises(StudyError, match="starts from published results"):
+        parse_study(closed, REPOSITORY / "studies" / "h200.toml")
 
 
 def test_of_published_results_those_in_fp4_say_when_they_were_healed() -> None:

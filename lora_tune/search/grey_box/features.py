@@ -56,6 +56,7 @@ class Coordinates:
     that do not vary but count (GBS, MAX_STEPS, LR, ...). roles: "speed", "convergence" or "both" of parameters of which
     the study says it; of the others it is guessed from the name. centre: where the user or the published results stand.
     conditions: which parameters exist only under others' values; absent ones count as in their middle.
+    full_fine_tuning_lr: learning rate of the same base in full, where it is known.
     """
 
     distributions: Mapping[str, BaseDistribution]
@@ -64,6 +65,7 @@ class Coordinates:
     roles: Mapping[str, str] = field(default_factory=dict)
     centre: Values = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
+    full_fine_tuning_lr: float | None = None
 
     @cached_property
     def layout(self) -> str | None:

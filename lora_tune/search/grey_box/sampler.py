@@ -39,9 +39,10 @@ class GreyBoxSampler(BaseSampler):
     goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
     not vary but count. roles: what parameters decide, where the study says it. defaults: the values with which other
     sources ran of parameters that they do not name. conditions: which parameters exist only under others' values.
-    needs: of GPU memory, by physics. prior: observations of other sources, or a function that says which there are
-    now. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial). capped:
-    bad runs are stopped early. Each trial gets ``why``, a sentence.
+    full_fine_tuning_lr: of the same base in full, where it is known: LoRA's is expected by it. needs: of GPU memory, by
+    physics. prior: observations of other sources, or a function that says which there are now. probes: short speed runs
+    may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are stopped early. Each trial gets
+    ``why``, a sentence.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GreyBoxSampler(BaseSampler):
         roles: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         conditions: Conditions | None = None,
+        full_fine_tuning_lr: float | None = None,
         needs: Needs | None = None,
         prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
@@ -64,7 +66,7 @@ class GreyBoxSampler(BaseSampler):
         self._goal = goal or Goal()
         self._gpus, self._fixed = gpus, dict(fixed or {})
         self._roles, self._defaults = dict(roles or {}), dict(defaults or {})
-        self._conditions, self._needs = conditions or Conditions(), needs
+        self._conditions, self._needs, self._rate = conditions or Conditions(), needs, full_fine_tuning_lr
         self._prior, self._probes, self._capped = prior, probes, capped
         self._rng = np.random.default_rng(seed)
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
@@ -163,6 +165,7 @@ class GreyBoxSampler(BaseSampler):
             roles=self._roles,
             centre=self._defaults,
             conditions=self._conditions,
+            full_fine_tuning_lr=self._rate,
         )
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:

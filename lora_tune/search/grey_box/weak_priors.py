@@ -10,6 +10,7 @@ from optuna.distributions import FloatDistribution
 
 from lora_tune.search.grey_box.features import LONGEST_WARMUP, RATE, Coordinates
 from lora_tune.search.grey_box.gaussian import Belief, Prior
+from lora_tune.search.grey_box.unit_range import unit
 
 OCTAVES = math.log(4)
 """The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
@@ -24,6 +25,12 @@ BEND, BEND_SD, SLOPE_SD = 0.08, 0.08, 0.15
 doubt, and the doubt of where that one is."""
 SMOOTH = 0.35
 """How much of the smooth residual such a number takes part in: with six of them every new point would be unknown."""
+
+LORA_RATE = 10.0
+"""LoRA's best learning rate over that of full fine-tuning, nearly whatever the rank, adapters on all linear layers:
+Schulman et al., LoRA Without Regret (thinkingmachines.ai/blog/lora, 2025)."""
+RATE_SD = math.log(3)
+"""Doubt of it: on short runs about 15 was seen there, and the rate of full fine-tuning is itself known roughly."""
 
 _SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
     "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
@@ -63,6 +70,11 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
         # leaves the best rate anywhere: half a range to either side of the middle within one sd.
         curve_mean, curve_sd = [0.25 * half**2], [0.1 * half**2]
         sd[1 + rate] = max(0.3, 0.25 * half**2)
+        if (place := _expected_place(coordinates)) is not None:
+            # The lowest point of 0.25 (half x)^2 moved to ``place``, give or take RATE_SD.
+            mean[0] += 0.25 * half**2 * place**2
+            mean[1 + rate] = -0.5 * half**2 * place
+            sd[1 + rate] = min(sd[1 + rate], 0.5 * half * RATE_SD)
     weights = np.ones(width)
     weights[-1] = 0.7
     if rate is not None:
@@ -85,6 +97,15 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
         departure=0.06,
         weights=weights,
     )
+
+
+def _expected_place(coordinates: Coordinates) -> float | None:
+    """Where LoRA's best rate is expected in its range, from -1 to 1; None where nothing tells."""
+    stated = coordinates.full_fine_tuning_lr
+    for name, found in coordinates.distributions.items():
+        if name.upper() in RATE and isinstance(found, FloatDistribution) and stated is not None:
+            return unit(found, min(max(LORA_RATE * stated, found.low), found.high))
+    return None
 
 
 def _half_range(coordinates: Coordinates) -> float:
