@@ -1,4 +1,4 @@
-"""``python -m benchmarks.compliant_logs [peft|nemo|bridge...] [--runs N]``: our recipes' logs under the newest rules.
+"""``python -m benchmarks.compliant_logs [--recipe peft|nemo|bridge] [--runs N]``: our recipes' logs under the newest rules.
 
 Each recipe trains N times (ten by default), each time with another seed, through MLPerf's schedule at GBS 8: a model
 of four layers on text that is easy enough for the target, on the CPU (NeMo and Bridge through the tests' shim, in
@@ -78,7 +78,7 @@ def write_logs(recipe: str, folder: Path, runs: int) -> list[Path]:
 def main() -> int:
     """Make and judge the logs; returns 1 where one does not comply or two share a seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("recipe", nargs="*", choices=RECIPES)
+    parser.add_argument("--recipe", action="append", choices=tuple(RECIPES), help="[all three]")
     parser.add_argument("--runs", type=int, default=RUNS)
     given = parser.parse_args()
     broken = 0

@@ -66,15 +66,11 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
     curve_mean, curve_sd = [], []
     if rate is not None:
         half = _half_range(coordinates)
-        # Curvature 0.5 +- 0.2 per squared e-fold: samples double at 1.7 e-folds from the best rate. The linear term
-        # leaves the best rate anywhere: half a range to either side of the middle within one sd.
+        # Curvature 0.5 +- 0.2 per squared e-fold: samples double at 1.7 e-folds from the best rate.
         curve_mean, curve_sd = [0.25 * half**2], [0.1 * half**2]
-        sd[1 + rate] = max(0.3, 0.25 * half**2)
-        if (place := _expected_place(coordinates)) is not None:
-            # The lowest point of 0.25 (half x)^2 moved to ``place``, give or take RATE_SD.
-            mean[0] += 0.25 * half**2 * place**2
-            mean[1 + rate] = -0.5 * half**2 * place
-            sd[1 + rate] = min(sd[1 + rate], 0.5 * half * RATE_SD)
+        place, slope_sd = _best_rate(coordinates, half)
+        mean[0] += curve_mean[0] * place**2
+        mean[1 + rate], sd[1 + rate] = -2 * curve_mean[0] * place, slope_sd
     weights = np.ones(width)
     weights[-1] = 0.7
     if rate is not None:
@@ -99,13 +95,18 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
     )
 
 
-def _expected_place(coordinates: Coordinates) -> float | None:
-    """Where LoRA's best rate is expected in its range, from -1 to 1; None where nothing tells."""
-    stated = coordinates.full_fine_tuning_lr
+def _best_rate(coordinates: Coordinates, half: float) -> tuple[float, float]:
+    """Where the valley's lowest point is expected in the rate's range, from -1 to 1, and the doubt of its slope.
+
+    half: of the range in e-folds. Where nothing is stated it may lie anywhere: half a range to either side of the
+    middle within one sd.
+    """
+    anywhere, stated = max(0.3, 0.25 * half**2), coordinates.full_fine_tuning_lr
     for name, found in coordinates.distributions.items():
-        if name.upper() in RATE and isinstance(found, FloatDistribution) and stated is not None:
-            return unit(found, min(max(LORA_RATE * stated, found.low), found.high))
-    return None
+        if stated is not None and name.upper() in RATE and isinstance(found, FloatDistribution):
+            expected = min(max(LORA_RATE * stated, found.low), found.high)
+            return unit(found, expected), min(anywhere, 0.5 * half * RATE_SD)
+    return 0.0, anywhere
 
 
 def _half_range(coordinates: Coordinates) -> float:
