@@ -1,4 +1,4 @@
-"""``python -m benchmarks.compliant_logs [--recipe peft|nemo|bridge] [--runs N]``: our recipes' logs under the newest rules.
+"""``python -m benchmarks.compliant_logs [--recipe NAME] [--runs N]``: our recipes' logs under the newest rules.
 
 Each recipe trains N times (ten by default), each time with another seed, through MLPerf's schedule at GBS 8: a model
 of four layers on text that is easy enough for the target, on the CPU (NeMo and Bridge through the tests' shim, in
