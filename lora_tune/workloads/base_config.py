@@ -6,6 +6,7 @@ that it sources. Nothing here changes it.
 
 from __future__ import annotations
 
+import glob
 import re
 import shlex
 import tempfile
@@ -140,13 +141,14 @@ def _find(folder: Path, file: str) -> Path:
     path = folder / file
     if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
         return path
-    named = _tree(folder, Path(file).name)
+    named = _tree(folder, glob.escape(Path(file).name))
     if len(named) == 1:
         return named[0]
     several = ", ".join(str(p.relative_to(folder)) for p in named)
     near = ", ".join(sorted(p.name for p in _configs(folder))[:12])
     hint = f"; which of {several}?" if named else f"; it holds {near}" if near else "; it holds no config_*.sh"
-    raise SetupError(f"workload.base: {folder} holds no {file}{hint}")
+    outside = " (that file lies elsewhere: copy it there, beside what it sources)" if path.is_file() else ""
+    raise SetupError(f"workload.base: {folder} holds no {file}{outside}{hint}")
 
 
 def _tree(folder: Path, name: str) -> list[Path]:

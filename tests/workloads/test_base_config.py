@@ -150,6 +150,19 @@ class TestStrangeConfigs:
         with pytest.raises(SetupError, match=r"keeps LR=0\.000[34] whatever .* remove its readonly"):
             made(tree, data="/tmp", model="/tmp").check()
 
+    def test_names_that_a_shell_would_take_for_patterns(self, tree: Path) -> None:
+        (tree / "mine").mkdir()
+        (tree / CONFIG).rename(tree / "mine" / "config_[b]_1x8x4.sh")
+        assert read_base(tree, "config_[b]_1x8x4.sh").file == "mine/config_[b]_1x8x4.sh"
+        with pytest.raises(SetupError, match=r"holds no config_\*\.sh; it holds config_\[b\]_1x8x4\.sh"):
+            read_base(tree, "config_*.sh")
+
+    def test_a_config_outside_of_the_folder_is_told_where_it_belongs(self, tree: Path, tmp_path: Path) -> None:
+        own = tmp_path / "config_MINE.sh"
+        (tree / CONFIG).rename(own)
+        with pytest.raises(SetupError, match=r"holds no .*config_MINE\.sh \(that file lies elsewhere: copy it there"):
+            read_base(tree, str(own))
+
     def test_windows_line_ends_are_told(self, tree: Path) -> None:
         (tree / CONFIG).write_bytes((tree / CONFIG).read_bytes().replace(b"\n", b"\r\n"))
         with pytest.raises(SetupError, match=r"has Windows line ends.*sed -i"):
