@@ -13,15 +13,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_NOUNSET = re.compile(r"^\s*set\s+(?:-\w*u|-o\s+nounset|[^#\n]*\s-o\s+nounset)", re.MULTILINE)
+_SET = re.compile(r"(?:^|[;&]\s*)set\s+([^;&|]+)|^#!\S*bash\s+(-\S+)$")
+_NOUNSET = re.compile(r"(?:^|\s)([-+])(?:[A-Za-z]*u[A-Za-z]*|[A-Za-z]*o\s+nounset)(?=\s|$)")
 _SOURCES = re.compile(r"^\s*(?:source|\.)\s+[\"']?(?:\S*/)?([\w.-]+\.sh)\b", re.MULTILINE)
 _EXPANSION = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{[#!]?([A-Za-z_]\w*)(\[[^]]*\])?(:?[-=+?])?)")
 _ASSIGNED = re.compile(
     r"(?:^|[\s;(&|])(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)\+?=(?!=)"
     r"|\$\{([A-Za-z_]\w*):?="
     r"|\bfor\s+([A-Za-z_]\w*)\s+in\b"
-    r"|\bread\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
 )
+_FILLED = re.compile(r"\b(?:read|mapfile|readarray|getopts|let|printf\s+-v)\s([^;|&<>()]*)")
+"""Builtins that assign to variables that they are given by name."""
+_NAME = re.compile(r"(?<![\w$-])[A-Za-z_]\w*")
 _VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
 _STARTED = re.compile(r"(?<!bash )(?<!sh )(?<!source )(?<![\w/.])\./([\w.-]+\.sh)\b")
 _OWN_PLACES = re.compile(r"^\s*export\s+(CONT|DATADIR|MODEL|LOGDIR)=(?!.*\$\{\1)", re.MULTILINE)
@@ -50,11 +53,10 @@ class Needed:
 def needed_variables(script: Path) -> tuple[Needed, ...]:
     """What ``script`` needs of its environment, each once, in its order. Shell's and Slurm's own are left out."""
     text = _with_sourced(script)
-    strict = bool(_NOUNSET.search(text))
-    unconditional = list(_unconditional(_code(text)))
-    assigned = {name for line in _code(text).splitlines() for m in _ASSIGNED.finditer(line) for name in m.groups()}
+    assigned, strict = _assigned(_code(text)), _turned(text.partition("\n")[0].rstrip(), now=False)
     found: dict[str, Needed] = {}
-    for line in unconditional:
+    for line in _unconditional(_code(text)):
+        strict = _turned(line, now=strict)
         for match in _EXPANSION.finditer(line):
             name, operator = match[1] or match[2], match[4] or ""
             given = name in _GIVEN or name.startswith(_GIVEN_PREFIXES)
@@ -62,6 +64,20 @@ def needed_variables(script: Path) -> tuple[Needed, ...]:
             if not given and name not in assigned and (demanded or (strict and not operator)):
                 found.setdefault(name, Needed(name, line.strip()))
     return tuple(found.values())
+
+
+def _assigned(code: str) -> set[str]:
+    """The variables to which the script itself gives a value, anywhere."""
+    found = {name for line in code.splitlines() for m in _ASSIGNED.finditer(line) for name in m.groups()}
+    return found | {name for names in _FILLED.findall(code) for name in _NAME.findall(names)}
+
+
+def _turned(line: str, *, now: bool) -> bool:
+    """Whether a variable that nobody set ends the script from this line on; now: whether it does before it."""
+    for match in _SET.finditer(line):
+        for sign in _NOUNSET.findall(match[1] or match[2]):
+            now = sign == "-"
+    return now
 
 
 def script_doubts(script: Path, known: Collection[str]) -> list[str]:

@@ -146,6 +146,11 @@ class TestWhatAScriptNeeds:
             ("set -u\nif [[ $A ]]; then\n  echo $B\nfi\ncase x in y) echo $C;; esac\necho $D\n", ["A", "D"]),
             ("set -u\n# $A\nbash -c 'echo $B' ; echo \\$C # $D\necho \"it's $E\"\n", ["E"]),
             ("set -u\ncat <<'EOF'\n$A\nEOF\ncat <<EOF\n\\$B $C\nEOF\n", ["C"]),
+            ("#!/bin/bash -eu\necho $A\n", ["A"]),
+            ("set -Eeuo pipefail\necho $A\nset +u\necho $B\nset -e -o nounset\necho $C\n", ["A", "C"]),
+            ("echo $A  # as empty\nset -u\necho $B\n", ["B"]),
+            ("set -u\nread -r A B <<<'1 2'\nmapfile -t C < <(ls)\nprintf -v D '%s' x\necho $A $B $C $D\n", []),
+            ("set -u\nwhile getopts 'a:' A; do echo $A $OPTARG; done\nlet B=1; echo $B\n", []),
             ("set -u\necho $SLURM_JOB_ID $HOME $RANDOM ${BASH_SOURCE[0]}\n", []),
         ],
     )
