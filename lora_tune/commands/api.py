@@ -74,7 +74,7 @@ class Sweep:
         Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
         for what the machine lacks, SweepBusyError while another driver is at work.
         """
-        from lora_tune.commands.report import asked, write_report
+        from lora_tune.commands.report import said_if_known, write_report
 
         plan, view = self._plan, Quiet() if self._quiet else Plain()
         launcher = make_launcher(plan.study, plan.paths.packs)
@@ -87,7 +87,7 @@ class Sweep:
                 outcome = driving.run()
                 store.finish(lease, outcome.reason)
             export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-            write_report(plan.study, driving.sweep, plan.paths.report, asked(store, plan.study.name))
+            write_report(plan.study, driving.sweep, plan.paths.report, said_if_known(store, plan.study.name))
         finally:
             store.close()
         return outcome.reason

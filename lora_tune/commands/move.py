@@ -18,6 +18,8 @@ from lora_tune.store import Lease, Store, has_password, safe_url
 from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
 from lora_tune.store.records import Sweep
+from lora_tune.store.remarks import Remarks
+from lora_tune.store.requests import Requests
 
 
 def _target(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
@@ -62,7 +64,10 @@ def main(study_name: str, to: str, **given: Any) -> None:
 
 
 def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: float) -> int:
-    """How many trials were copied; the replicates of ``confirm`` go along. Raises InputError for a full target."""
+    """How many trials were copied.
+
+    The replicates of ``confirm``, what people asked and what they wrote go along. Raises InputError for a full target.
+    """
     folders = {lease.sweep: paths, lease.sweep + SUFFIX: SweepPaths(paths.root / "confirm")}
     found = {name: sweep for name in folders if (sweep := source.load(name)) is not None}
     for name in found:
@@ -70,6 +75,8 @@ def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: f
             raise InputError(f"{safe_url(target.url)} holds a sweep {name} already; name an empty database")
     for name, sweep in found.items():
         _copy(source, target, sweep, folders[name].saved, now)
+    Requests(target, lease.sweep).copy_in(Requests(source, lease.sweep).all())
+    Remarks(target, lease.sweep).copy_in(Remarks(source, lease.sweep).history())
     return len(found[lease.sweep].trials)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from lora_tune.config.campaign import is_campaign, load_campaign
 from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import words
 from lora_tune.objectives import objective_of
+from lora_tune.review.dashboard_notes import tags
 from lora_tune.review.figure_files import write_figures
 from lora_tune.review.plots import charts, svg
 from lora_tune.review.report_page import page_file, template, write_page
@@ -56,26 +58,44 @@ from lora_tune.search.recommendation import recommended
 from lora_tune.store import Store
 from lora_tune.store.metrics import Choice
 from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.remarks import Remark, Remarks
 from lora_tune.store.requests import Request, Requests
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
 
-def write_report(study: Study, sweep: Sweep, path: Path, requests: Sequence[Request] = ()) -> None:
-    """Write the report of ``sweep`` to ``path``, replacing an older one in one step. requests: see report_html."""
-    write_page(path, report_html(study, sweep, time.time(), requests))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class People:
+    """What people asked of a sweep, and what they wrote beside it and its trials."""
+
+    requests: Sequence[Request] = ()
+    remarks: Sequence[Remark] = ()
 
 
-def asked(store: Store, name: str) -> Sequence[Request]:
-    """What people asked of a sweep; nothing where the database is away, which its driver says by itself."""
+NOBODY = People()
+
+
+def write_report(study: Study, sweep: Sweep, path: Path, people: People = NOBODY) -> None:
+    """Write the report of ``sweep`` to ``path``, replacing an older one in one step. people: see report_html."""
+    write_page(path, report_html(study, sweep, time.time(), people))
+
+
+def said(store: Store, name: str) -> People:
+    """What people asked and wrote. Raises StoreError."""
+    written = sorted(Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
+    return People(requests=Requests(store, name).all(), remarks=[r for r in written if r.text])
+
+
+def said_if_known(store: Store, name: str) -> People:
+    """The same; nothing where the database is away, which its driver says by itself."""
     try:
-        return Requests(store, name).all()
+        return said(store, name)
     except StoreError:
-        return ()
+        return NOBODY
 
 
-def report_html(study: Study, sweep: Sweep, now: float, requests: Sequence[Request] = ()) -> str:
-    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. requests: what people asked for.
+def report_html(study: Study, sweep: Sweep, now: float, people: People = NOBODY) -> str:
+    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. people: what they asked and wrote.
 
     Every text of the study is escaped, and the page's own policy admits no script but its own.
     """
@@ -101,7 +121,8 @@ def report_html(study: Study, sweep: Sweep, now: float, requests: Sequence[Reque
         figures=figures,
         table=(table := trial_rows(study, sweep, now)),
         verdicts=sorted(set(table.states)),
-        requests=[(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in requests],
+        requests=[(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
+        remarks=[(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
         clone=again("steer", study.name, "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
         provenance=_provenance(study, sweep, now),
         style=page_file("report.css") + svg.page_style(),
@@ -251,8 +272,8 @@ def main(
     path = path or review.paths.report
     store = watch_store(review.paths, storage)
     try:
-        requests = Requests(store, review.study.name).all()
+        people = said(store, review.study.name)
     finally:
         store.close()
-    write_report(review.study, review.sweep, path, requests)
+    write_report(review.study, review.sweep, path, people)
     click.echo(path)

@@ -225,7 +225,7 @@ class Server:
         from lora_tune.commands import report
 
         export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-        report.write_report(plan.study, driving.sweep, plan.paths.report, report.asked(store, plan.study.name))
+        report.write_report(plan.study, driving.sweep, plan.paths.report, report.said_if_known(store, plan.study.name))
         return f"{outcome.reason}; report {plan.paths.report}"
 
     def _leave_alone(self, name: str, why: str) -> None:

@@ -212,7 +212,7 @@ def _hand_over(
 
     sweep = replace(sweep, priors=priors.read(paths.priors))
     written = export.export_best(study, sweep, workload, paths.best)
-    report.write_report(study, sweep, paths.report, report.asked(store, study.name))
+    report.write_report(study, sweep, paths.report, report.said_if_known(store, study.name))
     if say:
         click.echo(summary(study, sweep, outcome))
         if written is not None:

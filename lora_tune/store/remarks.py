@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 
@@ -36,11 +37,22 @@ class Remarks:
 
     def latest(self) -> dict[int, Remark]:
         """By trial what is written there now. Raises StoreError."""
+        return {remark.trial: remark for remark in sorted(self.history(), key=lambda r: r.version)}
+
+    def history(self) -> list[Remark]:
+        """Every version of every remark, the oldest first. Raises StoreError."""
         table = schema.remarks
-        wanted = sa.select(table).where(table.c.sweep == self._sweep).order_by(table.c.version)
+        wanted = sa.select(table).where(table.c.sweep == self._sweep).order_by(table.c.written_at, table.c.version)
         with self._store._reading() as connection:
             rows = connection.execute(wanted).mappings().all()
-        return {row["trial"]: Remark(**{k: v for k, v in row.items() if k != "sweep"}) for row in rows}
+        return [Remark(**{k: v for k, v in row.items() if k != "sweep"}) for row in rows]
+
+    def copy_in(self, remarks: Iterable[Remark]) -> None:
+        """Take over what was written in another database. Raises StoreError."""
+        rows = [{"sweep": self._sweep, **asdict(remark)} for remark in remarks]
+        if rows:
+            with self._store._writing() as connection:
+                connection.execute(sa.insert(schema.remarks), rows)
 
     def write(self, remark: Remark) -> None:
         """Add a version. Raises RemarkChangedError where somebody was quicker, StoreError."""

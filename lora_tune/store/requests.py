@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -64,6 +64,13 @@ class Requests:
         wanted = sa.select(table.c.record).where(table.c.sweep == self._sweep).order_by(table.c.number)
         with self._store._reading() as connection:
             return [Request(**json.loads(text)) for text in connection.scalars(wanted)]
+
+    def copy_in(self, requests: Iterable[Request]) -> None:
+        """Take over what was asked in another database, with its answers. Raises StoreError."""
+        rows = [self._row(request) for request in requests]
+        if rows:
+            with self._store._writing() as connection:
+                connection.execute(sa.insert(schema.requests), rows)
 
     def ask(self, request: Request) -> Request:
         """Add a request; returns it with its number. Raises StoreError."""

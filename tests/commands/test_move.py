@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from lora_tune.store import Store
+from lora_tune.store.remarks import Remark, Remarks
+from lora_tune.store.requests import Request, Requests
 from tests.commands.test_sweep import TRIAL, executions, study, sweep
 from tests.recorded import recorded
 
@@ -22,6 +25,14 @@ def test_a_sweep_goes_on_in_another_database_and_not_in_the_old_one(tmp_path: Pa
     (tmp_path / "trial.py").write_text(TRIAL)
     assert sweep(tmp_path, "--trials", "2").returncode in (0, 4)
     old, url = tmp_path / "sweeps" / "quick" / "sweep.db", f"sqlite:///{tmp_path}/team.db"
+    asked = Request(
+        kind="set", what={"parallel": 2}, who="ann@login1", asked_at=1.0, answered_at=2.0, accepted=True, answer="done"
+    )
+    written = [Remark(trial=0, version=v, text=f"note {v}", who="ben@login1", written_at=float(v)) for v in (1, 2)]
+    with closing(Store(f"sqlite:///{old}")) as store:
+        asked = Requests(store, "quick").ask(asked)
+        for remark in written:
+            Remarks(store, "quick").write(remark)
     done = move(tmp_path, "--to", url)
     assert done.returncode == 0, done.stderr
     assert f"2 trials of quick copied from {old} to {url}" in done.stdout
@@ -32,7 +43,12 @@ def test_a_sweep_goes_on_in_another_database_and_not_in_the_old_one(tmp_path: Pa
     store = Store(url, read_only=True)
     assert store.names() == ["quick"]
     moved = store.load("quick")
+    assert Requests(store, "quick").all() == [asked], "what people asked, with its answer"
+    assert Remarks(store, "quick").history() == written, "what they wrote, in every version"
     store.close()
+    page = (tmp_path / "sweeps" / "quick" / "report.html").read_text()
+    assert "note 2</td>" in page
+    assert "note 1</td>" not in page
     assert moved is not None
     before = recorded(old, "quick")
     assert {n: moved.trials[n].metrics for n in range(2)} == {n: before.trials[n].metrics for n in range(2)}

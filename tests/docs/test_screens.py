@@ -77,7 +77,9 @@ def test_pictures_of_the_report(
     browser: Browser, pictures: Path, tmp_path: Path, name: str, width: int, dark: bool
 ) -> None:
     study = study_of()
-    report.write_report(study, sweep_of(study, trials=40, running=2), tmp_path / "report.html", [ASKED])
+    report.write_report(
+        study, sweep_of(study, trials=40, running=2), tmp_path / "report.html", report.People(requests=[ASKED])
+    )
     browser.look(width=width, dark=dark)
     browser.open((tmp_path / "report.html").as_uri() + "#compare=3,7,9")
     browser.screenshot(pictures / f"compared-{name}.png", whole=True)

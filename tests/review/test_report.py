@@ -14,6 +14,7 @@ from lora_tune.commands import report
 from lora_tune.config.study import Study
 from lora_tune.review.trial_rows import searched_names, trial_rows, value_text
 from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.remarks import Remark
 from lora_tune.store.requests import Request
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
@@ -116,12 +117,33 @@ def test_what_the_search_varies_is_bold_and_what_is_fixed_is_not() -> None:
     assert {"WEIGHT", "HALF", "TP", "GBS"} <= plain
 
 
+def test_what_people_wrote_stands_in_the_report_with_its_tags_as_text(study: Study, sweep: Sweep) -> None:
+    text = "the layout that Ben wanted #rerun\n<script>document.title='owned'</script>"
+    notes = [
+        Remark(trial=-1, version=1, text="ask Ann before you export", who="ben@login1", written_at=BEGAN),
+        Remark(trial=3, version=2, text=text, who="ann@login1", written_at=BEGAN + 60),
+    ]
+    page = report.report_html(study, sweep, NOW, report.People(remarks=notes))
+    shown = _Elements(page).text
+    for words in (
+        "the sweep",
+        "ask Ann before you export",
+        "trial 3",
+        "that Ben wanted #rerun",
+        "ann@login1, 2025-10-09",
+    ):
+        assert words in shown
+    assert "<td>rerun</td>" in page
+    assert "<script>document.title" not in page
+    assert 'id="notes"' not in report.report_html(study, sweep, NOW)
+
+
 def test_who_asked_what_of_the_sweep_and_when_stands_in_the_report(study: Study, sweep: Sweep) -> None:
     asked = Request(
         number=0, kind="stop", what={"trial": 3}, who="ann@login1", asked_at=BEGAN, answered_at=BEGAN + 3,
         accepted=True, answer="trial 3 is asked to end",
     )  # fmt: skip
-    said = _Elements(report.report_html(study, sweep, NOW, [asked])).text
+    said = _Elements(report.report_html(study, sweep, NOW, report.People(requests=[asked]))).text
     for words in ("2025-10-09 08:53 UTC", "ann@login1", "stop trial 3", "trial 3 is asked to end"):
         assert words in said
     assert 'id="requests"' not in report.report_html(study, sweep, NOW)

@@ -226,7 +226,7 @@ def _hand_over(
     text = json.dumps(record, indent=1, default=str)
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
     written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)
-    report.write_report(review.study, sweep, review.paths.report, report.asked(store, review.study.name))
+    report.write_report(review.study, sweep, review.paths.report, report.said_if_known(store, review.study.name))
     if say:
         click.echo("\n" + summary(review.study, sweep, found))
         _say_checks(checks, folder)
