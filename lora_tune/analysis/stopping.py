@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import courses, level
-from lora_tune.controller.public_runs import believed, contradiction
+from lora_tune.controller.public_runs import believed, confirmed_at, contradiction
 from lora_tune.curves.conformal import needed, supported
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Sweep, Trial, Verdict
@@ -23,11 +23,12 @@ class StoppingAccount:
     stated: false-prune rate that the study asks for; kept: the rate that its evidence supports now, None while no run
     is compared. references: good runs that nothing could have stopped, which are what supports it, of all ``good``
     ones; wanted: as many as must end before runs are compared; full: as many as support the stated rate. published:
-    the rate rests on public runs. contradicted_by: the good trial by which they are no longer believed. stopped,
-    missed: runs that the comparison stopped, and all that ended without the target. used: share of all node-hours that
-    the stopped ones took. audited, erred: condemned runs that went on and have ended, and those of them that reached
-    the target. audit_hours: node-hours that they took after they were condemned. false_rate: low and high of a 90%
-    interval for the share of good runs that the rule condemns, None without an ended audit.
+    the rate rests on public runs; unconfirmed: it will, once a good run has lain among them. contradicted_by: the good
+    trial by which they are no longer believed. stopped, missed: runs that the comparison stopped, and all that ended
+    without the target. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
+    went on and have ended, and those of them that reached the target. audit_hours: node-hours that they took after they
+    were condemned. false_rate: low and high of a 90% interval for the share of good runs that the rule condemns, None
+    without an ended audit.
     """
 
     stated: float
@@ -37,6 +38,7 @@ class StoppingAccount:
     wanted: int
     full: int
     published: bool
+    unconfirmed: bool
     contradicted_by: int | None
     stopped: int
     missed: int
@@ -55,7 +57,7 @@ def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount 
     good = level(study, sweep)
     free = sum(c.free and (good == -math.inf or math.isfinite(c.stop(good))) for c in courses(study, sweep))
     envelope = next((e for t in trials if (e := believed(study, sweep, t)) is not None), None)
-    against = contradiction(study, sweep)
+    against, confirmed = contradiction(study, sweep), confirmed_at(study, sweep) is not None
     stopped = [t for t in trials if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
     ended = [t for t in trials if t.metrics.audited and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]
     erred = sum(t.verdict is Verdict.REACHED for t in ended)
@@ -64,12 +66,13 @@ def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount 
     compared = supported(rate, free) if free >= study.pruning.references else None
     return StoppingAccount(
         stated=rate,
-        kept=envelope.supported(rate) if envelope else compared,
+        kept=envelope.supported(rate) if envelope and confirmed else compared,
         references=free,
         good=len(sweep.reached()),
         wanted=study.pruning.references,
         full=needed(rate),
-        published=envelope is not None,
+        published=envelope is not None and confirmed,
+        unconfirmed=envelope is not None and not confirmed,
         contradicted_by=against.number if against else None,
         stopped=len(stopped),
         missed=sum(t.verdict in (Verdict.PRUNED, Verdict.CENSORED) for t in trials),
@@ -113,7 +116,8 @@ def promise_words(study: Study) -> str:
     rate, first = study.pruning.false_prune_rate, study.pruning.references
     audits = f"; {study.audit_share:.0%} of condemned runs go on as audits" if study.audit_share else ""
     if study.objective.curves != "own":
-        return f"stopping: {_percent(rate)} of good runs by error, by published curves{audits}"
+        once = "by published curves once a good run has been like them"
+        return f"stopping: {_percent(rate)} of good runs by error, {once}{audits}"
     if not objective_of(study).has_target:
         return f"stopping: the first {2 * first} runs go free, and what the better half of them did is asked of others"
     words = f"stopping: the first {first} good runs go free and support {_percent(supported(rate, first))} of good runs"
@@ -124,6 +128,8 @@ def promise_words(study: Study) -> str:
 def account_words(account: StoppingAccount) -> str:
     """The account in a line."""
     parts = [_support_words(account)]
+    if account.unconfirmed:
+        parts.append("published curves stop no run before a good one of this sweep has been like them")
     if account.contradicted_by is not None:
         parts.append(
             f"trial {account.contradicted_by} reached the target outside of the published curves, by which runs are "

@@ -10,9 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from lora_tune.config.study import Study
-from lora_tune.controller.public_runs import begins_at, contradiction, ended_at, judging_envelope, start_of
+from lora_tune.controller.public_runs import (
+    begins_at,
+    confirmed_at,
+    contradiction,
+    ended_at,
+    judging_envelope,
+    start_of,
+)
 from lora_tune.curves.overlay import Course, comparable
-from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
@@ -60,7 +66,7 @@ def _half_came_to(study: Study, sweep: Sweep) -> float:
     free = free_trials(study, sweep)
     if len(free) < _fewest_free(study):
         return -math.inf
-    lowest = [usable(sweep.last_evals(number)).loss.min(initial=math.inf) for number in free]
+    lowest = [comparable(sweep.last_evals(number)).loss.min(initial=math.inf) for number in free]
     return float(np.median(lowest))
 
 
@@ -99,7 +105,7 @@ def free_trials(study: Study, sweep: Sweep) -> set[int]:
     compared before these have. Of those that begin together, the first to end are the fastest, and beside them alone
     every slower one would look bad. Then the first of each batch size (without one no run of it is compared), and the
     audits, each again up to the first that has not ended. Where the public runs were believed and are no more, those
-    proposed in the meantime were selected by them: only the start, and what came afterwards, is free.
+    that ran in the meantime were selected by them: only the start, and what came before or afterwards, is free.
     """
     begun = sorted((t for t in sweep.trials.values() if not t.probe), key=lambda t: t.number)
     unselected = _unselected(study, sweep, begun)
@@ -116,8 +122,11 @@ def _unselected(study: Study, sweep: Sweep, begun: Sequence[Trial]) -> Sequence[
     against = contradiction(study, sweep)
     if against is None:
         return begun
-    start = start_of(sweep)
-    return [t for t in begun if t.number == start or t.proposed_at >= ended_at(against)]
+    start, since, until = start_of(sweep), confirmed_at(study, sweep), ended_at(against)
+    if since is None or since >= until:
+        return begun
+    ran_before = {t.number for t in begun if t.finished_at is not None and t.finished_at <= since}
+    return [t for t in begun if t.number == start or t.number in ran_before or t.proposed_at >= until]
 
 
 def _first_good(begun: Sequence[Trial], most: int) -> set[int]:

@@ -20,9 +20,10 @@ from lora_tune.controller.evidence import (
     task,
 )
 from lora_tune.controller.policy import Stop
-from lora_tune.controller.public_runs import believed, public_envelope
+from lora_tune.controller.public_runs import believed, judging_envelope, public_envelope
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.mllog import RunLog
 from lora_tune.objectives import objective_of
@@ -47,7 +48,8 @@ def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop |
     objective = objective_of(study)
     if not objective.judges_evals:
         return _too_slow(study, sweep, trial, run)
-    if run.train and not math.isfinite(run.train[-1].loss) and not objective.stop(run):
+    lately = run.train[-IN_A_ROW:]
+    if len(lately) == IN_A_ROW and not any(math.isfinite(t.loss) for t in lately) and not objective.stop(run):
         return Stop(
             StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
         )
@@ -147,7 +149,7 @@ def _believed_envelope(study: Study, sweep: Sweep, trial: Trial) -> curves.Envel
 
 def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, float]]:
     """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
-    published = _believed_envelope(study, sweep, trial)
+    published = None if healing.own_shape(trial) else judging_envelope(study, sweep, trial)
     if published is not None:
         return _published_band(study, published)
     evals = sweep.last_evals(trial.number)
@@ -165,7 +167,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
 def alone(study: Study, sweep: Sweep, trial: Trial) -> str:
     """Why a trial is compared with no other although others are; "" where it is compared."""
     references = courses(study, sweep)
-    if believed(study, sweep, trial) or sum(r.free for r in references) < study.pruning.references:
+    if judging_envelope(study, sweep, trial) or sum(r.free for r in references) < study.pruning.references:
         return ""
     if any(r.free and r.task == task(trial) for r in references):
         return ""

@@ -1,12 +1,14 @@
 """The public runs' envelope as a sweep uses it: of which trials it says something, and whether it is believed at all.
 
-The study says that its curves are like the public ones; its own machine may say otherwise. So the trial that the study
-begins with is not compared with them, and one good run that lay outside of them ends the belief for the whole sweep.
+The study says that its curves are like the public ones; its own machine may say otherwise. So no trial is stopped by
+them before a good run of the sweep has lain among them, the one that the sweep begins with never is, and one good run
+that lay outside of them ends the belief for the whole sweep.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope
 from lora_tune.curves.overlay import Course, comparable
-from lora_tune.curves.stopping import PUBLISHED_STEP, contradicts
+from lora_tune.curves.stopping import PUBLISHED_STEP, confirms, contradicts
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
@@ -31,9 +33,10 @@ def public_envelope(study: Study, trial: Trial) -> Envelope | None:
 
 
 def judging_envelope(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
-    """What the public runs may stop the trial by: what is believed of them, and nothing where the sweep begins."""
-    found = believed(study, sweep, trial)
-    return None if found is None or trial.number == start_of(sweep) else found
+    """What the public runs may stop the trial by: nothing at the sweep's start or before a good run confirms."""
+    if confirmed_at(study, sweep) is None or trial.number == start_of(sweep):
+        return None
+    return believed(study, sweep, trial)
 
 
 def believed(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
@@ -49,17 +52,33 @@ def contradiction(study: Study, sweep: Sweep) -> Trial | None:
 
 
 def _contradiction(study: Study, sweep: Sweep) -> Trial | None:
-    against = (t for t in sweep.reached() if not t.probe and _contradicts(study, sweep, t))
+    rate = study.pruning.false_prune_rate
+    told = _told_by_good(study, sweep)
+    against = (t for t, run, found, begin in told if contradicts(run, study.target, found, rate, begin))
     return min(against, key=ended_at, default=None)
 
 
-def _contradicts(study: Study, sweep: Sweep, trial: Trial) -> bool:
-    found = public_envelope(study, trial)
-    if found is None:
-        return False
-    begin = begins_at(trial, None, None, found)  # later trials change nothing of what this one has shown
-    run = Course(curve=comparable(sweep.last_evals(trial.number)))
-    return contradicts(run, study.target, found, study.pruning.false_prune_rate, begin)
+def confirmed_at(study: Study, sweep: Sweep) -> float | None:
+    """Epoch seconds at which the first good trial that had lain among the public runs ended; None: none has yet."""
+    if study.objective.curves == "own" or not objective_of(study).has_target:
+        return None
+    return sweep.once(("confirmed", study.digest), lambda: _confirmed_at(study, sweep))
+
+
+def _confirmed_at(study: Study, sweep: Sweep) -> float | None:
+    told = _told_by_good(study, sweep)
+    return min(
+        (ended_at(t) for t, run, found, begin in told if confirms(run, study.target, found, begin)), default=None
+    )
+
+
+def _told_by_good(study: Study, sweep: Sweep) -> Iterator[tuple[Trial, Course, Envelope, float]]:
+    """Trials that reached the target, their curves, the public runs at their batch, and where these begin."""
+    for trial in sweep.reached():
+        found = None if trial.probe else public_envelope(study, trial)
+        if found is not None:
+            begin = begins_at(trial, None, None, found)  # later trials change nothing of what this one has shown
+            yield trial, Course(curve=comparable(sweep.last_evals(trial.number))), found, begin
 
 
 def ended_at(trial: Trial) -> float:

@@ -48,6 +48,9 @@ UNLIKELY = 0.01
 """A run further outside of an envelope than this share of good runs ever lies speaks against the envelope, if it is
 good; at a study's own rate, where that is lower."""
 
+USUAL = 0.1
+"""A good run that lies no further outside of an envelope than this share of good runs ever do speaks for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -91,7 +94,7 @@ def verdict(
     curve = comparable(evals)
     if not len(curve.samples) or (length is not None and curve.samples[-1] >= length * (1 - 1e-9)):
         return GO_ON
-    if blown_up(curve, target):
+    if blown_up(curve, target) and not any(came_back(r, target) for r in evidence.references if r.task == task):
         return Verdict(
             True, f"diverged: eval loss {curve.loss[-1]:.4g} after a best of {curve.loss.min():.4g}", "diverged"
         )
@@ -118,6 +121,15 @@ def blown_up(curve: Points, target: float) -> bool:
     return float(lately.min()) > max(first + BLOW_UP * way, BLOW_UP_SIZE * size)
 
 
+def came_back(good: Course, target: float) -> bool:
+    """Whether a run blew up and reached the target all the same, as where an error peaks before its second descent."""
+    before = good.curve.samples < good.stop(target)
+    samples, loss = good.curve.samples[before], good.curve.loss[before]
+    if len(loss) == len(good.curve.loss) or not loss.max(initial=-math.inf) > BLOW_UP_SIZE * abs(target):
+        return False
+    return any(blown_up(Points(samples[:n], loss[:n]), target) for n in range(1 + IN_A_ROW, len(loss) + 1))
+
+
 def _outside_published(run: Course, target: float, envelope: Envelope, evidence: Evidence) -> Verdict:
     """Against the public runs; good runs of this study that lay further outside of their envelope speak against it."""
     curve = _every(run.curve, PUBLISHED_STEP, evidence.published_from)
@@ -132,9 +144,23 @@ def contradicts(run: Course, target: float, envelope: Envelope, rate: float, beg
     A study that has such a run is not what the envelope was calibrated on. rate: the study's false-prune rate.
     begin: samples before which the envelope says nothing of the run.
     """
-    stop, rate = run.stop(target), min(rate, UNLIKELY)
-    before = _every(run.curve, PUBLISHED_STEP, begin, stop)
-    if not math.isfinite(stop) or highest_pair(before, envelope.family) <= envelope.threshold(rate):
+    return math.isfinite(run.stop(target)) and _strays(run, target, envelope, min(rate, UNLIKELY), begin)
+
+
+def confirms(run: Course, target: float, envelope: Envelope, begin: float = 0.0) -> bool:
+    """Whether a run that reached the target speaks for the envelope: on its way it lay where good runs usually do.
+
+    Where ``envelope`` is of other curves than the study's, most good runs lie outside, and if they are all stopped none
+    is left to contradict it. So it stops no run before one has confirmed it. begin: as in :func:`contradicts`.
+    """
+    reached = math.isfinite(run.stop(target)) and math.isfinite(begin)
+    return reached and not _strays(run, target, envelope, USUAL, begin)
+
+
+def _strays(run: Course, target: float, envelope: Envelope, rate: float, begin: float) -> bool:
+    """Whether the rule at ``rate`` would have stopped the run before it reached the target."""
+    before = _every(run.curve, PUBLISHED_STEP, begin, run.stop(target))
+    if highest_pair(before, envelope.family) <= envelope.threshold(rate):
         return False
     lives = (Points(before.samples[:n], before.loss[:n]) for n in range(IN_A_ROW, len(before.samples) + 1))
     return any(outside(life, target, envelope, rate).stop for life in lives)

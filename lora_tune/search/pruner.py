@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
 from lora_tune.curves.overlay import Course, comparable
-from lora_tune.curves.stopping import FEWEST, Evidence, contradicts, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, confirms, contradicts, verdict
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class StallPruner(BasePruner):
         Step before which only divergence prunes.
     envelope
         A calibrated envelope, e.g. ``curves.published(8)``, by which trials are judged instead of by finished ones.
-        The first trial is not, and none is once a good one had lain outside of it: from there on finished ones count.
+        The first trial is not, none is before a good one has lain within it, and none once a good one had lain
+        outside: from there on finished ones count.
 
     Raises
     ------
@@ -81,7 +82,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, references
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
-        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), contradicted=False))
+        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
@@ -92,7 +93,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
         finished = self._finished(study, sign)
-        free = finished.contradicted or trial.number == _first(study.get_trials(deepcopy=False))
+        free = not finished.believed or trial.number == _first(study.get_trials(deepcopy=False))
         evidence = Evidence(
             references=finished.good, fewest=self._fewest, rate=self._rate,
             published=None if free else self._envelope, no_verdict_before=self._silent,
@@ -116,23 +117,31 @@ class StallPruner(BasePruner):
     def _learn(self, trials: Sequence[FrozenTrial], sign: float) -> _Finished:
         """Good trials as references; free are the first that began, up to the first that has not ended.
 
-        Trials that began while an envelope was believed that is so no more were selected by it, all but the first.
+        Trials that ran while an envelope was believed that is so no more were selected by it, all but the first.
         """
         begun = sorted((t for t in trials if t.state != TrialState.WAITING), key=_beginning)
         good = {t.number: c for t in begun if t.state == TrialState.COMPLETE and (c := self._good(t, sign)) is not None}
-        ends = [t.datetime_complete for t in begun if t.number in good and self._contradicts(good[t.number], sign)]
-        since = min((end for end in ends if end is not None), default=None)
+        since, until = (
+            min((_end(t) for t in begun if t.number in good and says(good[t.number], sign)), default=NEVER)
+            for says in (self._confirms, self._contradicts)
+        )
         first = _first(trials)
-        fair = [t for t in begun if since is None or t.number == first or _beginning(t)[0] >= since]
+        fair = [
+            t for t in begun
+            if until == NEVER or since >= until or t.number == first or _end(t) <= since or _beginning(t)[0] >= until
+        ]  # fmt: skip
         settled = itertools.takewhile(lambda t: t.state.is_finished(), fair)
         free = set(itertools.islice((t.number for t in settled if t.number in good), self._fewest))
         references = [replace(course, free=number in free) for number, course in good.items()]
-        return _Finished(references, contradicted=since is not None)
+        return _Finished(references, believed=since < NEVER and until == NEVER)
 
     def _good(self, trial: FrozenTrial, sign: float) -> Course | None:
         """The trial as a reference; None where it did not reach the target."""
         course = Course(curve=comparable(_evals(trial, sign)), length=self._length(trial), kind=_kind(trial))
         return course if math.isfinite(course.stop(sign * self._target)) else None
+
+    def _confirms(self, good: Course, sign: float) -> bool:
+        return self._envelope is not None and confirms(good, sign * self._target, self._envelope)
 
     def _contradicts(self, good: Course, sign: float) -> bool:
         return self._envelope is not None and contradicts(good, sign * self._target, self._envelope, self._rate)
@@ -144,10 +153,14 @@ class StallPruner(BasePruner):
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """What a study's finished trials say: good ones as references, and whether one contradicted the envelope."""
+    """What a study's finished trials say: good ones as references, and whether they speak for the envelope."""
 
     good: Sequence[Course]
-    contradicted: bool
+    believed: bool
+
+
+NEVER = datetime.datetime.max
+"""When something ended that has not."""
 
 
 def _first(trials: Sequence[FrozenTrial]) -> int | None:
@@ -158,6 +171,10 @@ def _first(trials: Sequence[FrozenTrial]) -> int | None:
 
 def _beginning(trial: FrozenTrial) -> tuple[datetime.datetime, int]:
     return trial.datetime_start or datetime.datetime.min, trial.number
+
+
+def _end(trial: FrozenTrial) -> datetime.datetime:
+    return trial.datetime_complete or NEVER
 
 
 def _kind(trial: FrozenTrial) -> Hashable:

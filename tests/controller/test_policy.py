@@ -308,10 +308,16 @@ def sweep(*trials: Trial) -> Sweep:
 
 
 def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
-    bad = replace(run(1.0), train=(TrainPoint(80.0, 1.2, 8.0), TrainPoint(160.0, math.nan, 16.0)))
+    bad = replace(run(1.0), train=(TrainPoint(80.0, math.nan, 8.0), TrainPoint(160.0, math.nan, 16.0)))
     found = pruning.judge_curve(study(), sweep(trial()), trial(), bad)
     assert found is not None
     assert found.sentence == "diverged: train loss is nan at 160 samples"
+
+
+def test_one_train_loss_that_is_not_a_number_is_a_step_that_was_skipped() -> None:
+    """A batch without a label, or an overflow for which the loss scale is lowered: the next one says what it was."""
+    once = replace(run(1.0), train=(TrainPoint(80.0, 1.2, 8.0), TrainPoint(160.0, math.nan, 16.0)))
+    assert pruning.judge_curve(study(), sweep(trial()), trial(), once) is None
 
 
 def finished_well(count: int, **change: Any) -> Sweep:

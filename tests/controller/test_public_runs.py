@@ -1,4 +1,4 @@
-"""Public runs against the study's own machine: the start goes free, and a good run outside of them ends the belief."""
+"""Public runs against the study's own machine: a good run among them begins the belief, one outside of them ends it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from lora_tune.analysis.stopping import account_words, stopping_account
 from lora_tune.config.study import Study
-from lora_tune.controller import evidence, policy, pruning
+from lora_tune.controller import evidence, policy, pruning, public_runs
 from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.mlperf import published_curves
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from tests.builders import study_of
@@ -90,8 +93,35 @@ def test_a_start_that_diverges_is_stopped() -> None:
 def test_the_start_is_the_first_trial_that_trains() -> None:
     dead = replace(running(0), state=TrialState.FINISHED, verdict=Verdict.INFEASIBLE)
     speed = replace(running(1), probe=True)
-    assert judged(with_running(sweep_of(), dead, speed), running(2), *LEVEL) == ""
-    assert judged(with_running(sweep_of(), dead, speed, running(2)), running(3), *LEVEL) != ""
+    usual = sweep_of((running(4), USUAL))
+    assert judged(with_running(usual, dead, speed), running(2), *LEVEL) == ""
+    assert judged(with_running(usual, dead, speed, running(2)), running(3), *LEVEL) != ""
+
+
+def test_public_runs_stop_no_trial_before_a_good_one_has_lain_among_them() -> None:
+    """Where they are of other curves, a bad start must not leave every good run after it to be stopped."""
+    bad = sweep_of((running(0), (0.99,) * 5))
+    assert judged(bad, running(1), *LEVEL) == ""
+    account = stopping_account(study(), bad, BEGAN + 300)
+    assert account is not None
+    assert account.kept is None
+    assert "published curves stop no run before a good one" in account_words(account)
+    later = sweep_of((running(0), (0.99,) * 5), (running(1, BEGAN + 100), USUAL))
+    assert judged(later, running(2, BEGAN + 200), *LEVEL).startswith("stalled: two evals in a row")
+    known = stopping_account(study(), later, BEGAN + 300)
+    assert known is not None
+    assert account_words(known).startswith("published runs support 1%")
+
+
+def test_a_good_run_at_the_edge_of_the_public_ones_neither_begins_nor_ends_the_belief_in_them() -> None:
+    found = published_curves.published(8)
+    assert found is not None
+    unit = float(np.hypot(found.family.noise_at(np.array(1920.0)), found.family.spread))
+    excess = (found.threshold(0.1) + found.threshold(0.01)) / 2
+    edge = [float(found.family.loss_at(np.array(1536 + 384.0 * i))) + excess * unit for i in range(3)]
+    sweep = sweep_of((running(0), (*edge, 0.924)))
+    assert public_runs.contradiction(study(), sweep) is None
+    assert public_runs.confirmed_at(study(), sweep) is None
 
 
 def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_whole_sweep() -> None:
@@ -109,16 +139,22 @@ def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_w
 def test_a_good_run_among_the_public_ones_and_one_that_never_got_there_leave_them_believed() -> None:
     bad = [0.99] * 5
     assert judged(sweep_of((running(0), USUAL)), running(1), *bad) != ""
-    assert judged(sweep_of((running(0), LEVEL)), running(1), *bad) != ""
+    assert judged(sweep_of((running(0), USUAL), (running(1), LEVEL)), running(2), *bad) != ""
 
 
 def test_own_references_are_those_that_the_public_runs_did_not_select() -> None:
     """Of the trials that ran while they were believed, only good ones that they let through are there."""
-    meantime = [(running(n, BEGAN + 10 * n), USUAL) for n in range(1, 9)]
+    before = (running(1, BEGAN), USUAL)
+    meantime = [(running(n, BEGAN + 10 + 10 * n), USUAL) for n in range(2, 9)]
     afterwards = [(running(n, BEGAN + 100 * n), (*DROP[: 3 + n % 5], 0.94, 0.924)) for n in range(9, 17)]
-    late_start = (running(0, BEGAN + 100), DROP)
-    few = sweep_of(late_start, *meantime, *afterwards[:6])
-    assert evidence.free_trials(study(), few) == {0, *range(9, 15)}
-    enough = sweep_of(late_start, *meantime, *afterwards)
-    assert evidence.free_trials(study(), enough) == {0, *range(9, 16)}
+    late_start = (running(0, BEGAN + 200), DROP)
+    few = sweep_of(late_start, before, *meantime, *afterwards[:5])
+    assert evidence.free_trials(study(), few) == {0, 1, *range(9, 14)}
+    enough = sweep_of(late_start, before, *meantime, *afterwards)
+    assert evidence.free_trials(study(), enough) == {0, 1, *range(9, 15)}
     assert "good runs" in judged(enough, running(17, BEGAN + 1800), *[1.2] * 8)
+
+
+def test_where_no_good_run_ever_lay_among_the_public_ones_they_selected_none() -> None:
+    sweep = sweep_of(*((running(n, BEGAN + 100 * n), DROP) for n in range(8)))
+    assert evidence.free_trials(study(), sweep) == set(range(8))

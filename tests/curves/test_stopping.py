@@ -56,6 +56,18 @@ def test_a_first_eval_near_the_target_makes_no_blow_up_of_what_follows(losses: l
     assert not any(verdict(run_of(*losses[: n + 1]), TARGET, NOTHING).stop for n in range(len(losses)))
 
 
+def test_a_blow_up_is_no_divergence_where_a_good_run_came_back_from_one() -> None:
+    """A regression error peaks a hundredfold at the interpolation threshold, and falls again."""
+    peak = [1.0, 0.96, 0.95, 60.0, 80.0, 30.0, 1.0, 0.92]
+    assert verdict(run_of(*peak[:5]), TARGET, NOTHING).reason == "diverged"
+    for task, stopped in (((), False), ("another batch", True)):
+        known = Evidence(references=[Course(curve=usable(run_of(*peak)), length=END, task=task)])
+        assert verdict(run_of(*peak[:5]), TARGET, known, length=END).stop is stopped
+    later = [Eval(8000.0 + i, 90.0, i) for i in range(3)]
+    steady = Evidence(references=[reference(good_run()), reference([*good_run(), *later])])
+    assert verdict(run_of(*peak[:5]), TARGET, steady, length=END).stop, "what happens after the target proves nothing"
+
+
 def test_large_numbers_are_no_divergence() -> None:
     """A metric in dollars, or a perplexity: beyond what a loss can be, and falling."""
     assert not verdict(run_of(9e7, 8e7, 6e7), 1e6, NOTHING).stop

@@ -111,11 +111,21 @@ LEVEL_THEN_DROP = [0.96] * 9 + [0.924]
 """A good curve of another shape than the published ones."""
 
 
-def test_a_published_envelope_judges_from_the_second_trial_on() -> None:
+def test_a_published_envelope_judges_once_a_good_trial_has_lain_within_it() -> None:
     study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
-    assert run(study, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE, "the study's own start"
+    for _ in range(2):
+        assert run(study, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE
+    run(study, [loss(s) for s in SAMPLES])
     trial = run(study, [0.945] * len(SAMPLES))
     assert "above the median curve" in trial.user_attrs[SENTENCE]
+
+
+def test_an_envelope_of_other_curves_stops_no_good_trial_even_where_the_first_trial_is_bad() -> None:
+    """Were they stopped, none would be left to contradict it, and the study would lose every good trial."""
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    run(study, [1.1] * len(SAMPLES))
+    for _ in range(6):
+        assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
 
 
 def test_a_first_trial_that_diverges_is_pruned_whatever_the_envelope() -> None:

@@ -47,7 +47,8 @@ for i in range(1, {EVALS} + 1):
     time.sleep(seconds / {EVALS})
     say("eval_accuracy", ({TARGET} if kind == "reaches" else 1.5) + 0.02 * ({EVALS} - i), samples_count=8 * i)
 if kind == "diverges":
-    say("train_loss", float("nan"), samples_count=8 * {EVALS})
+    for i in range(2):
+        say("train_loss", float("nan"), samples_count=8 * ({EVALS} + i))
     time.sleep(120)
 say("run_stop", None, status="success" if kind == "reaches" else "aborted")
 """
