@@ -212,9 +212,16 @@ def _initialize(model: Any, seed: int) -> None:
     for name, parameter in named:
         if "lora_B" in name:
             parameter.zero_()
-        elif "lora_embedding_B" in name:  # of an embedding, peft draws this factor, and the other one is zero
-            generator = torch.Generator().manual_seed(seed)
-            parameter.copy_(torch.empty(parameter.shape).normal_(generator=generator))
+        elif "lora_embedding_B" in name:
+            parameter.copy_(initial_embedding(tuple(parameter.shape), seed))
+
+
+def initial_embedding(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """The second factor [width, rank] of the adapter of embeddings; of those, as in peft, the first one starts at zero.
+
+    Standard normal, as :func:`initial_weights` the same wherever it is drawn.
+    """
+    return torch.empty(shape).normal_(generator=torch.Generator().manual_seed(seed))
 
 
 def initial_weights(shapes: Sequence[tuple[int, ...]], seed: int) -> list[torch.Tensor]:

@@ -82,7 +82,7 @@ def test_an_adapter_over_four_bits_trains_alike_alone_in_a_pack_and_elsewhere(tm
     found = pack.evaluate([slot])[0]
     assert found == pytest.approx(single_trial(settings)[-1], abs=3e-5)
     assert found != pytest.approx(single_trial(trial())[-1], abs=1e-3), "four bits are not thirty-two"
-    adapter_file.save(tmp_path / "adapter", settings, pack.group(slot).adapter(slot))
+    adapter_file.save(tmp_path / "adapter", pack.group(slot), slot)
     assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(found, abs=3e-5)
 
 
@@ -99,16 +99,26 @@ def test_a_whole_module_that_cannot_be_trained_is_refused(changed: dict[str, obj
         Trainer(settings, connect(settings))
 
 
-def test_an_adapter_out_of_a_pack_has_the_same_loss_elsewhere(tmp_path: Path) -> None:
-    settings = trial(LORA_RANK=8, LORA_TARGETS="all", RSLORA=1, RANK_PATTERN="down_proj=16", ALPHA_PATTERN="q_proj=8")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"LORA_TARGETS": "all", "RSLORA": 1, "RANK_PATTERN": "down_proj=16", "ALPHA_PATTERN": "q_proj=8"},
+        {"LORA_TARGETS": "embed_tokens,lm_head,q_proj", "DORA": 1},
+    ],
+)
+def test_an_adapter_out_of_a_pack_has_the_same_loss_elsewhere(tmp_path: Path, changed: dict[str, object]) -> None:
+    settings = trial(LORA_RANK=8, **changed)
     base = PackedBase(settings)
     pack, slot = Pack(base), Slot(settings, base.texts(settings))
     pack.join(Slot(trial(SEED=3), base.texts(settings)))
     pack.join(slot)
+    before = pack.evaluate([slot])[0]
     while slot.step < settings.max_steps:
         pack.round()
-    adapter_file.save(tmp_path / "adapter", settings, pack.group(slot).adapter(slot))
-    assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(pack.evaluate([slot])[0], abs=3e-5)
+    found = pack.evaluate([slot])[0]
+    assert abs(found - before) > 0.01
+    adapter_file.save(tmp_path / "adapter", pack.group(slot), slot)
+    assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(found, abs=3e-5)
 
 
 def qwen3() -> Any:
@@ -128,12 +138,21 @@ def gpt_neox() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "targets"), [(qwen3, "all"), (gpt_neox, "query_key_value,dense_4h_to_h")], ids=["qwen3", "gpt_neox"]
+    ("make", "targets", "dora"),
+    [
+        (qwen3, "all", 0),
+        (qwen3, "embed_tokens,v_proj", 1),
+        (gpt_neox, "query_key_value,dense_4h_to_h", 0),
+        (gpt_neox, "query_key_value,embed_in", 1),
+    ],
+    ids=["qwen3", "qwen3, tied embeddings", "gpt_neox", "gpt_neox, with biases"],
 )
-def test_other_causal_models_train_in_a_pack_what_they_train_alone(tmp_path: Path, make: Any, targets: str) -> None:
+def test_other_causal_models_train_in_a_pack_what_they_train_alone(
+    tmp_path: Path, make: Any, targets: str, dora: int
+) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path / "model")
-    common = {"MODEL": tmp_path / "model", "LORA_TARGETS": targets, "DATADIR": knobs.TINY}
+    common = {"MODEL": tmp_path / "model", "LORA_TARGETS": targets, "DATADIR": knobs.TINY, "DORA": dora}
     settings = trial(**common)
     base = PackedBase(settings)
     pack, slot = Pack(base), Slot(settings, base.texts(settings))

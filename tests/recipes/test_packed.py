@@ -79,7 +79,8 @@ DIFFERENT = st.fixed_dictionaries(
         "LORA_RANK": st.sampled_from([4, 8, 16, 32, 64]),
         "LORA_ALPHA": st.sampled_from([8, 32]),
         "LORA_DROPOUT": st.sampled_from([0.0, 0.1, 0.5]),
-        "LORA_TARGETS": st.sampled_from(["attention", "mlp", "all", "q_proj,v_proj"]),
+        "LORA_TARGETS": st.sampled_from(["attention", "mlp", "all", "q_proj,v_proj", "embed_tokens,lm_head,o_proj"]),
+        "DORA": st.sampled_from([0, 1]),
         "RANK_PATTERN": st.sampled_from(["", "q_proj=64,v_proj=4"]),
         "ALPHA_PATTERN": st.sampled_from(["", "q_proj=8"]),
         "RSLORA": st.sampled_from([0, 1]),
@@ -137,6 +138,11 @@ def test_a_trial_computes_the_same_to_the_bit_whoever_joins_and_leaves(
         {"LORA_PLUS_RATIO": 8, "WEIGHT_DECAY": 0.1, "LR": 1e-3},
         {"MINIBS": 4, "MBS": 2, "MIN_LR": 1e-4},
         {"RANK_PATTERN": "q_proj=32,v_proj=4", "ALPHA_PATTERN": "v_proj=64", "RSLORA": 1},
+        {"DORA": 1, "LORA_RANK": 4, "LR": 2e-2, "WEIGHT_DECAY": 0.1},
+        {"LORA_TARGETS": "embed_tokens,q_proj", "LORA_PLUS_RATIO": 4},
+        {"LORA_TARGETS": "embed_tokens,down_proj", "DORA": 1, "LORA_RANK": 8},
+        {"LORA_TARGETS": "lm_head,q_proj"},
+        {"LORA_TARGETS": "lm_head"},
     ],
 )
 def test_a_trial_in_a_pack_trains_what_the_recipe_trains(base: PackedBase, changed: dict[str, object]) -> None:
@@ -552,7 +558,7 @@ def test_admission_counts_what_each_takes_alone_and_learns_from_a_failure() -> N
 
 def test_modules_of_a_base_are_named_by_their_last_part(base: PackedBase) -> None:
     with pytest.raises(InputError, match="no adapter fits a layer nope of this model; allowed are"):
-        base.widths(trial(LORA_TARGETS="q_proj,nope"))
+        base.modules(trial(LORA_TARGETS="q_proj,nope"))
 
 
 def test_norms_that_compute_the_same_are_fused_and_others_left(base: PackedBase) -> None:

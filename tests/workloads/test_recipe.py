@@ -140,7 +140,6 @@ CHOICE = {"type": "categorical"}
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"DORA": {**CHOICE, "choices": [0, 1]}}, "space.DORA: 0, 1: its norms would not be shared"),
         ({"FSDP": 1}, "space.FSDP: 1: a trial in a pack has one process; allowed with site.slots is 0"),
         ({"TP": {"type": "int", "low": 1, "high": 2}}, "space.TP: 1, 2: a trial in a pack has one process"),
         ({"MODULES_TO_SAVE": "lm_head"}, "space.MODULES_TO_SAVE: lm_head: the trials of a pack share all whole"),
@@ -155,7 +154,8 @@ def test_what_no_pack_can_train_is_refused_with_the_study(space: dict[str, Any],
 
 
 def test_what_a_pack_can_train_is_not_refused() -> None:
-    space = {"DORA": 0, "FSDP": False, "TP": 1, "ATTN": "eager", "LR": {"type": "float", "low": 1e-4, "high": 1e-2}}
+    dora = {"DORA": {**CHOICE, "choices": [0, 1]}, "LORA_TARGETS": "embed_tokens,q_proj"}
+    space = {**dora, "FSDP": False, "TP": 1, "ATTN": "eager", "LR": {"type": "float", "low": 1e-4, "high": 1e-2}}
     assert load(peft_study(space, slots="auto"), "study.toml")
 
 

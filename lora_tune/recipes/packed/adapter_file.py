@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from lora_tune.recipes.lora_model import lora_config
-from lora_tune.recipes.packed.group import Pair
-from lora_tune.recipes.settings import Settings
+from lora_tune.recipes.packed.group import Group
+from lora_tune.recipes.packed.slot import Slot
+
+LINEAR = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+EMBEDDING = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
+"""peft's names of the parts of an adapter."""
 
 
-def save(folder: Path, settings: Settings, adapter: Mapping[str, Pair]) -> None:
-    """Write ``adapter``, factors by module, so that ``PeftModel.from_pretrained`` reads it. Raises OSError."""
+def save(folder: Path, group: Group, slot: Slot) -> None:
+    """Write the adapter of ``slot`` so that ``PeftModel.from_pretrained`` reads it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
+    adapter = group.adapter(slot)
     weights = {}
     for name, pair in adapter.items():
-        for factor, value in (("lora_A", pair.a), ("lora_B", pair.b)):
-            weights[f"base_model.model.{name}.{factor}.weight"] = value.cpu().contiguous()
+        for part, value in zip(EMBEDDING if group.modules[name].embedding else LINEAR, pair, strict=True):
+            if value is not None:
+                weights[f"base_model.model.{name}.{part}"] = value.cpu().contiguous()
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = lora_config(settings, list(adapter))
+    config = lora_config(slot.settings, list(adapter))
     config.inference_mode = True
     config.save_pretrained(folder)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from lora_tune.base.errors import InputError
 from lora_tune.recipes import text
 from lora_tune.recipes.batch import weighted_losses
 from lora_tune.recipes.lora_model import linear_names, load_base, target_names, tokenizer
-from lora_tune.recipes.packed.dropout import SlotDropout
-from lora_tune.recipes.packed.group import Pair, Widths
+from lora_tune.recipes.packed.group import Module
 from lora_tune.recipes.packed.head import FrozenHeadLoss
+from lora_tune.recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
 from lora_tune.recipes.packed.slot import Texts
 from lora_tune.recipes.settings import Settings
 from lora_tune.recipes.text import Sequences
@@ -26,49 +25,10 @@ OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
 """Knobs that all slots of a pack have in common."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Neighbouring sequences of a pass, and the adapters that they go through.
-
-    rows: the sequences. slots: how many slots share them, equally. pairs: adapters by module, [slots, ...].
-    scales: of the adapters by module, [slots, 1, 1].
-    """
-
-    rows: slice
-    slots: int
-    pairs: Mapping[str, Pair]
-    scales: Mapping[str, torch.Tensor]
-    dropout: SlotDropout | None = None
-
-
-class PackedLinear(torch.nn.Module):
-    """A frozen linear layer with the adapters of every part of the pass."""
-
-    def __init__(self, base: Any, name: str, number: int, parts: list[Part]) -> None:
-        super().__init__()
-        self.base = base
-        self._name, self._number, self._parts = name, number, parts
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.base(x)
-        if len(self._parts) == 1:
-            return self._adapted(self._parts[0], x, y)
-        return torch.cat([self._adapted(part, x[part.rows], y[part.rows]) for part in self._parts])
-
-    def _adapted(self, part: Part, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        pair = part.pairs.get(self._name)
-        if pair is None:
-            return y
-        own = x.reshape(part.slots, -1, x.shape[-1])
-        if part.dropout is not None:
-            own = part.dropout(own, self._number)
-        inner = torch.bmm(own.to(y.dtype), pair.a.mT.to(y.dtype)) * part.scales[self._name].to(y.dtype)
-        outer = torch.baddbmm(y.reshape(part.slots, -1, y.shape[-1]), inner, pair.b.mT.to(y.dtype))
-        return outer.view_as(y)
-
-
 class PackedBase:
-    """The model of ``settings.model`` on this process's device, frozen; every linear layer can take adapters.
+    """The model of ``settings.model`` on this process's device, frozen.
+
+    Every linear layer and the input embeddings can take adapters.
 
     Raises InputError where the model cannot be used.
     """
@@ -87,10 +47,11 @@ class PackedBase:
         self.model.train(settings.recompute)
         self._tokenize = tokenizer(settings.model)
         self._texts: dict[tuple[object, ...], Texts] = {}
-        self._linear = linear_names(self.model)
-        self._packed: dict[str, PackedLinear] = {}
+        self._layers = _adaptable(self.model)
+        self._packed: dict[str, PackedLayer] = {}
         self._parts: list[Part] = []
         self._head = self._frozen_head()
+        self._head_name = _name_of(self.model, self.model.get_output_embeddings())
 
     def texts(self, settings: Settings) -> Texts:
         """The data of a trial, read once. Raises InputError where it cannot be used."""
@@ -106,18 +67,23 @@ class PackedBase:
             self._texts[key] = Texts(train, validation)
         return self._texts[key]
 
-    def widths(self, settings: Settings) -> Widths:
-        """The modules that the trial adapts, with their widths; each is made ready to take adapters."""
+    def modules(self, settings: Settings) -> dict[str, Module]:
+        """The modules that the trial adapts; each is made ready to take adapters."""
         found = {}
-        for name in target_names(self._linear, settings.adapters.targets):
+        for name in target_names(list(self._layers), settings.adapters.targets):
             if name not in self._packed:
                 owner, _, child = name.rpartition(".")
-                layer = PackedLinear(self.model.get_submodule(name), name, len(self._packed), self._parts)
+                layer = self._layers[name](self.model.get_submodule(name), name, len(self._packed), self._parts)
                 setattr(self.model.get_submodule(owner), child, layer)
                 self._packed[name] = layer
-            layer = self._packed[name].base
-            found[name] = (layer.in_features, layer.out_features)
+            layer = self._packed[name]
+            norms = layer.norms() if settings.adapters.dora else None
+            found[name] = Module(layer.width_in, layer.width_out, isinstance(layer, PackedEmbedding), norms)
         return found
+
+    def makes_logits(self, targets: Sequence[str]) -> bool:
+        """Whether a pass of trials that adapt ``targets`` makes all its logits at once, which takes memory."""
+        return self._head is None or self._head_name.rpartition(".")[2] in targets
 
     def losses(self, sequences: Sequence[Sequences], parts: Sequence[Part]) -> torch.Tensor:
         """The mean loss of each sequence [n], of as many as ``parts`` share; one list item a slot."""
@@ -129,7 +95,7 @@ class PackedBase:
         read, predict = on_device[:, :-1], on_device[:, 1:]
         told = self._positions(sequences)
         with self._through(parts):
-            if self._head is None:
+            if self._head is None or any(self._head_name in part.pairs for part in parts):
                 logits = self.model(input_ids=read, use_cache=False, **told).logits
                 return weighted_losses(logits, predict, weight).sum(1)
             hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **told).last_hidden_state
@@ -190,10 +156,29 @@ def check_packable(settings: Settings) -> None:
         raise InputError(
             "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
         )
-    if settings.adapters.dora:
-        raise InputError("DORA=1: not in a pack, whose products are shared and its norms would not be; allowed is 0")
     if settings.fsdp:
         raise InputError("FSDP=1: a trial in a pack has one process; allowed is 0")
+
+
+def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
+    """The layers that can take adapters, by name, in the model's order.
+
+    Of embeddings only those of the tokens, and only plain ones: some families scale theirs.
+    """
+    tokens = model.get_input_embeddings()
+    linear = set(linear_names(model))
+    found: dict[str, type[PackedLayer]] = {}
+    for name, module in model.named_modules():
+        if name in linear:
+            found[name] = PackedLinear
+        elif module is tokens and type(module) is torch.nn.Embedding:
+            found[name] = PackedEmbedding
+    return found
+
+
+def _name_of(model: Any, wanted: Any) -> str:
+    """The full name of a module of the model; "" of None."""
+    return next((name for name, module in model.named_modules() if module is wanted), "")
 
 
 @torch.no_grad()

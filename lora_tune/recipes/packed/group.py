@@ -8,13 +8,24 @@ from typing import NamedTuple
 
 import torch
 
-from lora_tune.recipes.lora_model import initial_weights
+from lora_tune.recipes.lora_model import initial_embedding, initial_weights
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.settings import AdapterSettings
 
 EPSILON = 1e-8
-Widths = Mapping[str, tuple[int, int]]
-"""Module name -> width in, width out; in the order of the model."""
+
+
+class Module(NamedTuple):
+    """A module with adapters. norms: of the rows of its frozen weight [width out], where magnitudes are learnt, too."""
+
+    width_in: int
+    width_out: int
+    embedding: bool = False
+    norms: torch.Tensor | None = None
+
+    def weights(self, rank: int) -> int:
+        """How many weights its adapter of this rank has."""
+        return rank * (self.width_in + self.width_out) + (0 if self.norms is None else self.width_out)
 
 
 class Rows(NamedTuple):
@@ -26,35 +37,46 @@ class Rows(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The adapters of one module. a: [k, rank, width in]. b: [k, width out, rank]."""
+    """The adapters of one module. a: [k, rank, width in]. b: [k, width out, rank]. magnitude (DoRA): [k, width out]."""
 
     a: torch.Tensor
     b: torch.Tensor
+    magnitude: torch.Tensor | None = None
+
+
+class Place(NamedTuple):
+    """The columns of the matrix in which the parts of a module's adapter lie."""
+
+    a: slice
+    b: slice
+    magnitude: slice | None
 
 
 class Group:
     """Slots that share every product: alike in modules, rank and micro-batch; anything else is each slot's own.
 
-    widths: of the modules with adapters. rank: of the products; a slot of a lower rank is filled up with zeros, which
-    stay zero: neither factor's gradient is anything else where the other one is zero.
+    modules: with adapters, by name, in the order of the model. rank: of the products; a slot of a lower rank is filled
+    up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero.
     """
 
-    def __init__(self, widths: Widths, rank: int, device: torch.device) -> None:
+    def __init__(self, modules: Mapping[str, Module], rank: int, device: torch.device) -> None:
         self.slots: list[Slot] = []
-        self._widths, self._rank, self._device = widths, rank, device
-        self._places: dict[str, tuple[slice, slice]] = {}
+        self.modules, self._rank, self._device = modules, rank, device
+        self._places: dict[str, Place] = {}
         place = 0
-        for name, (width_in, width_out) in widths.items():
-            middle, end = place + rank * width_in, place + rank * (width_in + width_out)
-            self._places[name] = slice(place, middle), slice(middle, end)
+        for name, module in modules.items():
+            middle, last = place + rank * module.width_in, place + rank * (module.width_in + module.width_out)
+            end = place + module.weights(rank)
+            magnitude = slice(last, end) if module.norms is not None else None
+            self._places[name] = Place(slice(place, middle), slice(middle, last), magnitude)
             place = end
         self.size = place
         self._rows = Rows(*(torch.zeros(0, place, device=device) for _ in range(3)))
         self._gradients = torch.zeros(0, place, device=device)
         self.losses = torch.zeros(0, device=device)
         self._second_factors = torch.zeros(place, device=device)
-        for _, b in self._places.values():
-            self._second_factors[b] = 1.0
+        for place_of in self._places.values():
+            self._second_factors[place_of.b] = 1.0
         self._share_out()
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
@@ -87,32 +109,48 @@ class Group:
     def pairs(self, chosen: Sequence[int]) -> dict[str, Pair]:
         """The adapters of slots ``chosen`` by module, for passes that learn nothing."""
         index = torch.tensor(chosen, device=self._device)
-        return {name: Pair(a.detach()[index], b.detach()[index]) for name, (a, b) in self.leaves.items()}
+        found = {}
+        for name, (a, b, magnitude) in self.leaves.items():
+            own = None if magnitude is None else magnitude.detach()[index]
+            found[name] = Pair(a.detach()[index], b.detach()[index], own)
+        return found
 
     def adapter(self, slot: Slot) -> dict[str, Pair]:
         """The slot's own adapter by module, without what fills its rank up."""
         at, found = self.slots.index(slot), {}
-        for name, (a, b) in self.leaves.items():
+        for name, (a, b, magnitude) in self.leaves.items():
             rank = slot.settings.adapters.rank_of(name)
-            found[name] = Pair(a.detach()[at, :rank], b.detach()[at, :, :rank])
+            own = None if magnitude is None else magnitude.detach()[at]
+            found[name] = Pair(a.detach()[at, :rank], b.detach()[at, :, :rank], own)
         return found
 
     def _fresh(self, slot: Slot) -> Rows:
         row = torch.zeros(1, self.size)
-        adapters = slot.settings.adapters
-        shapes = [(adapters.rank_of(name), width_in) for name, (width_in, _) in self._widths.items()]
-        weights = initial_weights(shapes, slot.settings.seed)
-        for (a, _), (rank, width_in), own in zip(self._places.values(), shapes, weights, strict=True):
-            row[0, a].view(self._rank, width_in)[:rank] = own
+        adapters, seed = slot.settings.adapters, slot.settings.seed
+        linear = {name: module for name, module in self.modules.items() if not module.embedding}
+        shapes = [(adapters.rank_of(name), module.width_in) for name, module in linear.items()]
+        first = dict(zip(linear, initial_weights(shapes, seed), strict=True))
+        for name, place in self._places.items():
+            module, rank = self.modules[name], adapters.rank_of(name)
+            if module.embedding:
+                drawn = initial_embedding((module.width_out, rank), seed)
+                row[0, place.b].view(module.width_out, self._rank)[:, :rank] = drawn
+            else:
+                row[0, place.a].view(self._rank, module.width_in)[:rank] = first[name]
+            if module.norms is not None:
+                row[0, place.magnitude] = module.norms.cpu()
         return Rows(row, torch.zeros_like(row), torch.zeros_like(row))
 
     def _share_out(self) -> None:
         """After every join and leave: the matrix's columns as leaves whose gradients gather in one matrix, too."""
         self.leaves: dict[str, Pair] = {}
-        for name, (width_in, width_out) in self._widths.items():
-            a, b = self._places[name]
-            shapes = (self._rank, width_in), (width_out, self._rank)
-            self.leaves[name] = Pair(*(self._leaf(c, s) for c, s in zip((a, b), shapes, strict=True)))
+        for name, module in self.modules.items():
+            place = self._places[name]
+            self.leaves[name] = Pair(
+                self._leaf(place.a, (self._rank, module.width_in)),
+                self._leaf(place.b, (module.width_out, self._rank)),
+                None if place.magnitude is None else self._leaf(place.magnitude, (module.width_out,)),
+            )
         every = [slot.settings for slot in self.slots]
         self.scales = self._scales([settings.adapters for settings in every])
         self._decay = self._column([s.weight_decay for s in every])
@@ -128,14 +166,14 @@ class Group:
         """[k, 1, 1] by module; one tensor for all modules whose scales are the same."""
         made: dict[tuple[float, ...], torch.Tensor] = {}
         found = {}
-        for name in self._widths:
+        for name in self.modules:
             values = tuple(adapters.scale_of(name) for adapters in every)
             if values not in made:
                 made[values] = self._column(values)[:, :, None]
             found[name] = made[values]
         return found
 
-    def _leaf(self, columns: slice, shape: tuple[int, int]) -> torch.Tensor:
+    def _leaf(self, columns: slice, shape: tuple[int, ...]) -> torch.Tensor:
         leaf = self._rows.weights[:, columns].unflatten(1, shape).requires_grad_()
         leaf.grad = self._gradients[:, columns].unflatten(1, shape)
         return leaf

@@ -175,7 +175,7 @@ class Host:
         """A trial has come to its own end."""
         settings = tenant.slot.settings
         if settings.save_adapter:
-            adapter_file.save(settings.save_adapter, settings, self._pack.group(tenant.slot).adapter(tenant.slot))
+            adapter_file.save(settings.save_adapter, self._pack.group(tenant.slot), tenant.slot)
         self._let_go(tenant)
         tenant.end(0)
 

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lora_tune.recipes.packed.base import PackedBase, Part
+from lora_tune.recipes.packed.base import PackedBase
 from lora_tune.recipes.packed.dropout import SlotDropout
 from lora_tune.recipes.packed.group import Group, Pair, Rows
+from lora_tune.recipes.packed.head import CHUNK
+from lora_tune.recipes.packed.layers import Part
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.settings import Settings
 
@@ -33,6 +35,7 @@ class Shape(NamedTuple):
     mbs: int
     rank: int
     targets: tuple[str, ...]
+    dora: bool
 
 
 class Pack:
@@ -49,20 +52,23 @@ class Pack:
 
     def shape(self, settings: Settings) -> Shape:
         """The group that a trial of ``settings`` belongs to."""
-        rank = max(settings.adapters.rank_of(name) for name in settings.adapters.targets)
+        adapters = settings.adapters
+        rank = max(adapters.rank_of(name) for name in adapters.targets)
         if self.base.device.type == "cuda":
             rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
-        return Shape(settings.seq, settings.packing, settings.mbs, rank, settings.adapters.targets)
+        return Shape(
+            settings.seq, settings.packing, settings.mbs, rank, settings.adapters.targets, settings.adapters.dora
+        )
 
     def weights(self, settings: Settings) -> int:
         """How many weights the adapter of a trial of ``settings`` has here; its modules are made ready to take it."""
         rank = self.shape(settings).rank
-        return sum(rank * (width_in + width_out) for width_in, width_out in self.base.widths(settings).values())
+        return sum(module.weights(rank) for module in self.base.modules(settings).values())
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
         shape = self.shape(slot.settings)
-        group = self._groups.get(shape) or Group(self.base.widths(slot.settings), shape.rank, self.base.device)
+        group = self._groups.get(shape) or Group(self.base.modules(slot.settings), shape.rank, self.base.device)
         group.join(slot, state)
         self._groups[shape] = group  # only now: a group without slots would end the next round
 
@@ -104,10 +110,11 @@ class Pack:
         done: filled with these as they come, so that a round that fails half way tells which slots have stepped.
         """
         done = {} if done is None else done
-        # Rows of one length whose attention is computed in one way share a pass.
-        passes: dict[tuple[int, bool], list[Group]] = {}
+        # Rows of one length whose attention and whose logits are computed in one way share a pass.
+        passes: dict[tuple[int, bool, bool], list[Group]] = {}
         for shape, group in sorted(self._groups.items()):
-            passes.setdefault((shape.seq, shape.packing), []).append(group)
+            key = shape.seq, shape.packing, self.base.makes_logits(shape.targets)
+            passes.setdefault(key, []).append(group)
         for groups in passes.values():
             self._forward_backward(groups)
         for group in self._groups.values():
@@ -167,7 +174,8 @@ class Pack:
         validation, settings = slots[0].texts.validation, slots[0].settings
         size = settings.mbs
         if self.base.device.type == "cuda":
-            size = max(size, EVAL_TOKENS // (len(slots) * settings.seq))
+            most = CHUNK if self.base.makes_logits(settings.adapters.targets) else EVAL_TOKENS
+            size = max(size, most // (len(slots) * settings.seq))
         total = torch.zeros(len(slots), device=self.base.device)
         for start in range(0, len(validation), size):
             rows = validation.rows(np.arange(start, min(start + size, len(validation))))
