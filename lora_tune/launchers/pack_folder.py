@@ -102,10 +102,12 @@ class PackFolder:
 
     def open_requests(self) -> Iterator[Request]:
         """The trials that the pack was given and that have no end on record."""
+        told = set()
         for place in (self.paths.requests, self.paths.taken):
             for file in sorted(place.glob("*.json")):
-                request = _request_in(read_json(file))
+                request = None if file.name in told else _request_in(read_json(file))
                 if request is not None and not request.ended:
+                    told.add(file.name)  # the pack may take it just now
                     yield request
 
     def state(self) -> PackState:

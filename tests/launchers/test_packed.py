@@ -195,6 +195,17 @@ def test_a_pack_that_closed_takes_no_trial_and_another_is_started(quiet: Launche
     assert [request.name for request in packs_of(tmp_path)[1].take()] == [second.name]
 
 
+def test_a_trial_that_its_pack_takes_while_they_are_counted_counts_once(quiet: Launcher, tmp_path: Path) -> None:
+    for i in range(2):
+        quiet.submit(job_of(tmp_path / f"{i}", "", name=f"study-{i}-0"))
+    (pack,) = packs_of(tmp_path)
+    counted = pack.open_requests()
+    names = [next(counted).name]
+    assert len(list(pack.take())) == 2
+    names += [request.name for request in counted]
+    assert sorted(names) == ["study-0-0", "study-1-0"]
+
+
 def test_a_submission_that_died_between_its_two_files_is_made_again(quiet: Launcher, tmp_path: Path) -> None:
     job = job_of(tmp_path / "a", SAY)
     quiet.submit(job)
