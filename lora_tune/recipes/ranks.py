@@ -160,6 +160,9 @@ def connect(settings: Settings) -> Ranks:
     cuda = torch.cuda.is_available()
     refuse(settings, world, cuda=cuda)
     handlers = [InitProcessGroupKwargs(timeout=SILENCE)]
+    if settings.sharding.offload and world > 1:
+        # Shards in the host's memory are reduced there, for the norm of the gradient; accelerate takes this group on.
+        torch.distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=SILENCE)
     options: dict[str, Any] = {}
     if settings.cp > 1:
         options["parallelism_config"] = ParallelismConfig(dp_shard_size=world // settings.cp, cp_size=settings.cp)

@@ -212,6 +212,21 @@ def test_a_lost_rank_ends_the_job_with_an_error(tmp_path: Path) -> None:
     assert b"run_stop" not in log.read_bytes()
 
 
+class _Joined(Exception):
+    pass
+
+
+def test_ranks_that_offload_can_reduce_what_lies_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def joined(backend: str, **_: object) -> None:
+        raise _Joined(backend)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "init_process_group", joined)
+    with pytest.raises(_Joined, match="cpu:gloo"):
+        connect(knobs.read({"FSDP": "1", "FSDP_OFFLOAD": "1"}))
+
+
 PROCESSES = [
     ({"TP": "2"}, 1, "TP=2: allowed is 1 in a single process", InputError),
     ({"CP": "2"}, 1, "CP=2: allowed is 1 in a single process", InputError),
