@@ -11,6 +11,8 @@
 #   bridge   Megatron-Bridge beside NeMo and PEFT: speed of the 70B slice, eval losses, an adapter that peft loads
 #   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
 #   packed   trials side by side over one base: speed of each shape, equality, trials an hour (PARTS)
+#   packed_sweep  one study swept in a pack of 64 and one trial at a time, whole sweeps (SECONDS_SWEEP each, default 90)
+#   knobs    knobs of the PEFT recipe that need a GPU, each once: QLoRA, DoRA; FSDP where there are two GPUs
 # A warm worker serves NeMo's stages, and stays for the next call while the machine does.
 set -u
 OUT=${OUT:-gpu_out}
@@ -79,6 +81,13 @@ for stage in "$@"; do
         PYTHONPATH=$PEFT_PATH timeout "${SECONDS_PACKED:-540}" python3 -m benchmarks.gpu.packed --base "$BASE" --out "$OUT/packed.json" \
             ${PARTS:-speed equality trials large}
         ;;
+    packed_sweep)
+        start_base
+        base_ready
+        PYTHONPATH=$PEFT_PATH timeout 300 python3 -m benchmarks.gpu.packed_sweep --base "$BASE" --trials 256 \
+            --seconds "${SECONDS_SWEEP:-90}" --out "$OUT/packed_sweep"
+        ;;
+    knobs) PYTHONPATH=$PEFT_PATH timeout 400 python3 -m benchmarks.gpu.recipe_knobs --out "$OUT/recipe_knobs.json" ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac
 done

@@ -1,11 +1,12 @@
 """Packed trials on one GPU, measured: ``python -m benchmarks.gpu.packed --out FILE [--base FOLDER] PART...``
 
     speed      trials x steps a second of a pack of K against a pack of one, for each shape; memory, share of peak
+    variants   the same of a 1 B model with LoRA, DoRA, and adapters of the embeddings, with and without dropout
     equality   the eval losses of trials in a pack with joins and leaves at random, against the same trials alone,
                beside the differences between two seeds
     trials     whole trials an hour of the small base: in a pack, one process each, in a warm worker, and K processes
                of transformers.Trainer with peft side by side
-    large      the same, without the last, of a 1 B model: sequences of 512, batches of 4, 60 steps
+    large      the same of a larger model with random weights: sequences of 512, batches of 4, 60 steps
 
 Every part prints its table; FILE holds the numbers. Speeds are of random weights and random tokens.
 """
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from lora_tune.recipes.text import Sequences
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import Slot as JobSlot
 
+Knobs = dict[str, object]
 PEAK = 790e12
 """bf16 floating-point operations a second of an H200, as a large product of matrices reaches them."""
 WARM_UP, ROUNDS = 3, 8
@@ -53,10 +55,18 @@ CASES = {
     "tiny": [(64, 4, (1, 4))],
 }
 """Shape -> sequence length, batch, slots."""
+WIDE = {"1b": [(512, 4, (1, 16))], "tiny": [(64, 4, (1, 4))]}
+"""The same for the ``variants`` part."""
+VARIANTS: dict[str, Knobs] = {
+    "LoRA": {},
+    "LoRA, no dropout": {"LORA_DROPOUT": 0},
+    "DoRA": {"DORA": 1},
+    "DoRA, no dropout": {"DORA": 1, "LORA_DROPOUT": 0},
+    "LoRA and embeddings": {"LORA_TARGETS": "q_proj,k_proj,v_proj,o_proj,embed_tokens"},
+}
 SMALL: dict[str, object] = {"SEQ": 256, "MINIBS": 8, "MAX_STEPS": 160, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
 """The trial of the ``trials`` part: that of ``grid_small.json``."""
 LARGE: dict[str, object] = {"SEQ": 512, "MINIBS": 4, "MAX_STEPS": 60, "EVAL_SAMPLES": 16, "VAL_CHECK_INTERVAL": 128}
-Knobs = dict[str, object]
 
 
 def settings_of(**changed: object) -> Settings:
@@ -117,16 +127,26 @@ def rounds_per_second(base: PackedBase, settings: Sequence[Settings], vocabulary
     return ROUNDS / seconds, peak
 
 
-def speed(names: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each shape, batch and number of slots."""
+def variants(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """As :func:`speed`, for each kind of adapter."""
+    found = {}
+    for variant, common in VARIANTS.items():
+        print(variant, flush=True)
+        found[variant] = speed([name for name in names if name in WIDE], WIDE, common)
+    return found
+
+
+def speed(names: Sequence[str], cases: Mapping[str, Any], common: Mapping[str, object]) -> list[dict[str, Any]]:
+    """A row for each shape, batch and number of slots; ``common``: knobs of all trials."""
     rows = []
     for name in names:
         shape = SHAPES[name]
-        base = random_base(name, max(seq for seq, _, _ in CASES[name]) + 1)
-        for seq, batch, widths in CASES[name]:
+        base = random_base(name, max(seq for seq, _, _ in cases[name]) + 1)
+        for seq, batch, widths in cases[name]:
             single = 0.0
             for width in widths:
-                trials = [settings_of(SEQ=seq, MINIBS=batch, SEED=i, MAX_STEPS=1000) for i in range(width)]
+                own = {**common, "SEQ": seq, "MINIBS": batch, "MAX_STEPS": 1000}
+                trials = [settings_of(**own, SEED=i) for i in range(width)]
                 try:
                     rate, gib = rounds_per_second(base, trials, shape.vocab)
                 except torch.OutOfMemoryError:
@@ -311,31 +331,35 @@ def trials(common: Knobs, slots: Sequence[int], single: int, processes: int) -> 
     return found
 
 
-def large(slots: Sequence[int], single: int) -> dict[str, float]:
-    """Trials an hour of a 1 B model with random weights."""
+def large(name: str, slots: Sequence[int], single: int, processes: int) -> dict[str, float]:
+    """Trials an hour of a model of shape ``name`` with random weights."""
     with tempfile.TemporaryDirectory() as folder:
-        random_llama(SHAPES["1b"], 1024).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+        random_llama(SHAPES[name], 1024).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
         torch.cuda.empty_cache()
-        return trials({**LARGE, "MODEL": folder}, slots, single, processes=0)
+        return trials({**LARGE, "MODEL": folder}, slots, single, processes)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("speed", "equality", "trials", "large"))
+    parser.add_argument("parts", nargs="+", choices=("speed", "variants", "equality", "trials", "large"))
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the numbers")
     parser.add_argument("--base", type=Path, default=knobs.TINY, help="base of the trials (default: the shipped one)")
     parser.add_argument("--shapes", nargs="+", default=["small", "1b", "8b"], choices=sorted(CASES))
     parser.add_argument("--count", type=int, default=64, help="trials of the equality part (default %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="their steps (default %(default)s)")
-    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64], help="packs of the trials part")
+    parser.add_argument("--large", default="1b", choices=sorted(SHAPES), help="shape of the large part")
+    parser.add_argument("--slots", type=int, nargs="+", help="packs of the trials (16 and 64) and large (16) parts")
     parser.add_argument("--single", type=int, default=2, help="trials one after another (default %(default)s)")
     parser.add_argument("--processes", type=int, default=8, help="Trainers side by side (default %(default)s)")
     options = parser.parse_args()
     made: dict[str, Callable[[], Any]] = {
-        "speed": lambda: speed(options.shapes),
+        "speed": lambda: speed(options.shapes, CASES, {}),
+        "variants": lambda: variants(options.shapes),
         "equality": lambda: equality(options.base, options.count, options.steps),
-        "trials": lambda: trials({**SMALL, "MODEL": options.base}, options.slots, options.single, options.processes),
-        "large": lambda: large([16], options.single),
+        "trials": lambda: trials(
+            {**SMALL, "MODEL": options.base}, options.slots or [16, 64], options.single, options.processes
+        ),
+        "large": lambda: large(options.large, options.slots or [16], options.single, options.processes),
     }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     found: dict[str, Any] = {"device": device, "torch": torch.__version__}
