@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune.base.errors import LauncherError
 from lora_tune.base.hostlist import hostnames
 from lora_tune.launchers.base import JobState, Waits
 from lora_tune.launchers.slurm import parse
+from lora_tune.launchers.slurm.launcher import ask
 
 WIDTHS = [int(field.split(":")[1]) for field in parse.SQUEUE_FORMAT.split(",")]
 
@@ -238,3 +242,15 @@ def test_damaged_rows_are_read_as_far_as_they_make_sense() -> None:
     assert [(r.restarts, r.started, r.reason) for r in rows] == [(0, None, "a\u2028b")]
     assert parse.squeue_rows(squeue_line(JobID="٣")) == []
     assert parse.detail_exit_code(f"ExitCode={'9' * 5000}:0") is None
+
+
+def test_a_refusal_is_told_in_the_commands_own_words_not_by_its_hint_at_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    said = "sbatch: unrecognized option '--segment=2'", 'Try "sbatch --help" for more information'
+    sbatch.write_text("\n".join(["#!/bin/bash", *(f"echo {shlex.quote(line)} >&2" for line in said), "exit 255", ""]))
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(LauncherError, match=r"^sbatch failed: sbatch: unrecognized option '--segment=2'$"):
+        ask("sbatch", "--test-only")

@@ -253,7 +253,9 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    """What a command said last, without the hint at its own help."""
+    lines = (line.strip() for line in reversed(text.splitlines()))
+    return next((line for line in lines if line and not line.startswith('Try "')), "")
 
 
 @functools.lru_cache(maxsize=4096)
