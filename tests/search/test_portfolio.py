@@ -19,7 +19,7 @@ from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import learn_whole, propose, recommend_whole
+from lora_tune.search.whole.model import expecting, learn_whole, propose, recommend_whole
 from lora_tune.search.whole.runs import Run
 
 SPACE: dict[str, BaseDistribution] = {
@@ -262,3 +262,27 @@ def test_forecasts_that_were_made_anew_once_are_kept(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(grey_box, "forecast", made_again)
     assert made.trust_in(study) == before
+
+
+@pytest.mark.parametrize("slots", [16, 64])
+def test_slots_that_are_asked_at_once_do_not_ask_the_same(slots: int) -> None:
+    study, _ = with_runs(
+        (START, 1.0), (NEIGHBOUR, 1.02), ({**START, "HIDDEN": 256}, 0.98), ({**START, "LR": 3e-3}, 1.0)
+    )
+    asked = [study.ask(SPACE).params for _ in range(slots)]
+    assert len({tuple(sorted(p.items())) for p in asked}) == slots
+    assert len({p["OPTIMIZER"] for p in asked}) == 2
+    folds = [math.log(p["LR"] / START["LR"]) for p in asked]
+    assert max(folds) - min(folds) > 0.5
+
+
+def test_what_is_expected_of_open_runs_leaves_little_to_gain_where_they_are() -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    known = [run_of(START), run_of({**START, "LR": 3e-3}), run_of({**START, "HIDDEN": 256})]
+    model = learn_whole(encoding, known)
+    first = propose(model, np.random.default_rng(1), init_seconds=20, limit_seconds=3600)
+    waiting = learn_whole(encoding, [*known, Run(values=first.values, open=True)])
+    second = propose(waiting, np.random.default_rng(1), init_seconds=20, limit_seconds=3600)
+    assert second.gain < 0.7 * first.gain
+    assert expecting(waiting).predict([first.values])[0] == pytest.approx(waiting.predict([first.values])[0], abs=0.02)
+    assert expecting(waiting).predict([first.values])[1] < waiting.predict([first.values])[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def learn_whole(
     encoding: Encoding, runs: Sequence[Run], scales: Scales | None = None, *,
     stated: frozenset[str] = frozenset(), centre: Values | None = None,
 ) -> WholeModel:  # fmt: skip
-    """The model after ``runs``; open ones count as measured with the result expected of them.
+    """The model after ``runs``; of open ones it knows what they have shown so far (see :func:`expecting`).
 
     stated: parameters whose roles the study says. centre: where the user stands, until a run has reached the target.
     """
@@ -140,6 +140,15 @@ def _samples(encoding: Encoding, runs: Sequence[Run], pace: Piece) -> Readings:
     return Readings(x=x, y=y, sd=sd, below=below)
 
 
+def expecting(model: WholeModel) -> WholeModel:
+    """The same with open runs counted as ended, with the results expected of them, so that none is asked for again."""
+    waiting = [r.values for r in model.runs if r.open]
+    if not waiting:
+        return model
+    x = model.encoding.rows(waiting)
+    return replace(model, samples=model.samples.expecting(x, SEED_SD), pace=model.pace.expecting(x, PACE_SD))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """A configuration to run: gain, the expected fall of ln(score) of the recommendation, and node seconds."""
@@ -151,9 +160,12 @@ class Proposal:
 
 def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float, limit_seconds: float) -> Proposal:
     """The candidate of the highest expected improvement over the best known configuration, per second."""
+    model = expecting(model)
     tried = _tried(model)
     best = _best_known(model, tried)
+    asked = [r.values for r in model.runs if r.open]
     points = candidates(model, tried, rng)
+    points = [p for p in points if p not in asked] or points
     mean, sd = model.predict(points)
     gains = model.succeeds(points) * _improvement(mean, sd, best)
     run = np.minimum(np.exp(np.minimum(mean, 60.0)), min(CAP * math.exp(best), limit_seconds))
@@ -182,9 +194,9 @@ def _tried(model: WholeModel) -> list[Values]:
 
 
 def _best_known(model: WholeModel, tried: Sequence[Values]) -> float:
-    """ln(score) of the best configuration that reached the target, as believed; of the best believed without one."""
+    """ln(score) of the best configuration that reached the target or runs, as believed; of the best believed else."""
     reached = _reached(model)
-    points = reached or list(tried[:1])
+    points = [*reached, *(r.values for r in model.runs if r.open)] if reached else list(tried[:1])
     if not points:
         return 0.0
     mean, _ = model.predict(points)

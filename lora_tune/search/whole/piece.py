@@ -108,6 +108,17 @@ class Piece:
         """Mean (m) and covariance (m, m) at feature rows."""
         return self.posterior.predict(x, self.frame.basis(x))
 
+    def expecting(self, x: Array, sd: float) -> Piece:
+        """The same with runs at feature rows ``x`` (n, d) counted as measured, with the results expected of them."""
+        seen, n = self.posterior.data, len(x)
+        data = Data(
+            x=np.vstack([seen.x, x]), basis=np.vstack([seen.basis, self.frame.basis(x)]),
+            y=np.r_[seen.y, self.predict(x)[0]], sd=np.r_[seen.sd, np.full(n, sd)],
+            source=np.r_[seen.source, np.zeros(n, dtype=np.int64)],
+            below=np.r_[seen.below, np.zeros(n, dtype=np.bool_)], extended=np.r_[seen.extended, np.zeros(n)],
+        )  # fmt: skip
+        return replace(self, posterior=condition(data, self.posterior.prior))
+
 
 def start(names: Sequence[str], guessed: frozenset[str], amplitude: float) -> Relevance:
     """What is believed before data: parameters that the piece is guessed to depend on count, others do not."""

@@ -23,8 +23,9 @@ STALLED = 0.1
 class Run:
     """One trial. ln_score: of its objective, NaN when it has none. ln_pace: of seconds a sample, evals included.
 
-    above: what ln(score) is known to exceed, NaN where nothing is. open: it still runs. failed: it died of memory,
-    diverged, or came to its end without reaching the target: more of the same are to be expected near it.
+    above: what ln(score) is known to exceed, NaN where nothing is. open: it still runs, to measure the whole. failed:
+    it died of memory, diverged, or came to its end without reaching the target: more of the same are to be expected
+    near it.
     spread: sd of ln(score) by how far its evals are apart.
     """
 
@@ -50,7 +51,9 @@ def runs_of(trials: Sequence[FrozenTrial], names: frozenset[str], target: float,
 def _run(trial: FrozenTrial, o: Observation, best: float, usual: float) -> Run:
     pace, step = _ln_pace(o, usual), _step(o) or usual
     if o.infeasible or o.open:
-        return Run(values=o.values, ln_pace=pace, above=_floor(o, pace), open=o.open, failed=o.infeasible)
+        return Run(
+            values=o.values, ln_pace=pace, above=_floor(o, pace), open=o.open and not o.probe, failed=o.infeasible
+        )
     if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
         spread = 0.29 * step / o.reached if o.reached > 0 and step > 0 else 0.0  # sd of a uniform distribution
         return Run(values=o.values, ln_score=math.log(trial.value), ln_pace=pace, spread=min(spread, 0.3))
