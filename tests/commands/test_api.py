@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -71,3 +72,23 @@ def test_importing_the_package_loads_none_of_it(place: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Jupyter: the cells are plain Python, run in one namespace as a kernel does."""
+    monkeypatch.chdir(tmp_path)
+    book = json.loads((REPOSITORY / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    assert (book["nbformat"], book["metadata"]["kernelspec"]["language"]) == (4, "python")
+    names: dict[str, object] = {}
+    for cell in book["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], "what it prints differs from machine to machine"
+            exec("".join(cell["source"]), names)  # the notebook's own code
+    said = capsys.readouterr().out
+    assert re.search(r"^best: trial \d, val_loss \d\.\d{4} with LR = 0\.\d+$", said, re.MULTILINE)
+    curves = names["curves"]
+    assert isinstance(curves, dict)
+    assert {len(points) for points in curves.values()} == {20}
+    assert (tmp_path / "sweeps" / "mine" / "report.html").is_file()
