@@ -7,6 +7,7 @@
 #   layouts  the study of the 70B shape's throughput under real Slurm (nemo_h200x2 or x4; TRIALS_LAYOUTS; SECONDS_LAYOUTS)
 #   sweep    a study of the small Llama under real Slurm (STUDY, default nemo_small_h200x2 or x4, h200x8; TRIALS)
 #   confirm  more seeds of that sweep's leading configs (SEEDS, default 3)
+#   bridge   Megatron-Bridge beside NeMo: speed of the whole 70B shape, eval losses of a small Llama in every layout
 #   overlap  the small Llama with and without overlapped communication: the losses must be alike
 set -u
 OUT=${OUT:-gpu_out}
@@ -18,7 +19,7 @@ study=${STUDY:-nemo_small_h200x$GPUS}
 [ "$GPUS" -lt 8 ] || study=${STUDY:-h200x8}
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 case " $* " in *" base "*) start_base ;; esac
-start_worker lora_tune.recipes.nemo.trial
+[ "$*" = bridge ] || start_worker lora_tune.recipes.nemo.trial
 
 for stage in "$@"; do
     echo "== $stage $(date +%T)"
@@ -40,6 +41,18 @@ for stage in "$@"; do
     overlap)
         worker_ready
         timeout 250 python3 -m benchmarks.gpu.overlap --base "$LT/base" --gpus "$GPUS" --out "$OUT/overlap.json"
+        ;;
+    bridge)
+        start_base
+        unpack_nemo
+        unpack_bridge
+        start_workers_of_megatron
+        workers_ready bridge nemo
+        base_ready
+        timeout "${SECONDS_BRIDGE:-430}" python3 -m benchmarks.gpu.bridge_layouts --base "$LT/base" --gpus "$GPUS" --workers "$LT/workers" \
+            --bridge-path "$BRIDGE_PATH" --nemo-path "$NEMO_PATH" ${BRIDGE_PARTS:+--parts $BRIDGE_PARTS} \
+            --total "$((${SECONDS_BRIDGE:-430} - 15))" --large-seconds "${SECONDS_LARGE:-330}" --out "$OUT/layouts.json" 2>&1 | tee "$OUT/layouts.txt"
+        cp "$LT"/workers/*.log "$OUT"
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac

@@ -8,7 +8,8 @@
 #   confirm  more seeds of the sweep's best two (SEEDS, default 5)
 #   peft     some trials of peft_h100x1 under Slurm (TRIALS_PEFT, default 6)
 #   compare  the NeMo recipe, the PEFT recipe and transformers.Trainer side by side (SHAPE, default 7b)
-#   bridge   Megatron-Bridge beside NeMo and PEFT: speed of the 70B slice, eval losses, an adapter that peft loads
+#   bridge   Megatron-Bridge beside NeMo and PEFT: speed of the 70B slice, eval losses, an adapter that peft loads (BRIDGE_PARTS)
+#   bridge_sweep  bridge_h200x1 under real Slurm (TRIALS; SECONDS_SWEEP)
 #   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
 #   packed   trials side by side over one base: speed of each shape, equality, trials an hour (PARTS)
 #   packed_sweep  one study swept in a pack of 64 and one trial at a time, whole sweeps (SECONDS_SWEEP each, default 90)
@@ -56,18 +57,27 @@ for stage in "$@"; do
         start_base
         unpack_nemo
         unpack_bridge
-        start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
-        start_worker_of nemo "$NEMO_PATH" lora_tune.recipes.nemo.trial
+        start_workers_of_megatron
         start_worker_of peft "$PEFT_PATH" lora_tune.recipes.training
-        for recipe in bridge nemo peft; do
-            until_true 60 grep -q -e ready -e rror "$LT/workers/$recipe.log"
-            tail -n 1 "$LT/workers/$recipe.log"
-        done
+        workers_ready bridge nemo peft
         base_ready
         timeout "${SECONDS_BRIDGE:-460}" python3 -m benchmarks.gpu.bridge --base "$BASE" --workers "$LT/workers" --out "$OUT/bridge.json" \
-            --bridge-path "$BRIDGE_PATH" --nemo-path "$NEMO_PATH" --peft-path "$PEFT_PATH" --total "$((${SECONDS_BRIDGE:-460} - 15))" 2>&1 |
+            --bridge-path "$BRIDGE_PATH" --nemo-path "$NEMO_PATH" --peft-path "$PEFT_PATH" ${BRIDGE_PARTS:+--parts $BRIDGE_PARTS} --total "$((${SECONDS_BRIDGE:-460} - 15))" 2>&1 |
             tee "$OUT/bridge.txt"
         cp "$LT"/workers/*.log "$OUT"
+        ;;
+    bridge_sweep)
+        start_base
+        unpack_te
+        unpack_bridge
+        [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
+        start_slurm
+        workers_ready bridge
+        base_ready
+        (
+            export PYTHONPATH=$BRIDGE_PATH
+            under_slurm bridge_h200x1 "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
+        )
         ;;
     tables)
         for grid in ${GRIDS:-tiny small}; do

@@ -54,8 +54,8 @@ unpack_bridge() {
     if [ -d .bridge312 ] && [ ! -e "$LT/.bridge" ]; then
         mkdir -p "$LT/bridge"
         tar xJf .bridge312/site_bridge312.tar.xz -C "$LT/bridge"
-        # Transformer Engine imports pydantic.
-        tar xJf .nemo312/site312.tar.xz -C "$LT/bridge" --wildcards './pydantic*' './annotated_types*' './typing_inspection*'
+        # Transformer Engine imports pydantic, which the driver's wheels hold too.
+        [ ! -e .nemo312/site312.tar.xz ] || tar xJf .nemo312/site312.tar.xz -C "$LT/bridge" --wildcards './pydantic*' './annotated_types*' './typing_inspection*'
         python3 -m compileall -q -j 0 "$LT/bridge" >/dev/null 2>&1
         touch "$LT/.bridge"
     fi
@@ -135,6 +135,19 @@ start_worker_of() { # $1: recipe, peft, nemo or bridge. $2: its PYTHONPATH. $3: 
     PYTHONPATH=$2 setsid python3 -m lora_tune.recipes.warm_worker --socket "$LT/workers/$1.sock" "$3" \
         >"$LT/workers/$1.log" 2>&1 </dev/null &
     echo $! >"$LT/workers/$1.pid"
+}
+
+start_workers_of_megatron() { # one for each of the two libraries
+    start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
+    start_worker_of nemo "$NEMO_PATH" lora_tune.recipes.nemo.trial
+}
+
+workers_ready() { # $@: recipes
+    local recipe
+    for recipe in "$@"; do
+        until_true 90 grep -q -e ready -e rror "$LT/workers/$recipe.log"
+        tail -n 1 "$LT/workers/$recipe.log"
+    done
 }
 
 worker_ready() {

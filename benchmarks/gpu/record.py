@@ -58,7 +58,8 @@ def main(source: Path, target: Path) -> None:
         shutil.copyfile(source / "confirm" / "confirmation.json", target / "confirmation.json")
     write_tables(sweep, target)
     written = export_best(study, sweep, load(study, source / "study.toml"), target)
-    assert written is not None, "no trial reached the target"
+    if written is None:
+        print("no trial reached the target: no config is written")
     # Exported here, run elsewhere: this machine's paths and versions say nothing, so the twins that hold them go.
     for file in target.glob("config_*"):
         if file.suffix != ".sh":

@@ -67,6 +67,28 @@ def test_null_in_a_configuration_file_leaves_a_knob_alone(name: str, null: str) 
     assert settings(**{name: null}) == settings()
 
 
+def test_one_copy_of_the_model_may_run_as_a_cuda_graph() -> None:
+    assert settings(MCORE_CUDA_GRAPH=1, TP=8, MINIBS=8).speed.cuda_graph
+    assert settings(world=1, MCORE_CUDA_GRAPH=1, MINIBS=8).speed.cuda_graph
+
+
+@pytest.mark.parametrize(
+    ("variables", "has"),
+    [
+        ({}, True),
+        ({"FP8_RECIPE": "tensorwise"}, False),
+        ({"FP8_RECIPE": "blockwise"}, False),
+        ({"FP8": 0}, False),
+        ({"FP4": 1, "FP8": 0}, False),
+    ],
+)
+def test_only_delayed_scaling_has_a_history_that_a_warm_up_must_put_back(
+    variables: dict[str, object], has: bool
+) -> None:
+    """Transformer Engine's states of the other recipes hold none: forgetting it there raised AttributeError."""
+    assert settings(**variables).precision.has_history is has
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
     assert settings(**{name: 0}) == settings(**{name: "False"}) == settings()
@@ -81,6 +103,8 @@ def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
         ({"FP4": 1, "FP8": 1}, "FP4=1 FP8=1: allowed is one of them"),
         ({"FP4": 1, "FP4_RECIPE": "mxfp4"}, "FP4_RECIPE='mxfp4': allowed is one of nvfp4"),
         ({"MCORE_CUDA_GRAPH": 1, "RECOMPUTE_GRANULARITY": "full"}, "MCORE_CUDA_GRAPH=1: allowed is 0"),
+        ({"MCORE_CUDA_GRAPH": 1, "TP": 4}, "MCORE_CUDA_GRAPH=1: allowed is 0 where DP=2 CP=1"),
+        ({"MCORE_CUDA_GRAPH": 1, "TP": 4, "CP": 2, "MINIBS": 8}, "MCORE_CUDA_GRAPH=1: allowed is 0 where DP=1 CP=2"),
         ({"CPU_OFFLOADING": 1, "MCORE_CUDA_GRAPH": 1}, "CPU_OFFLOADING=1: allowed is 0"),
         ({"USE_DISTRIBUTED_OPTIMIZER": 0, "DDP_OVERLAP_PARAM_GATHER": 1}, "USE_DISTRIBUTED_OPTIMIZER=1"),
         ({"LLAMA": "small", "TP": 2}, "FP8_DPA=1: allowed is 0 for heads of 64 channels"),

@@ -157,6 +157,12 @@ def _speed(knobs: Knobs, layout: Layout) -> Speed:
             raise InputError(f"{name}=1: allowed is 0 with RECOMPUTE_GRANULARITY={recompute.granularity}")
     if offloaded and (graph or layout.pp > 1):
         raise InputError("CPU_OFFLOADING=1: allowed is 0 with MCORE_CUDA_GRAPH=1 or PP above 1")
+    if graph and layout.dp * layout.cp > 1:
+        # Measured on two H200 (benchmarks.gpu.bridge_layouts): a small Llama at DP=2 ends 0.046 higher than without.
+        raise InputError(
+            f"MCORE_CUDA_GRAPH=1: allowed is 0 where DP={layout.dp} CP={layout.cp} ranks share gradients; two of them"
+            " were seen to learn worse with it"
+        )
     knobs.choice("CUDA_GRAPH_SCOPE", ("full_iteration",))
     return Speed(
         recompute=recompute,

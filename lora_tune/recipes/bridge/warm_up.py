@@ -42,7 +42,7 @@ def run(models: list[Any], optimizer: Any, settings: Settings) -> None:
                 passes(models, itertools.repeat(row), count=1, mbs=speed.val_mbs, forward_only=True)
         for model in models:
             model.train()
-    if settings.precision.fp8 or settings.fp4:
+    if settings.precision.has_history:
         for model in models:
             reset_fp8(model)
     if torch.cuda.is_available():

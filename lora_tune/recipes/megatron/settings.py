@@ -33,6 +33,11 @@ class Precision:
     history: int
     algorithm: str
 
+    @property
+    def has_history(self) -> bool:
+        """Whether scales come from the steps before, so that a kernel warm-up would leave a trace in them."""
+        return self.fp8 and self.recipe == "delayed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:

@@ -32,7 +32,7 @@ def run(trainer: Any, settings: Settings) -> None:
                 model.validation_step(iter([(batch, 0, 0)]))
         for module, training in modes.items():
             module.training = training
-    if settings.precision.fp8:
+    if settings.precision.has_history:
         reset_fp8(model)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
