@@ -23,6 +23,7 @@ from lora_tune.objectives import objective_of
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Slot, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
+from lora_tune.workloads.pack_gain import doubts_of_packing
 from lora_tune.workloads.peft_refusals import refuse_in_packs, refuse_without_library
 from lora_tune.workloads.places import unseen
 
@@ -182,10 +183,10 @@ class PeftWorkload(RecipeWorkload):
             raise StudyError(f"study {study.name}", "objective.target", problem)
 
     def check(self) -> list[str]:
-        """As of any recipe, and the libraries that the space asks for."""
+        """As of any recipe, and the libraries that the space asks for; and whether packs would gain nothing."""
         if on_this_machine(self._site.launcher) and self._site.python is None:
             refuse_without_library(self._study)
-        return super().check()
+        return [*super().check(), *doubts_of_packing(self._study)]
 
     def _of_attempt(self, folder: Path) -> dict[str, Value]:
         return {"SAVE_ADAPTER": str(folder / "adapter")} if self._save_adapter else {}

@@ -1,0 +1,81 @@
+"""Whether trials would gain by sharing a GPU, from the study and its model's config alone: before a job is spent on it.
+
+A pass costs the longer of two times: the host's to launch its kernels, which grows with the layers, and the GPU's to
+compute, which grows with the tokens. Trials side by side share the first. A pack measures its gain itself; this tells
+people beforehand where there will be none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from lora_tune.base.llama import Shape
+from lora_tune.config.parameters import CategoricalParameter, FixedParameter, IntParameter, choices_of
+from lora_tune.config.study import Study
+
+LAYER_SECONDS = 4.3e-3
+"""Host's time for the kernels of one layer's forward and backward pass with adapters, measured on an H200's host."""
+RATE = 460e12
+"""Floating-point operations a second of an H200 whose passes are long enough (``docs/measured.md``, packed trials)."""
+LEAST_GAIN = 1.05
+"""Below this a pack trains one trial after another."""
+
+
+def pair_gain(shape: Shape, sequences: int, seq: int) -> float:
+    """Steps a second of two trials side by side on an H200, over those of one.
+
+    A pass of each has ``sequences`` sequences of ``seq`` tokens.
+    """
+    launched = shape.layers * LAYER_SECONDS
+    computed = shape.step_flops(sequences * seq, seq) / RATE
+    return 2 * max(launched, computed) / max(launched, 2 * computed)
+
+
+def doubts_of_packing(study: Study) -> list[str]:
+    """A sentence where even the smallest passes of the study fill a GPU; none where that is not known."""
+    site = study.site
+    if site.slots is None or site.gpus_per_node == 0 or site.model is None:
+        return []
+    shape, passes = _shape(site.model), sorted(_passes(study), key=lambda one: one[0] * one[1])
+    if shape is None or not passes:
+        return []
+    sequences, seq = passes[0]
+    gain = pair_gain(shape, sequences, seq)
+    if gain >= LEAST_GAIN:
+        return []
+    return [
+        f"site.slots: {sequences} x {seq:,} tokens over a model of {shape.parameters / 1e9:.1f} billion weights fill a "
+        f"GPU by themselves: on an H200 two such trials side by side make about {gain:.2f} times the steps of one. "
+        "A pack measures that, trains them one after another, and saves only their start-ups"
+    ]
+
+
+def _passes(study: Study) -> Iterator[tuple[int, int]]:
+    """Sequences and tokens of each of the passes that trials may make, where the study says both."""
+    lengths = study.space.get("SEQ")
+    if not isinstance(lengths, IntParameter | CategoricalParameter | FixedParameter):
+        return
+    seqs = [length for length in choices_of(lengths) if isinstance(length, int)]
+    for values in study.search_space.each_layout():
+        sequences = values.get("MBS", values.get("MINIBS"))
+        if seqs and isinstance(sequences, int):
+            yield sequences, min(seqs)
+
+
+def _shape(folder: Path) -> Shape | None:
+    """The size that the model's config states; None where it cannot be read here or is of another kind."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        shape = Shape(
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            ffn=int(config["intermediate_size"]),
+            heads=int(config["num_attention_heads"]),
+            kv_groups=int(config.get("num_key_value_heads") or config["num_attention_heads"]),
+            vocab=int(config["vocab_size"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return shape if min(shape.layers, shape.hidden, shape.ffn, shape.heads, shape.kv_groups, shape.vocab) > 0 else None
