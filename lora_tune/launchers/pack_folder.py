@@ -56,6 +56,7 @@ class PackFolder:
 
     def __init__(self, folder: Path) -> None:
         self.paths = PackPaths(folder)
+        self._over: set[str] = set()  # requests whose end was seen
 
     def make(self) -> None:
         """Make the folder. Raises FileExistsError where another one has."""
@@ -105,9 +106,14 @@ class PackFolder:
         told = set()
         for place in (self.paths.requests, self.paths.taken):
             for file in sorted(place.glob("*.json")):
-                request = None if file.name in told else _request_in(read_json(file))
-                if request is not None and not request.ended:
-                    told.add(file.name)  # the pack may take it just now
+                # A pack may have had thousands of trials; and it may take one just now, which then is in both places.
+                request = None if file.name in self._over or file.name in told else _request_in(read_json(file))
+                if request is None:
+                    continue
+                if request.ended:
+                    self._over.add(file.name)
+                else:
+                    told.add(file.name)
                     yield request
 
     def state(self) -> PackState:

@@ -33,14 +33,11 @@ TERMINATED = 143
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """A pack as the launcher below knows it."""
+    """A pack as the launcher below knows it, and its folder."""
 
     ticket: Ticket
     status: JobStatus
-
-    @property
-    def folder(self) -> PackFolder:
-        return PackFolder(self.ticket.folder)
+    folder: PackFolder
 
 
 class PackedLauncher:
@@ -77,7 +74,8 @@ class PackedLauncher:
         assert job.slot is not None
         number = 1 + max((int(folder.name) for folder in self._place.glob("[0-9]*")), default=-1)
         folder = self._place / f"{number:04d}"
-        PackFolder(folder).make()
+        place = PackFolder(folder)
+        place.make()
         name = f"{job.name.rsplit('-', 2)[0]}-pack-{number:04d}"
         pack_job = Job(
             name=name,
@@ -96,10 +94,10 @@ class PackedLauncher:
         try:
             ticket = replace(ticket, job_id=self._below.submit(pack_job))
         except LauncherError:
-            PackFolder(folder).close()
+            place.close()
             raise
         _write_down(ticket)
-        self._packs[folder] = _Pack(ticket, JobStatus(state=JobState.QUEUED, job_id=ticket.job_id))
+        self._packs[folder] = _Pack(ticket, JobStatus(state=JobState.QUEUED, job_id=ticket.job_id), place)
         return self._packs[folder]
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
@@ -126,7 +124,10 @@ class PackedLauncher:
             if pack is None or pack.status.state.alive:
                 tickets.append(_recorded(folder))
         statuses = self._below.poll(tickets) if tickets else {}
-        self._packs |= {ticket.folder: _Pack(ticket, statuses[ticket.name]) for ticket in tickets}
+        for ticket in tickets:
+            known = self._packs.get(ticket.folder)
+            place = known.folder if known else PackFolder(ticket.folder)
+            self._packs[ticket.folder] = _Pack(ticket, statuses[ticket.name], place)
         self._asked_at = time.monotonic()
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -204,6 +205,19 @@ def test_a_trial_that_its_pack_takes_while_they_are_counted_counts_once(quiet: L
     assert len(list(pack.take())) == 2
     names += [request.name for request in counted]
     assert sorted(names) == ["study-0-0", "study-1-0"]
+
+
+def test_a_trial_that_was_seen_to_end_is_not_looked_at_again(quiet: Launcher, tmp_path: Path) -> None:
+    jobs = [job_of(tmp_path / f"{i}", "", name=f"study-{i}-0") for i in range(2)]
+    for job in jobs:
+        quiet.submit(job)
+    (pack,) = packs_of(tmp_path)
+    list(pack.take())
+    assert len(list(pack.open_requests())) == 2
+    AttemptPaths(jobs[0].folder).ended.write_text("{}")
+    assert [request.name for request in pack.open_requests()] == ["study-1-0"]
+    shutil.rmtree(jobs[0].folder)  # somebody needs the room on the disk
+    assert [request.name for request in pack.open_requests()] == ["study-1-0"]
 
 
 def test_a_submission_that_died_between_its_two_files_is_made_again(quiet: Launcher, tmp_path: Path) -> None:
