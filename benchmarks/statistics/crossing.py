@@ -16,6 +16,8 @@ from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.published_curves import CALIBRATION, envelope
 
 FOLDS = 5
+LARGEST_BIAS, COVERED, FEWEST = 0.005, (0.87, 0.93), 20
+"""The bars: of the bias, and of the coverage where there are so many runs."""
 Estimator = Callable[[PublicRun], curves.Crossing]
 
 
@@ -28,7 +30,9 @@ def main() -> None:
     print(
         "stop, +/- its standard error; coverage of the mean of the submission's other runs by each run's 90% interval."
     )
-    print(f"{'estimator':44} {'GBS':>4} {'runs':>5} {'sd':>6} {'raw sd':>6} {'less var.':>9} {'bias':>14} {'cover':>6}")
+    print(
+        f"{'estimator':44} {'GBS':>4} {'runs':>5} {'sd':>6} {'raw sd':>6} {'less var.':>9} {'bias':>14} {'cover':>6}  missed"
+    )
     for gbs in sorted({g[0].gbs for g in test}):
         chosen = [g for g in test if g[0].gbs == gbs]
         print(row("fixed shape, Huber offset", chosen, fixed_shape(calibration)))
@@ -40,8 +44,12 @@ def main() -> None:
     folds = [calibrate([r for r in runs if fold(r.submission, FOLDS) != k]) for k in range(FOLDS)]
     for gbs in sorted({g[0].gbs for g in everyone}):
         chosen = [g for g in everyone if g[0].gbs == gbs]
-        print(row("fixed shape, cross-fitted", chosen, lambda r: _cross_fitted(r, folds)))
-        print(row("free fit", chosen, lambda r: curves.estimate(r.run, TARGET)))
+        fixed = gbs in calibration["estimated_at"]
+        for name, estimator, ships in (
+            ("fixed shape, cross-fitted", lambda r: _cross_fitted(r, folds), fixed),
+            ("free fit", lambda r: curves.estimate(r.run, TARGET), not fixed),
+        ):
+            print(row(f"{name}{', ships' if ships else ''}", chosen, estimator))
     forecasts(at_8, calibration)
     simulated(calibration, at_8)
 
@@ -82,7 +90,16 @@ def row(name: str, groups: Sequence[Sequence[PublicRun]], estimator: Estimator) 
     bias, error = np.mean(surplus) / mean, np.std(surplus) / np.sqrt(len(surplus)) / mean
     sds = f"{np.sqrt(np.mean(own)):6.0f} {np.sqrt(np.mean(raw)):6.0f}"
     biases = f"{bias:+7.2%} ±{error:.2%}"
-    return f"{name:44} {gbs:>4} {len(surplus):>5} {sds} {reduction:>9} {biases} {np.mean(inside):7.1%}"
+    missed = ", ".join(_missed(float(bias), float(np.mean(inside)), len(surplus)))
+    return f"{name:44} {gbs:>4} {len(surplus):>5} {sds} {reduction:>9} {biases} {np.mean(inside):7.1%}  {missed}"
+
+
+def _missed(bias: float, covered: float, runs: int) -> list[str]:
+    """The bars that a row misses."""
+    low, high = COVERED
+    found = [f"bias over {LARGEST_BIAS:.1%}"] if abs(bias) >= LARGEST_BIAS else []
+    outside = runs >= FEWEST and not low <= covered <= high
+    return [*found, f"coverage outside {low:.0%} to {high:.0%}"] if outside else found
 
 
 def expected_stop(run: PublicRun, crossing: float, family: curves.Family) -> float:

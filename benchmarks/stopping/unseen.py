@@ -8,7 +8,8 @@ of that, and one in ten is missing. Every draw has runs of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,23 @@ Curve = Callable[[np.ndarray, float, float, np.random.Generator], np.ndarray]
 """Losses of one run at shares u, in the order in which they are read, for a pace and a stuck level (0: none)."""
 
 
+class Run(NamedTuple):
+    """A whole run; task: its batch."""
+
+    evals: Sequence[Eval]
+    length: float = LENGTH
+    task: int = 0
+
+
+Maker = Callable[[np.random.Generator], Run]
+
+
 def main() -> None:
+    """Print the kinds of curves below."""
+    show(CURVES)
+
+
+def show(kinds: Mapping[str, Maker]) -> None:
     """Print the shares of good runs stopped with 90% intervals over the draws, and the bad ones caught."""
     kept = supported(RATE, REFERENCES)
     print(
@@ -33,7 +50,7 @@ def main() -> None:
     )
     print("| curves | good stopped (90%) | bad caught | used |\n|---|---|---|---|")
     shares = []
-    for name, make in CURVES.items():
+    for name, make in kinds.items():
         rows = np.array([draw(make, seed) for seed in range(DRAWS)])
         shares.append(rows[:, 0])
         print(f"| {name} | {_interval(rows[:, 0])} | {rows[:, 1].mean():.0%} | {rows[:, 2].mean():.0%} |", flush=True)
@@ -44,44 +61,50 @@ def _interval(shares: np.ndarray) -> str:
     return f"{shares.mean():.1%} ± {1.645 * shares.std() / math.sqrt(len(shares)):.1%}"
 
 
-def draw(make: Callable[[np.random.Generator], list[Eval]], seed: int) -> tuple[float, float, float]:
+def draw(make: Maker, seed: int) -> tuple[float, float, float]:
     """Good runs stopped, bad ones caught, and the share of their training that these used, in one draw."""
     rng = np.random.default_rng(seed)
-    good: list[list[Eval]] = []
-    bad: list[list[Eval]] = []
+    good: list[Run] = []
+    bad: list[Run] = []
     while len(good) < REFERENCES + EACH or len(bad) < EACH:
-        evals = make(rng)
-        (good if any(e.loss <= TARGET for e in evals) else bad).append(evals)
-    references = [Course(curve=comparable(evals), length=LENGTH) for evals in good[:REFERENCES]]
-    killed = [_stopped(evals, references) is not None for evals in good[REFERENCES:][:EACH]]
-    ends = [_stopped(evals, references) for evals in bad[:EACH]]
-    used = [1.0 if end is None else end / LENGTH for end in ends]
-    return float(np.mean(killed)), float(np.mean([end is not None for end in ends])), float(np.mean(used))
+        run = make(rng)
+        (good if any(e.loss <= TARGET for e in run.evals) else bad).append(run)
+    references = [Course(curve=comparable(r.evals), length=r.length, task=r.task) for r in good[:REFERENCES]]
+    killed = [_stopped(run, references) is not None for run in good[REFERENCES:][:EACH]]
+    ends = [(_stopped(run, references), run.length) for run in bad[:EACH]]
+    used = [1.0 if end is None else end / length for end, length in ends]
+    return float(np.mean(killed)), float(np.mean([end is not None for end, _ in ends])), float(np.mean(used))
 
 
-def _stopped(evals: Sequence[Eval], references: Sequence[Course]) -> float | None:
+def _stopped(run: Run, references: Sequence[Course]) -> float | None:
     """Samples at which the rule stops a run, asked after each eval; None where it never does."""
     evidence = Evidence(references=references, rate=RATE)
-    for i, e in enumerate(evals):
-        if verdict(evals[: i + 1], TARGET, evidence, length=LENGTH).stop:
+    for i, e in enumerate(run.evals):
+        if verdict(run.evals[: i + 1], TARGET, evidence, length=run.length, task=run.task).stop:
             return e.samples
     return None
 
 
-def on_a_grid(curve: Curve) -> Callable[[np.random.Generator], list[Eval]]:
+def on_a_grid(curve: Curve) -> Maker:
     """Runs of a curve on a scattered grid each."""
 
-    def make(rng: np.random.Generator) -> list[Eval]:
+    def make(rng: np.random.Generator) -> Run:
         step = rng.uniform(0.01, 0.06)
         u = np.arange(step, 1.0, step) + rng.uniform(-step / 3, step / 3, len(np.arange(step, 1.0, step)))
         u = np.sort(u[rng.random(len(u)) > 0.1])
-        loss = curve(u, *_fate(rng), rng) + rng.normal(0, 0.01, len(u))
-        return [Eval(float(s), float(v), float(s)) for s, v in zip(u * LENGTH, loss, strict=True)]
+        loss = curve(u, *fate(rng), rng) + rng.normal(0, 0.01, len(u))
+        return run_of(u, loss)
 
     return make
 
 
-def _fate(rng: np.random.Generator) -> tuple[float, float]:
+def run_of(u: np.ndarray, loss: np.ndarray, length: float = LENGTH, task: int = 0) -> Run:
+    """The run with these losses at shares u."""
+    rows = zip(u * length, loss, strict=True)
+    return Run([Eval(float(s), float(v), float(s)) for s, v in rows], length, task)
+
+
+def fate(rng: np.random.Generator) -> tuple[float, float]:
     """Pace and stuck level."""
     pace = float(np.exp(rng.normal(0.1, 0.2)))
     if rng.random() < 0.6:
@@ -127,32 +150,32 @@ def late_rise(u: np.ndarray, pace: float, stuck: float, rng: np.random.Generator
     return np.maximum(smooth(u, pace, 0, rng) + height * np.exp(-(((u * pace - 0.3) / 0.08) ** 2)), stuck)
 
 
-def restarted(rng: np.random.Generator) -> list[Eval]:
+def restarted(rng: np.random.Generator) -> Run:
     """Runs that go back to a checkpoint once and read some evals again, with other values."""
-    evals = on_a_grid(smooth)(rng)
+    evals = on_a_grid(smooth)(rng).evals
     end = int(rng.integers(2, max(3, len(evals))))
     back = max(0, end - int(rng.integers(1, 4)))
     again = [Eval(e.samples, e.loss + float(rng.normal(0, 0.03)), e.seconds) for e in evals[back:end]]
-    return [*evals[:end], *again, *evals[end:]]
+    return Run([*evals[:end], *again, *evals[end:]])
 
 
-def sparse_and_dense(rng: np.random.Generator) -> list[Eval]:
+def sparse_and_dense(rng: np.random.Generator) -> Run:
     """Runs that evaluate every 1% of training or every 12%."""
     step = float(rng.choice([0.01, 0.03, 0.12]))
     u = np.arange(step, 1.0, step)
-    loss = smooth(u, *_fate(rng), rng) + rng.normal(0, 0.02, len(u))
-    return [Eval(float(s), float(v), float(s)) for s, v in zip(u * LENGTH, loss, strict=True)]
+    loss = smooth(u, *fate(rng), rng) + rng.normal(0, 0.02, len(u))
+    return run_of(u, loss)
 
 
-def denser_towards_the_end(rng: np.random.Generator) -> list[Eval]:
+def denser_towards_the_end(rng: np.random.Generator) -> Run:
     """Runs whose evals come ever closer."""
     count = int(rng.integers(15, 50))
     u = np.sort(1 - (1 - np.arange(1, count) / count) ** 2)
-    loss = smooth(u, *_fate(rng), rng) + rng.normal(0, 0.02, len(u))
-    return [Eval(float(s), float(v), float(s)) for s, v in zip(u * LENGTH, loss, strict=True)]
+    loss = smooth(u, *fate(rng), rng) + rng.normal(0, 0.02, len(u))
+    return run_of(u, loss)
 
 
-CURVES: dict[str, Callable[[np.random.Generator], list[Eval]]] = {
+CURVES: dict[str, Maker] = {
     "smooth, irregular evals": on_a_grid(smooth),
     "plateau, then a drop": on_a_grid(plateau_then_drop),
     "steps at random places": on_a_grid(steps_at_random),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.conformal import compare, needed, supported
+from lora_tune.curves.conformal import allowed, compare, needed, supported
 from lora_tune.curves.overlay import Course
 from lora_tune.curves.points import Points
 
@@ -54,6 +56,27 @@ def test_good_runs_are_outside_no_more_often_than_is_supported(count: int) -> No
     ]
     kept = supported(0.01, count)
     assert np.mean(outside) <= kept + 2 * np.sqrt(kept * (1 - kept) / 200)
+
+
+def grokking(rng: np.random.Generator) -> np.ndarray:
+    """Rises to two and a half times its beginning, and falls at a place of its own."""
+    share = SAMPLES / END
+    fall = 1 + np.exp(40 * (share - 0.75 / np.exp(rng.normal(0.1, 0.1))))
+    return np.asarray(0.8 + (1 + 1.5 * np.clip(3 * share, 0, 1)) / fall + rng.normal(0, 0.01, len(SAMPLES)))
+
+
+@pytest.mark.parametrize("shape", [falling, grokking])
+@pytest.mark.parametrize("rate", [0.01, 0.2])
+def test_of_good_runs_no_more_are_outside_beside_the_others_than_the_rate_allows(shape: Any, rate: float) -> None:
+    """What the promise rests on, and what no luck of a draw can excuse."""
+    rng = np.random.default_rng(11)
+    for _ in range(4):
+        made = [course(shape(rng)) for _ in range(60)]
+        runs = [c for c in made if c.stop(TARGET) < END][:15]
+        assert len(runs) == 15
+        beside = ((seen(run), [c for c in runs if c is not run]) for run in runs)
+        outside = sum(compare(run, others, target=TARGET, rate=rate).outside for run, others in beside)
+        assert outside <= allowed(rate, 14)
 
 
 def test_a_run_that_will_not_get_there_is_outside_long_before_its_end() -> None:
@@ -106,6 +129,20 @@ def test_runs_that_were_let_through_support_no_rate() -> None:
     free, selected = good(rng, 9), good(rng, 30, free=False)
     found = compare(course(falling(rng)), [*free, *selected], target=TARGET, rate=0.01)
     assert found.supported == pytest.approx(1 / 10)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6, 1e60])
+def test_the_scale_of_a_metric_changes_no_answer(scale: float) -> None:
+    rng = np.random.default_rng(12)
+    references, runs = good(rng, 12), [course(falling(rng, worse=w)) for w in (0.0, 0.03, 0.3)]
+
+    def scaled(run: Course) -> Course:
+        return course(run.curve.loss * scale)
+
+    for run in runs:
+        plain = compare(run, references, target=TARGET, rate=0.1)
+        other = compare(scaled(run), [scaled(c) for c in references], target=TARGET * scale, rate=0.1)
+        assert (plain.outside, plain.at) == pytest.approx((other.outside, other.at), nan_ok=True)
 
 
 @settings(deadline=None, max_examples=60)
