@@ -30,9 +30,8 @@ def main() -> None:
     print(
         "stop, +/- its standard error; coverage of the mean of the submission's other runs by each run's 90% interval."
     )
-    print(
-        f"{'estimator':44} {'GBS':>4} {'runs':>5} {'sd':>6} {'raw sd':>6} {'less var.':>9} {'bias':>14} {'cover':>6}  missed"
-    )
+    heads = f"{'sd':>6} {'raw sd':>6} {'less var.':>9} {'bias':>14} {'cover':>6}  bars missed"
+    print(f"{'estimator':44} {'GBS':>4} {'runs':>5} {heads}")
     for gbs in sorted({g[0].gbs for g in test}):
         chosen = [g for g in test if g[0].gbs == gbs]
         print(row("fixed shape, Huber offset", chosen, fixed_shape(calibration)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -219,6 +221,37 @@ def test_a_users_accuracy_study_loses_its_bad_half_and_no_good_trial(stored: boo
     good, bad = ([t.state.name for t in study.trials[24:] if t.number % 2 == odd] for odd in (0, 1))
     assert bad.count("PRUNED") == len(bad)
     assert good.count("PRUNED") <= 1, "8 references support 11%"
+
+
+class Model:
+    """Reaches 0.95 with a learning rate near 3e-4, and less the further away it is."""
+
+    def __init__(self, lr: float) -> None:
+        self.best = 0.95 - 0.2 * max(0.0, abs(math.log10(lr / 3e-4)) - 0.8)
+        self._luck = np.random.default_rng(round(lr * 1e9))
+
+    def train_until(self, step: int) -> float:
+        return float(self.best * (1 - math.exp(-step / 2000)) + self._luck.normal(0, 0.004))
+
+
+def test_the_example_of_the_readme_prunes_bad_trials_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    example = next(block for block in text.split("```python")[1:] if "StallPruner" in block).split("```")[0]
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    monkeypatch.setattr(optuna, "create_study", functools.partial(optuna.create_study, sampler=sampler))
+    study = run_example(example)
+    pruned = [t for t in study.trials if t.state == optuna.trial.TrialState.PRUNED]
+    assert all("good runs" in t.user_attrs[SENTENCE] for t in pruned)
+    good = [t for t in study.trials if Model(t.params["lr"]).best > 0.945]
+    assert sum(t in pruned for t in good) <= len(good) / 9, "8 references support 11.1%"
+    assert len(pruned) >= 5
+
+
+def run_example(code: str) -> optuna.Study:
+    names: dict[str, Any] = {"Model": Model}
+    exec(code, names)
+    study: optuna.Study = names["study"]
+    return study
 
 
 @pytest.mark.parametrize(
