@@ -180,7 +180,7 @@ def _worse_than_references(run: Course, target: float, evidence: Evidence) -> Ve
     them, share = _WITH[found.way].format(found.references), f"{100 * found.supported:.1f}%"
     return Verdict(
         True,
-        f"stalled: further above {them} at {found.at:g} samples than any of them above the others; "
+        f"stalled: further above {them} at {found.at:g} samples; more than any of them above the others, and "
         f"at most {share} of good runs look like this",
         "stalled",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -36,6 +37,12 @@ _COLOURS = {
     Verdict.FAILED: "red",
     Verdict.CANCELLED: "red",
 }
+
+
+_WORDS = {**{str(verdict): colour for verdict, colour in _COLOURS.items()}, "measured": "green", "again": "yellow"}
+"""Colours of the words that a verdict's line has in its second column."""
+
+_VERDICT = re.compile(rf"trial \d+ +({'|'.join(_WORDS)}) +")
 
 
 def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
@@ -234,8 +241,19 @@ def _eta(study: Study, trial: Trial, evals: tuple[Eval, ...]) -> str:
     return duration(left) if left <= min(by_steps, by_clock) else LATE
 
 
-def _log(lines: list[str]) -> Text:
-    text = Text("\n".join(visible(line) for line in lines), style="dim", overflow="fold")
-    for word, colour in (*_COLOURS.items(), ("measured", "green")):
-        text.highlight_regex(rf"(?m)^trial \d+ +(?P<{colour}>{word}) ")
-    return text
+def _log(lines: list[str]) -> RenderableType:
+    return Group(*(_said(visible(line)) for line in lines))
+
+
+def _said(line: str) -> RenderableType:
+    """One line; of a verdict, what does not fit beside its columns goes on below its reason."""
+    found = _VERDICT.match(line)
+    if found is None:
+        return Text(line, style="dim", overflow="fold")
+    grid = Table.grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    head = Text(found[0], style="dim")
+    head.stylize(_WORDS[found[1]], *found.span(1))
+    grid.add_row(head, Text(line[found.end() :], style="dim"))
+    return grid

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from lora_tune.config.study import parse_study
+from lora_tune.controller.verdict_line import verdict_line
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
 from lora_tune.store.records import Attempt, Sweep, Trial
@@ -40,8 +41,16 @@ def test_there_is_no_eta_beyond_the_trials_own_end() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_reasons_and_parameters_are_never_cut(width: int) -> None:
-    reason = "trial 0: again: " + " ".join(f"word{i}" for i in range(40))
+    reason = "trial 0  again       " + " ".join(f"word{i}" for i in range(40))
     sweep = sweep_with(4000, **{f"KNOB_{i}": 0.125 for i in range(9)})
     shown = "".join(drawn(sweep, width, [reason]).replace("│", "").split())
     assert "".join(reason.split()) in shown
     assert "…" not in shown
+
+
+def test_what_does_not_fit_beside_a_verdict_goes_on_below_its_reason() -> None:
+    line = verdict_line(3, "failed", "configuration: " + " ".join(f"word{i}" for i in range(12)))
+    rows = [row for row in drawn(sweep_with(4000), 70, [line]).splitlines() if "word" in row]
+    assert rows[0].strip("│ ").startswith("trial 3  failed      configuration: word0")
+    assert len(rows) > 1
+    assert {row.index("word") for row in rows[1:]} == {rows[0].index("configuration")}
