@@ -149,8 +149,7 @@ class PortfolioSampler(BaseSampler):
     def expected_gain(self, study: optuna.Study) -> float | None:
         """Share of the score by which the next node-hour is expected to improve the recommendation; None before a run
         has reached the target."""
-        grey_box = self._arms.grey_box
-        if grey_box is not None and self._trust(study).believes_grey_box:
+        if (grey_box := self._believed(study)) is not None:
             return grey_box.expected_gain(study)
         model = self._model(self._runs(study))
         if not any(math.isfinite(r.ln_score) for r in model.runs):
@@ -164,36 +163,40 @@ class PortfolioSampler(BaseSampler):
         What the user has today stays, once it has reached the target here, until another is clearly better.
         Raises ValueError while nothing is known that could be recommended.
         """
-        found = self._believed_best(study)
-        saved = self._saved_against_start(study, found[0])
-        if saved is None or self._centre is None or saved[0] >= CLEARLY * saved[1]:
-            return found
-        seconds = self._expected_seconds(study, self._centre)
-        return dict(self._centre), seconds, _staying(seconds, *saved)
-
-    def _saved_against_start(self, study: optuna.Study, values: Mapping[str, Any]) -> tuple[float, float] | None:
-        """What ``values`` saves against the start, and its sd; None where they are it, or it never arrived here."""
-        start = self._centre
+        found, start = self._believed_best(study), self._centre
         arrived = (r.values for r in self._runs(study) if math.isfinite(r.ln_score))
-        if start is None or dict(values) == start or start not in arrived:
-            return None
-        return next(iter(self.saved(study, values, [start])), None)
+        if start is None or found[0] == start or start not in arrived:
+            return found
+        saved = self.saved(study, found[0], [start])
+        if not saved or _clear(saved[0]):
+            return found
+        moved = self._moved_layout(start, found[0])
+        if moved != start and self._believed(study) and _clear(self.saved(study, moved, [start])[0]):
+            return moved, self._expected_seconds(study, moved), _staying(found[1], saved[0], moved=True)
+        return dict(start), self._expected_seconds(study, start), _staying(found[1], saved[0], moved=False)
+
+    def _moved_layout(self, start: Mapping[str, Any], to: Mapping[str, Any]) -> dict[str, Any]:
+        """The start with what only decides speed as in ``to``: few runs settle that, and many the rest."""
+        c = self._encoding.coordinates
+        return {n: to[n] if n in c.speed_names and n not in c.convergence_names else v for n, v in start.items()}
+
+    def _believed(self, study: optuna.Study) -> GreyBoxSampler | None:
+        """The grey box while it is the model that is trusted."""
+        return self._arms.grey_box if self._trust(study).believes_grey_box else None
 
     def _expected_seconds(self, study: optuna.Study, values: Mapping[str, Any]) -> float:
-        grey_box = self._arms.grey_box
-        if grey_box is not None and self._trust(study).believes_grey_box:
+        if (grey_box := self._believed(study)) is not None:
             return math.exp(grey_box.forecast(study, values)[0])
         return math.exp(float(self._model(self._runs(study)).predict([values])[0][0]))
 
     def _believed_best(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
-        grey_box, odds = self._arms.grey_box, self._trust(study)
-        if grey_box is not None and odds.believes_grey_box:
+        if (grey_box := self._believed(study)) is not None:
             return grey_box.recommend(study)
         found = recommend_whole(self._model(self._runs(study)), np.random.default_rng(0))
         if found is None:
-            if grey_box is None:
+            if self._arms.grey_box is None:
                 raise ValueError("no run has reached the target yet, so there is nothing to recommend")
-            return grey_box.recommend(study)
+            return self._arms.grey_box.recommend(study)
         return dict(found.values), found.score, _sentence(found)
 
     def saved(
@@ -203,8 +206,7 @@ class PortfolioSampler(BaseSampler):
 
         Empty while no run has reached the target.
         """
-        grey_box = self._arms.grey_box
-        if grey_box is not None and self._trust(study).believes_grey_box:
+        if (grey_box := self._believed(study)) is not None:
             return grey_box.saved(study, values, instead)
         model = self._model(self._runs(study))
         reached = any(math.isfinite(r.ln_score) for r in model.runs)
@@ -276,10 +278,16 @@ def _why(found: Proposal, nodes: int) -> str:
     )
 
 
-def _staying(seconds: float, share: float, sd: float) -> str:
+def _clear(saved: tuple[float, float]) -> bool:
+    """Whether what is saved, with its sd, is no matter of doubt."""
+    return saved[0] > 0 and saved[0] >= CLEARLY * saved[1]
+
+
+def _staying(seconds: float, saved: tuple[float, float], *, moved: bool) -> str:
+    today = "the configuration of today" + (" on a faster layout" if moved else "")
     return (
-        f"expected {duration(seconds)} to the target: the configuration of today; the one believed best may save "
-        f"{100 * share:.1f}% (give or take {100 * sd:.1f}%), which is not yet clear"
+        f"{today}: the one believed best is expected to take {duration(seconds)} and to save {100 * saved[0]:.1f}% "
+        f"(give or take {100 * saved[1]:.1f}%), which is not yet clear"
     )
 
 

@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from lora_tune.base.format import duration
 from lora_tune.search.forecasts import FORECASTS
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.tpe import WindowedTPESampler
@@ -264,13 +265,12 @@ def test_forecasts_that_were_made_anew_once_are_kept(monkeypatch: pytest.MonkeyP
     assert made.trust_in(study) == before
 
 
-@pytest.mark.parametrize("slots", [16, 64])
-def test_slots_that_are_asked_at_once_do_not_ask_the_same(slots: int) -> None:
+def test_sixteen_slots_that_are_asked_at_once_do_not_ask_the_same() -> None:
     study, _ = with_runs(
         (START, 1.0), (NEIGHBOUR, 1.02), ({**START, "HIDDEN": 256}, 0.98), ({**START, "LR": 3e-3}, 1.0)
     )
-    asked = [study.ask(SPACE).params for _ in range(slots)]
-    assert len({tuple(sorted(p.items())) for p in asked}) == slots
+    asked = [study.ask(SPACE).params for _ in range(16)]
+    assert len({tuple(sorted(p.items())) for p in asked}) == 16
     assert len({p["OPTIMIZER"] for p in asked}) == 2
     folds = [math.log(p["LR"] / START["LR"]) for p in asked]
     assert max(folds) - min(folds) > 0.5
@@ -286,3 +286,26 @@ def test_what_is_expected_of_open_runs_leaves_little_to_gain_where_they_are() ->
     assert second.gain < 0.7 * first.gain
     assert expecting(waiting).predict([first.values])[0] == pytest.approx(waiting.predict([first.values])[0], abs=0.02)
     assert expecting(waiting).predict([first.values])[1] < waiting.predict([first.values])[1]
+
+
+def test_a_faster_layout_is_clear_long_before_other_hyperparameters_are() -> None:
+    """One run of each: seeds leave the rate open, and speeds settle the layout."""
+    slow, fast = "tp4 pp1 cp1 minibs4 mbs1", "tp2 pp1 cp2 minibs4 mbs1"
+    space = {"LR": FloatDistribution(1e-4, 1e-2, log=True), "layout": CategoricalDistribution((slow, fast))}
+    start = {"LR": 1e-3, "layout": slow}
+    tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
+    grey_box = GreyBoxSampler(space, goal=Goal(schedule=closed_schedule), gpus=8, seed=1)
+    made = PortfolioSampler(
+        Coordinates(distributions=space, gpus=8), Arms(grey_box=grey_box, tpe=tpe), target=1.0, centre=start, seed=1
+    )
+    study = optuna.create_study(sampler=made)
+    alike = json.dumps({"grey_box": [7.0, 0.1], "whole": [7.0, 0.1]})
+    for values, samples, speed in ((start, 3072, 2.0), ({"LR": 1.1e-3, "layout": fast}, 3050, 2.1)):
+        facts = {"samples_per_second": speed, "seconds_per_eval": 35.0, "init_seconds": 60.0, "stop_samples": samples}
+        made_of = {**facts, "verdict": "reached", FORECASTS: alike}
+        study.add_trial(
+            optuna.trial.create_trial(params=values, distributions=space, value=samples / speed, user_attrs=made_of)
+        )
+    values, _, sentence = made.recommend(study)
+    assert values == {"LR": 1e-3, "layout": fast}
+    assert "on a faster layout" in sentence
