@@ -91,13 +91,15 @@ def _of_names(names: Collection[str], values: Mapping[str, object]) -> dict[str,
 def check_space(
     benchmark: Benchmark, tuned: Mapping[str, Sequence[object]], points: Sequence[Mapping[str, object]]
 ) -> list[Violation]:
-    """All that a search space breaks of the closed division: values, the eval schedule; batch sizes are warned of.
+    """All that a search space breaks of the closed division: values, the eval schedule. Batch sizes that cannot win or
+    have no reference, and runs that end before any submission has converged, are warned of.
 
     tuned and points: as for :func:`check_range`.
     """
     batches = sorted({batch for point in points if isinstance(batch := point.get("GBS"), int)})
     found = check_range(benchmark, tuned, points)
-    return [*found, *_schedule_violations(benchmark, tuned, points), *_unreferenced(benchmark, batches)]
+    warned = [*_unreferenced(benchmark, batches), *([] if "MAX_STEPS" in tuned else _short_runs(benchmark, points))]
+    return [*found, *_schedule_violations(benchmark, tuned, points), *warned]
 
 
 def _schedule_violations(
@@ -171,6 +173,22 @@ def _below(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
         f"more and smaller steps; keep GBS >= {smallest}"
     )
     return [Violation("GBS", sentence, fatal=False)]
+
+
+def _short_runs(benchmark: Benchmark, points: Sequence[Mapping[str, object]]) -> list[Violation]:
+    """A warning for training that ends before the fewest samples in which a submission may converge."""
+    for point in points if benchmark.progress == "samples_count" else ():
+        batch, steps = point.get("GBS"), point.get("MAX_STEPS")
+        if not isinstance(batch, int) or not isinstance(steps, int):
+            continue
+        against = benchmark.reference(batch)
+        if against is not None and steps * batch < against.fastest:
+            sentence = (
+                f"MAX_STEPS = {steps} at GBS {batch} ends training after {steps * batch} samples, and no submission "
+                f"converges before {against.fastest:.6g}; raise MAX_STEPS or GBS"
+            )
+            return [Violation("MAX_STEPS", sentence, fatal=False)]
+    return []
 
 
 def _tuned(violation: Violation) -> Violation:

@@ -99,8 +99,25 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     ]
     if start.outside:
         found.append(f"trial 0 is {start.why}")
-    found += filter(None, (_other_schedule(workload, base), _shorter_limit(workload, base)))
-    return found
+    schedule = _other_schedule(workload, base)
+    found += filter(None, (schedule, _shorter_limit(workload, base)))
+    return found + _by_the_rules(workload, base, evals=not schedule)
+
+
+def _by_the_rules(workload: MlperfWorkload, base: BaseConfig, *, evals: bool) -> list[str]:
+    """What MLPerf's rules make of the base config itself; in the open division that it cannot win or converge alone.
+
+    evals: its eval schedule, too.
+    """
+    from lora_tune.mlperf.gate import check_space
+    from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
+
+    start, closed = workload.start(), workload.study.division == "closed"
+    assert start is not None
+    told = (v for v in check_space(workload.benchmark, {}, [start.parameters]) if closed or not v.fatal)
+    apart = () if evals else INTERVAL_NAMES + SKIP_NAMES
+    where = "" if closed else " under the rules of MLPerf's closed division"
+    return [f"{base.file}{where}: {v.sentence}" for v in told if v.name not in apart]
 
 
 def _shorter_limit(workload: MlperfWorkload, base: BaseConfig) -> str:

@@ -245,6 +245,9 @@ def test_the_guides_own_example_is_told_before_it_runs_that_it_cannot_win() -> N
     assert [(v.name, v.fatal) for v in found] == [("VAL_CHECK_INTERVAL", True), ("GBS", False)]
     assert "VAL_CHECK_INTERVAL = 50, but it must be 384 samples at GBS 1" in found[0].sentence
     assert "GBS 1 cannot win: it is below 8" in found[1].sentence
+    (short,) = [v for v in check_space(LORA, {}, [{**tp8[0], "MAX_STEPS": 1024}]) if v.name == "MAX_STEPS"]
+    assert "ends training after 1024 samples, and no submission converges before 2" in short.sentence
+    assert not [v for v in check_space(LORA, {}, [{"GBS": 8, "MAX_STEPS": 800}]) if v.name == "MAX_STEPS"]
 
 
 def test_explain_says_when_a_slower_rate_costs_nothing() -> None:

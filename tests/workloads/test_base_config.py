@@ -116,6 +116,20 @@ class TestTrialZero:
         assert why in start.outside
         assert workload.job(as_it_stands(workload), tmp_path / "a").environment["LR"] == "0.0004"
 
+    @pytest.mark.parametrize("division", ["closed", "open"])
+    def test_one_that_cannot_win_or_converge_is_told_so_before_it_runs(self, tree: Path, division: str) -> None:
+        """The DGX H100 guide's own example: TP 8 and MINIBS 1 on eight GPUs, evaluated every 50 steps."""
+        guide = "export TP=8\nexport MINIBS=1\nexport VAL_CHECK_INTERVAL=50\nexport MAX_STEPS=1024\n"
+        (tree / CONFIG).write_text((tree / CONFIG).read_text() + guide)
+        study = made(tree).study.model_copy(update={"division": division})
+        told = about_base(load(study, "h100.toml"))
+        assert any("GBS 1 cannot win: it is below 8" in doubt for doubt in told)
+        assert any("MAX_STEPS = 1024 at GBS 1 ends training after 1024 samples" in doubt for doubt in told)
+        assert any("it must be 384 samples at GBS 1" in doubt for doubt in told) == (division == "closed")
+
+    def test_one_that_keeps_the_rules_is_told_nothing_of_them(self, tree: Path) -> None:
+        assert not [doubt for doubt in about_base(made(tree)) if "division" in doubt or "GBS" in doubt]
+
     def test_its_own_eval_schedule_stays_and_is_told(self, tree: Path, tmp_path: Path) -> None:
         config = (tree / CONFIG).read_text().replace("SKIP_EVALS=3", "SKIP_EVALS=0")
         (tree / CONFIG).write_text(config)
