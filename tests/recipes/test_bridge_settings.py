@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
+from lora_tune.recipes.bridge.healing import heal
 from lora_tune.recipes.bridge.settings import REFUSED, SPELLINGS, Settings, read
+from lora_tune.recipes.megatron.description import description
 from lora_tune.recipes.megatron.shapes import SHAPES
 
 TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
@@ -67,6 +70,49 @@ def test_null_in_a_configuration_file_leaves_a_knob_alone(name: str, null: str) 
     assert settings(**{name: null}) == settings()
 
 
+def test_fp4_takes_the_place_of_fp8_and_the_log_discloses_it() -> None:
+    found = settings(FP4=1)
+    precision = found.precision
+    assert (precision.fp4, precision.fp8, precision.params, precision.dpa) == (True, False, False, False)
+    said = description(found, platform="8xB300", texts=(3901, 173), wide="bfloat16", attention="transformer_engine")
+    assert said["lowest_numerical_precision_in_linear"] == "nvfp4"
+    assert said["lowest_numerical_precision_in_attn"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("named", "fp8", "recipe"),
+    [(None, True, "delayed"), ("FP8_CS", True, "tensorwise"), ("MXFP8", True, "mxfp8"), ("BF16", False, "delayed")],
+)
+def test_an_fp4_run_heals_to_the_precision_that_is_named(named: str | None, fp8: bool, recipe: str) -> None:
+    healing = settings(FP4=1, HEALING_ITER=350, HEALING_PRECISION=named or "null").healing
+    assert healing is not None
+    assert (healing.step, healing.precision.fp8, healing.precision.recipe) == (350, fp8, recipe)
+    assert not healing.precision.fp4
+    assert settings(FP4=1).healing is None
+
+
+class Module:
+    """What a layer shows of itself."""
+
+    def __init__(self, config: object, *parts: Module) -> None:
+        self.config, self._parts = config, parts
+
+    def modules(self) -> list[Module]:
+        return [self, *self._parts]
+
+
+def test_healing_tells_every_layer_and_keeps_what_is_not_about_precision() -> None:
+    kept = {"hidden_size": 64, "fp8_param": False}
+    layer = SimpleNamespace(**kept, fp4="e2m1", fp8=None, fp8_recipe="tensorwise")
+    foreign = SimpleNamespace(bucket_size=1)
+    healing = settings(FP4=1, HEALING_ITER=2, FP8_AMAX_HISTORY=16).healing
+    assert healing is not None
+    heal([Module(layer, Module(layer), Module(foreign))], healing.precision)
+    healed = {"fp4": None, "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 16}
+    assert vars(layer).items() >= {**kept, **healed}.items()
+    assert vars(foreign) == {"bucket_size": 1}
+
+
 def test_one_copy_of_the_model_may_run_as_a_cuda_graph() -> None:
     assert settings(MCORE_CUDA_GRAPH=1, TP=8, MINIBS=8).speed.cuda_graph
     assert settings(world=1, MCORE_CUDA_GRAPH=1, MINIBS=8).speed.cuda_graph
@@ -100,6 +146,9 @@ def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
     ("variables", "words"),
     [
         ({"VP": 2, "PP": 2}, "VP=2: allowed is 1"),
+        ({"HEALING_ITER": 350}, "HEALING_ITER=350: allowed is 0 unless FP4=1"),
+        ({"FP4": 1, "HEALING_ITER": 350, "HEALING_PRECISION": "FP6"}, "one of FP8_DS, FP8_CS, MXFP8, BF16"),
+        ({"FP4": 1, "HEALING_ITER": 350, "MCORE_CUDA_GRAPH": 1, "TP": 8, "MINIBS": 8}, "a captured graph keeps"),
         ({"FP4": 1, "FP8": 1}, "FP4=1 FP8=1: allowed is one of them"),
         ({"FP4": 1, "FP4_RECIPE": "mxfp4"}, "FP4_RECIPE='mxfp4': allowed is one of nvfp4"),
         ({"MCORE_CUDA_GRAPH": 1, "RECOMPUTE_GRANULARITY": "full"}, "MCORE_CUDA_GRAPH=1: allowed is 0"),

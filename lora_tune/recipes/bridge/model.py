@@ -40,7 +40,7 @@ def check_machine(settings: Settings, *, cuda: bool) -> None:
     """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
     layout, speed = settings.layout, settings.speed
     blocks = {
-        "FP4=1": settings.fp4,
+        "FP4=1": settings.precision.fp4,
         "FP8_RECIPE=mxfp8": settings.precision.fp8 and settings.precision.recipe == "mxfp8",
     }
     capability = torch.cuda.get_device_capability() if cuda else (0, 0)
@@ -215,7 +215,7 @@ def _mixed_precision(settings: Settings) -> Any:
         pipeline_dtype=torch.bfloat16,
         grad_reduce_in_fp32=False,
     )
-    if settings.fp4:
+    if precision.fp4:
         return common(fp4="e2m1", fp4_recipe="nvfp4")
     if not precision.fp8:
         return common()

@@ -16,6 +16,7 @@ from mlperf_logging.mllog import constants
 
 from lora_tune.recipes.bridge import adapter_files, warm_up
 from lora_tune.recipes.bridge.data import Batch, PackedData, evaluation_batches
+from lora_tune.recipes.bridge.healing import heal
 from lora_tune.recipes.bridge.settings import Settings
 from lora_tune.recipes.bridge.step import LOSS, evaluate
 from lora_tune.recipes.megatron.adapters import cores
@@ -52,7 +53,13 @@ class Run(Callback):
         self._blocks.start(0)
 
     def on_train_step_start(self, context: Any) -> None:
-        """The learning rate of this step: the other recipes' schedule, which wastes no step on a rate of zero."""
+        """The learning rate of this step: the other recipes' schedule, which wastes no step on a rate of zero.
+
+        An FP4 run that has come to its healing goes on in its other precision.
+        """
+        healing = self._settings.healing
+        if healing and context.state.train_state.step == healing.step:
+            heal(cores(context.model), healing.precision)
         for group in context.optimizer.param_groups:
             group["lr"] = self._rate(context.state.train_state.step)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lora_tune.base.errors import InputError
@@ -33,7 +33,6 @@ FP8_HEAD = 128
 
 REFUSED = {
     "TP_COMM_OVERLAP": "v6.0 reads it and uses it nowhere, and this recipe does not overlap tensor-parallel transfers",
-    "HEALING_ITER": "this recipe changes no precision during a run",
     "NCCL_UB": "user buffers are not registered by this recipe",
     "FSDP": "this recipe shards by TP, PP and CP",
     "PRE_QUANTIZED_MODEL": "weights are quantized as they are loaded",
@@ -41,6 +40,9 @@ REFUSED = {
     "GRADIENT_ACCUMULATION_FUSION": "frozen weights have no gradient to accumulate, and the adapters' needs Apex",
 }
 """Switches of v6.0 that this recipe cannot serve -> why. 0, False and null are accepted."""
+
+HEALED = {"FP8_DS": "delayed", "FP8_CS": "tensorwise", "MXFP8": "mxfp8", "BF16": ""}
+"""HEALING_PRECISION -> FP8 recipe in which an FP4 run goes on, none for BF16. v6.0's default is the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +82,23 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Healing:
+    """After ``step`` optimizer steps an FP4 run computes in ``precision``."""
+
+    step: int
+    precision: Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(CommonSettings):
     """One trial, checked; see ``docs/bridge.md`` for the variables.
 
-    fp4: compute in NVFP4 instead of FP8. adapter: peft folder to start from; save_adapter: one to write at the end.
+    healing: None where the precision stays. adapter: peft folder to start from; save_adapter: one to write at the end.
     """
 
     communication: Communication
     speed: Speed
-    fp4: bool
+    healing: Healing | None
     adapter: Path | None
     save_adapter: Path | None
 
@@ -106,23 +116,42 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
     if common["layout"].vp > 1:
         raise InputError(f"VP={common['layout'].vp}: allowed is 1; losses of interleaved pipelines were not reproduced")
     precision: Precision = common["precision"]
+    if knobs.switch("FP4", default=False):
+        precision = common["precision"] = _four_bits(knobs, precision)
     if precision.dpa and (head := common["shape"].head) != FP8_HEAD:
         raise InputError(
             f"FP8_DPA=1: allowed is 0 for heads of {head} channels; Transformer Engine's FP8 attention takes {FP8_HEAD}"
         )
-    fp4 = knobs.switch("FP4", default=False)
-    if fp4 and knobs.given("FP8") and precision.fp8:
-        raise InputError("FP4=1 FP8=1: allowed is one of them")
-    if fp4:
-        knobs.choice("FP4_RECIPE", ("nvfp4",))
+    speed, healing = _speed(knobs, common["layout"]), _healing(knobs, precision)
+    if healing and speed.cuda_graph:
+        raise InputError("MCORE_CUDA_GRAPH=1: allowed is 0 with HEALING_ITER; a captured graph keeps its precision")
     return Settings(
         **common,
         communication=_communication(knobs),
-        speed=_speed(knobs, common["layout"]),
-        fp4=fp4,
+        speed=speed,
+        healing=healing,
         adapter=knobs.folder("ADAPTER", None),
         save_adapter=Path(knobs.text("SAVE_ADAPTER")) if knobs.given("SAVE_ADAPTER") else None,
     )
+
+
+def _four_bits(knobs: Knobs, precision: Precision) -> Precision:
+    """Products in NVFP4; weights and attention stay in bf16."""
+    if knobs.given("FP8") and precision.fp8:
+        raise InputError("FP4=1 FP8=1: allowed is one of them")
+    knobs.choice("FP4_RECIPE", ("nvfp4",))
+    return replace(precision, fp4=True, fp8=False, params=False, dpa=False, act=False)
+
+
+def _healing(knobs: Knobs, precision: Precision) -> Healing | None:
+    step = knobs.integer("HEALING_ITER", 0, low=0)
+    recipe = HEALED[knobs.choice("HEALING_PRECISION", tuple(HEALED))]
+    if step == 0:
+        return None
+    if not precision.fp4:
+        raise InputError(f"HEALING_ITER={step}: allowed is 0 unless FP4=1; only an FP4 run changes its precision")
+    healed = replace(precision, fp4=False, fp8=bool(recipe), recipe=recipe or precision.recipe)
+    return Healing(step=step, precision=healed)
 
 
 def _refuse(knobs: Knobs) -> None:

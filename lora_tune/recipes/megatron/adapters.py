@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 
-TARGETS = ("linear_qkv", "linear_proj")
-"""The attention's projections, which MLPerf's benchmark adapts."""
+from lora_tune.recipes.megatron.settings import TARGETS
 
 
 @dataclass(frozen=True, slots=True)

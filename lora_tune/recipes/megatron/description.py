@@ -50,5 +50,5 @@ def _disclosed(settings: CommonSettings, wide: str) -> dict[str, object]:
     """Precision, parallelism, micro batch and config file, as MLPerf's rules want them disclosed."""
     layout, precision = settings.layout, settings.precision
     values = {"TP": layout.tp, "PP": layout.pp, "CP": layout.cp, "MBS": layout.mbs}
-    values |= {"FP8": int(precision.fp8), "FP8_DPA": int(precision.dpa)}
+    values |= {"FP8": int(precision.fp8), "FP8_DPA": int(precision.dpa), "FP4": int(precision.fp4)}
     return disclosures(settings.benchmark, values, settings.config_filename, wide=wide)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lora_tune.recipes.megatron.adapters import TARGETS
 from lora_tune.recipes.megatron.layout import Layout
-from lora_tune.recipes.megatron.settings import CommonSettings, Precision, Recompute
+from lora_tune.recipes.megatron.settings import TARGETS, CommonSettings, Precision, Recompute
 from lora_tune.recipes.megatron.shapes import Shape
 
 

@@ -15,11 +15,13 @@ from lora_tune.recipes.megatron.shapes import Shape, read_shape
 
 TARGET = 0.925
 """MLPerf's eval loss for llama2_70b_lora."""
+TARGETS = ("linear_qkv", "linear_proj")
+"""The attention's projections in Megatron-Core's words, which MLPerf's benchmark adapts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """fp8 and what goes with it; without it the run computes in bf16 (float32 on a CPU).
+    """fp8 and what goes with it, or fp4 in its place; without both the run computes in bf16 (float32 on a CPU).
 
     params: keep the frozen weights in FP8 only. dpa: FP8 attention. act: FP8 store of the activation function's input.
     history, algorithm: amax history length, and most_recent or max over it.
@@ -32,6 +34,7 @@ class Precision:
     recipe: str
     history: int
     algorithm: str
+    fp4: bool = False
 
     @property
     def has_history(self) -> bool:
