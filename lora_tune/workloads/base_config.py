@@ -24,6 +24,7 @@ _UNSET = re.compile(r"\b([A-Za-z_]\w*): (?:unbound variable|parameter (?:null or
 _YAML_DEFAULT = re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")
 _SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")
 _FIELDS_NAME = re.compile(r"config_(.+?)_\d+x\d+x[^_]*(?:_(.+?))?(?:\.sh)?")
+_PACKAGED = ("setup.py", "pyproject.toml")
 _SKIPPED = frozenset({".git", "results", "logs"})
 
 
@@ -182,13 +183,15 @@ def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -
 def stated_defaults(folder: Path) -> dict[str, str]:
     """What the implementation's files take where nobody sets a variable: the first literal default, by name.
 
-    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``.
+    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``. Libraries
+    that lie in the folder as a whole, such as NeMo, say nothing of its training: their scripts are others'.
     """
+    libraries = {p.parent for name in _PACKAGED for p in _tree(folder, name)} - {folder}
     found: dict[str, str] = {}
     for suffixes, pattern in (((".yaml", ".yml"), _YAML_DEFAULT), ((".sh", ".sub"), _SHELL_DEFAULT)):
         for suffix in suffixes:
             for path in _tree(folder, f"*{suffix}"):
-                if suffix == ".sh" and path.name.startswith("config"):
+                if (suffix == ".sh" and path.name.startswith("config")) or not libraries.isdisjoint(path.parents):
                     continue
                 for name, text in pattern.findall(path.read_text(encoding="utf-8", errors="replace")):
                     found.setdefault(name, text)

@@ -47,12 +47,19 @@ class Effective:
                 return None if steps is None else round(float(ratio) * float(steps))
         return None
 
+    @property
+    def batch(self) -> int | None:
+        """The global batch that it states; None where that follows from MINIBS, which it exports itself."""
+        own = Effective(self.exported, {})
+        whole = own.value("GBS") if own.value("MINIBS") is not None else self.value("GBS")
+        return None if whole is None else int(whole)
+
     def layout(self, gpus: int) -> Layout:
         """Its parallel layout on ``gpus`` GPUs; degrees that nobody states change nothing."""
         degrees = {name.lower(): int(self.value(name) or NEUTRAL.get(name, 1)) for name in LAYOUT}
-        whole = self.value("GBS")
+        whole = self.batch
         ranks = max(1, gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
-        minibs = self.value("MINIBS") if whole is None else int(whole) // ranks
+        minibs = self.value("MINIBS") if whole is None else whole // ranks
         return Layout(**degrees, vp=int(self.value("VP") or 1), minibs=max(1, int(minibs or 1)))
 
 
@@ -64,8 +71,7 @@ def starting_point(name: str, found: Effective, space: Space) -> Start:
     stated = {n: found.value(n) for n in (*space.parameters, *TRAINING, *EVALS)}
     parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
     parameters |= {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
-    whole = found.value("GBS")
-    parameters["GBS"] = layout.gbs(gpus) if whole is None else int(whole)
+    parameters["GBS"] = layout.gbs(gpus) if found.batch is None else found.batch
     if layout.vp > 1:
         parameters["VP"] = layout.vp
     if space.varies_nodes:

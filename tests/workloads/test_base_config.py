@@ -19,7 +19,7 @@ from lora_tune.commands.checks.files import implementation
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
-from lora_tune.workloads.base_config import as_value, equal, read_base
+from lora_tune.workloads.base_config import as_value, equal, read_base, stated_defaults
 from lora_tune.workloads.implementation import sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base
@@ -163,6 +163,18 @@ class TestStrangeConfigs:
             file.write(f"{line}\n")
         with pytest.raises(SetupError, match=r"keeps LR=0\.000[34] whatever .* remove its readonly"):
             made(tree, data="/tmp", model="/tmp").check()
+
+    @pytest.mark.parametrize("packaged", [True, False])
+    def test_defaults_of_other_peoples_scripts_are_not_the_configs(self, tree: Path, *, packaged: bool) -> None:
+        """A folder that holds NeMo: a script in it takes another batch, which a config with MINIBS does not."""
+        scripts = tree / "NeMo" / "scripts"
+        scripts.mkdir(parents=True)
+        (scripts / "pretrain.sh").write_text("train --gbs ${GLOBAL_BATCH_SIZE:-128} --lr ${ADAM_LR:-1}\n")
+        if packaged:
+            (tree / "NeMo" / "setup.py").touch()
+        assert ("ADAM_LR" in stated_defaults(tree)) is not packaged
+        parameters = start_of(made(tree)).parameters
+        assert (parameters["GBS"], parameters["MINIBS"]) == (8, 4)
 
     def test_names_that_a_shell_would_take_for_patterns(self, tree: Path) -> None:
         (tree / "mine").mkdir()
