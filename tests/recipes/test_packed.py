@@ -130,6 +130,17 @@ def test_a_trial_computes_the_same_to_the_bit_whoever_joins_and_leaves(
         assert curves[slot] == alone(base, one)
 
 
+def test_a_trial_with_magnitudes_computes_the_same_whether_its_company_drops_or_not(base: PackedBase) -> None:
+    settings = trial(DORA=1, LORA_DROPOUT=0, MAX_STEPS=3)
+    pack, slot = Pack(base), Slot(settings, base.texts(settings))
+    pack.join(slot)
+    pack.join(Slot(trial(DORA=1, LORA_DROPOUT=0.5, SEED=2), base.texts(settings)))
+    curve = []
+    while slot.step < settings.max_steps:
+        curve.append(float(pack.round()[slot]))
+    assert [*curve, *pack.evaluate([slot])] == alone(base, settings)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -36,6 +36,8 @@ class Shape(NamedTuple):
     rank: int
     targets: tuple[str, ...]
     dora: bool
+    drops: bool
+    """Of DoRA, whether the adapters drop anything: the frozen product that they scale is another one then."""
 
 
 class Pack:
@@ -56,9 +58,8 @@ class Pack:
         rank = max(adapters.rank_of(name) for name in adapters.targets)
         if self.base.device.type == "cuda":
             rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
-        return Shape(
-            settings.seq, settings.packing, settings.mbs, rank, settings.adapters.targets, settings.adapters.dora
-        )
+        drops = adapters.dora and adapters.dropout > 0
+        return Shape(settings.seq, settings.packing, settings.mbs, rank, adapters.targets, adapters.dora, drops)
 
     def weights(self, settings: Settings) -> int:
         """How many weights the adapter of a trial of ``settings`` has here; its modules are made ready to take it."""
