@@ -27,9 +27,10 @@ from tests.package.wheel import build_wheel
 
 TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hypothesis", "packaging", "setuptools")
 LEFT_OUT = ("torch",)
-TRAINING = ("tests/recipes", "tests/recipes_e2e")
-OF_THE_CHECKOUT = ("tests/docs",)
-"""They run the commands of the documentation, which train, and look at its pictures: they need the checkout."""
+TRAINING = ("tests/recipes", "tests/recipes_e2e", "tests/launchers/test_packed_sweep.py")
+OF_THE_CHECKOUT = ("tests/docs", "tests/package/test_house.py", "tests/workloads/test_recipe.py")
+"""They look at the package's files where the checkout has them, and run the commands of the documentation."""
+OF_TORCH = ("tests/simulation/test_simulated_sweep.py::test_a_sweep_that_goes_on_draws_no_point_again[gp]",)
 PRIVATE_USES = "tests/package/test_private_uses.py"
 EXTRAS = ("postgres", "metrics")
 """Extras whose libraries fast tests import."""
@@ -87,6 +88,7 @@ def main() -> int:
     print(f"{datetime.date.today()}, {os.cpu_count()} cores: Python {where.stdout.strip()}, {options.dependencies}")
     subprocess.run([interpreter, "-m", "pip", "freeze"], check=True)
     ignored = [f"--ignore={path}" for path in (*TRAINING, *OF_THE_CHECKOUT)]
+    ignored += [f"--deselect={test}" for test in OF_TORCH]
     pytest = [interpreter, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     commands = [[*pytest, "-m", "not long", *ignored, *options.tests], [*pytest, PRIVATE_USES]]
     threads = {**clean, "OMP_NUM_THREADS": "1"}

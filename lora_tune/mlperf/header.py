@@ -22,6 +22,9 @@ CLOSED: Mapping[str, object] = {
 }
 """What a header says beside hyperparameters, whatever the benchmark."""
 
+READ_BY_OTHERS = ("global_batch_size", "opt_learning_rate_warmup_steps")
+"""Keys that rules of other keys read, in the order in which a log must have them."""
+
 _EVENTS = frozenset({
     "init_start", "init_stop", "run_start", "run_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
     "eval_start", "eval_stop", "eval_accuracy", "aggregated_eval_accuracy",
@@ -38,9 +41,7 @@ def header(benchmark: Benchmark, announced: Mapping[str, object]) -> dict[str, o
         accepted = part.accepted({**benchmark.by_text(said), **said})
         said |= {key: value for key, value in accepted.items() if key not in said and key not in _EVENTS}
     # The rules of a key may read what another key left behind, and run in the order of the log.
-    first = {
-        key: value for key, value in said.items() if key in ("global_batch_size", "opt_learning_rate_warmup_steps")
-    }
+    first = {key: said[key] for key in READ_BY_OTHERS if key in said}
     return first | said
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,6 +115,14 @@ def test_a_range_is_refused_where_it_would_be_if_every_end_were_tried_at_every_l
         if v.name == variable
     }
     assert {v.name for v in check_range(benchmark, tuned, points)} == alone | tried
+
+
+def test_a_configuration_is_judged_alike_in_whatever_order_its_variables_come() -> None:
+    """The rules read the log in its order: the warm-up's needs the batch size, the decay's needs the warm-up."""
+    benchmark, point = read_benchmark("llama31_405b"), {"GBS": 8, "TP": 1, "WARMUP_STEPS": 1}
+    expected = check_values(benchmark, point)
+    for names in itertools.permutations(point):
+        assert check_values(benchmark, {name: point[name] for name in names}) == expected
 
 
 def test_the_ends_are_tried_beside_each_value_that_their_rule_reads() -> None:
