@@ -260,7 +260,8 @@ class TestFaults:
     ) -> None:
         """slurmctld starts it a second time, and the slurmd that refuses the copy cancels both."""
         slurm.run("scontrol", "update", "PartitionName=gpu", "State=DOWN")
-        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
+        one_node = site(gpus_per_node=0, gres=None, nodelist=slurm.nodes[0])  # where it runs, it is started again
+        job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(one_node)
         ticket = ticket_of(job, launcher.submit(job))
         slurm.stop_controller()
         shutil.copytree(slurm.folder / "state", tmp_path / "before")
