@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.base.errors import InputError
@@ -81,7 +82,7 @@ class Replay:
     """Plays logs one after another as trials: earlier ones are references and rivals of later ones.
 
     A sweep trains one benchmark on one machine: logs that announce another benchmark, submitter or platform belong to a
-    sweep of their own.
+    sweep of their own. Many result files are published with placeholders for both; then their folder tells them apart.
     """
 
     def __init__(self, study: Study, reader_for: ReaderFor) -> None:
@@ -89,11 +90,14 @@ class Replay:
         self._reader_for = reader_for
         self._books: dict[tuple[object, ...], UnitOfWork] = {}
 
-    def play(self, log: bytes) -> ReplayedLog:
-        """Play one log, whole in memory. Never raises for what it contains."""
+    def play(self, log: bytes, name: str = "") -> ReplayedLog:
+        """Play one log, whole in memory; name: its path. Never raises for what it contains."""
         whole = _read(self._reader_for(self._study.search_space.fixed), log)
         study = self._study_for(whole)
-        book = self._books.setdefault(tuple(map(whole.hyperparameters.get, _ONE_SWEEP)), _empty_book(study))
+        announced = tuple(map(whole.hyperparameters.get, _ONE_SWEEP))
+        unnamed = any("PLACEHOLDER" in str(value) for value in announced) and _RESULT_FILE.search(name)
+        place = str(PurePath(name).parent) if unnamed else ""
+        book = self._books.setdefault((*announced, place), _empty_book(study))
         number = len(book.sweep.trials)
         parameters = self.parameters(whole, log)
         trial = Trial(number=number, seed=0, tuned={}, parameters=parameters, state=TrialState.RUNNING)
@@ -146,6 +150,8 @@ class Replay:
 
 _ONE_SWEEP = ("submission_benchmark", "submission_org", "submission_platform")
 """What logs announce that all trials of a sweep have in common."""
+
+_RESULT_FILE = re.compile(r"result_\d+\.txt(?:\.gz)?$")
 
 _ENDED = JobStatus(state=JobState.ENDED)
 """All that is known of a finished log's job."""

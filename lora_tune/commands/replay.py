@@ -55,7 +55,7 @@ def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
                     click.echo(json.dumps(unread(log.name, log.problem)))
                 continue
         try:
-            played = replay.play(text)
+            played = replay.play(text, log.name)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one log must not cost the others
             click.echo(f"{log.name}: not played, by a fault of lora_tune ({error!r}): please report it", err=True)
             ends[FAULT] += 1

@@ -106,6 +106,17 @@ def test_a_much_slower_run_is_capped_by_the_one_before_it_and_not_by_another_mac
     assert kinds(played(tmp_path, elsewhere, slow)[1]) == []
 
 
+def test_result_files_that_name_nobody_are_one_sweep_a_folder(tmp_path) -> None:
+    """As many submissions are published: SUBMISSION_PLATFORM_PLACEHOLDER in the logs of different machines."""
+    nobody = _announcing("submission_platform", '"1xSUBMISSION_PLATFORM_PLACEHOLDER"')
+    slow = _stretched(log_of(2), 3.0)
+    for place, text in (("one/result_0.txt", log_of()), ("one/result_1.txt", slow), ("other/result_0.txt", slow)):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(nobody + text, encoding="utf-8")
+    shown = replay("--json", tmp_path / "one", tmp_path / "other").stdout.splitlines()
+    assert [kinds(json.loads(line)) for line in shown] == [[], ["capped"], []]
+
+
 def test_another_benchmarks_times_on_the_same_machine_cap_nothing(tmp_path) -> None:
     other = _stretched(log_of(2), 3.0).replace('"value": "llama2_70b_lora"', '"value": "llama31_8b"')
     for loss in (evals := re.findall(r'"eval_accuracy", "value": ([\d.]+)', other)):
