@@ -67,8 +67,7 @@ class MlperfWorkload:
     def base(self) -> BaseConfig | None:
         """The machine's own config, or what a sweep recorded of it; None where none is named. Raises SetupError."""
         name, values = self._recorded
-        file = self.settings.base or name or self._usual_base()
-        if not file:
+        if not (file := self.settings.base or name or self._usual_base()):
             return None
         folder, before = implementation_folder(self.settings.implementation), self.settings.before
         return recorded_base(folder, file, before, values) if values else read_base(folder, file, before)
@@ -270,8 +269,8 @@ class MlperfWorkload:
 
     def sourced(self) -> tuple[str, ...]:
         """The files that an attempt's config builds on, in order, relative to the implementation's folder."""
-        own = () if self.base is None else (*self.settings.before, *self.base.beside, self.base.file)
-        return own or self.implementation.common
+        base = self.base
+        return self.implementation.common if base is None else (*self.settings.before, *base.beside, base.file)
 
     def _sources(self) -> list[str]:
         """The lines with which an attempt's config sources what it builds on, from wherever it lies."""
