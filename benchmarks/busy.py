@@ -21,7 +21,7 @@ from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
 from lora_tune.simulation.launcher import of_study
-from lora_tune.store import Store, sqlite_url, tune_sqlite
+from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Sweep
 from lora_tune.workloads import load
 
@@ -47,7 +47,7 @@ def run(nodes: int, node_hours: float) -> None:
         store.begin(study.name, study.digest, STUDY.read_text(encoding="utf-8"), launcher.now())
         lease = store.take_lease(study.name, "benchmark", launcher.now())
         ports = Dependencies(
-            workload=load(study, STUDY), launcher=launcher, store=store, session=Session(study, store.url, tune_sqlite),
+            workload=load(study, STUDY), launcher=launcher, store=store, session=Session(study),
             clock=launcher, view=Quiet(),
         )  # fmt: skip
         began, virtual = time.perf_counter(), launcher.now()

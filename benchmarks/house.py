@@ -18,7 +18,7 @@ import click
 
 ORDER = (
     "base", "logs", "curves", "mlperf", "config", "store", "objectives", "workloads", "launchers", "simulation",
-    "search", "controller", "analysis", "review", "commands",
+    "search", "projection", "controller", "analysis", "review", "commands",
 )  # fmt: skip
 """Rooms in the order of import: a room knows only those before it."""
 

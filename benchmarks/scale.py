@@ -45,12 +45,13 @@ from lora_tune.controller import driver as driving
 from lora_tune.controller.driver import Dependencies, Driver, RealClock
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.mllog import Eval
+from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Asked, Session
-from lora_tune.search.trial_storage import TrialStorage
-from lora_tune.store import Changes, Lease, Store, sqlite_url, tune_sqlite
-from lora_tune.store.metrics import TrialMetrics, as_mapping
+from lora_tune.store import Changes, Lease, Store, sqlite_url
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads import load as load_workload
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"
@@ -86,13 +87,11 @@ def machine() -> str:
 # -- the past: a study of many finished trials ------------------------------------------------------------------------
 
 
-def past(
-    study: Study, chance: random.Random, count: int, began: float
-) -> tuple[Changes, list[optuna.trial.FrozenTrial]]:
-    """``count`` finished trials with 8 evals each, as our records and as Optuna's."""
+def past(study: Study, chance: random.Random, count: int, began: float) -> Changes:
+    """``count`` finished trials with 8 evals each."""
     distributions = study.search_space.distributions()
     random_study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    trials, attempts, evals, frozen = [], [], [], []
+    trials, attempts, evals = [], [], []
     for number in range(count):
         tuned = random_study.ask(distributions).params
         at = began + 20 * number
@@ -116,7 +115,6 @@ def past(
             metrics=metrics,
             proposed_at=at,
             finished_at=at + 1800,
-            told=True,
         )
         attempt = Attempt(
             trial=number, number=0, job_name=f"{study.name}-{number:04d}-0", folder=f"trials/{number:04d}"
@@ -125,18 +123,7 @@ def past(
         trials.append(trial)
         attempts.append(replace(attempt, ended_at=at + 1800, nodes=("n1",), exit_code=0))
         evals += [(number, 0, k, e) for k, e in enumerate(curve)]
-        complete = optuna.trial.TrialState.COMPLETE if reached else optuna.trial.TrialState.PRUNED
-        frozen.append(
-            optuna.trial.create_trial(
-                params=tuned,
-                distributions=distributions,
-                state=complete,
-                value=metrics.objective,
-                intermediate_values={int(e.samples): e.loss for e in curve},
-                user_attrs={**as_mapping(metrics), "verdict": str(trial.verdict)},
-            )
-        )
-    return Changes(tuple(trials), tuple(attempts), tuple(evals)), frozen
+    return Changes(tuple(trials), tuple(attempts), tuple(evals))
 
 
 # -- the cost of a trial ----------------------------------------------------------------------------------------------
@@ -151,15 +138,13 @@ def costs(counts: list[int]) -> None:
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "study.db"
-            session = Session(study, sqlite_url(file), tune_sqlite)
-            for trial in past(study, random.Random(2), count, 0.0)[1]:
-                session._study.add_trial(trial)
-            session.flush()
+            store = Store(sqlite_url(file))
+            store.begin(study.name, study.digest, "", 0.0)
+            house = OurSide(study, store, past(study, random.Random(2), count, 0.0))
             for _ in range(OPEN):
-                session.ask()
-            ours = [own_trial(session) for _ in range(OWN_TRIALS)]
-            assert isinstance(session._storage, TrialStorage)
-            session._storage._rdb.engine.dispose()
+                house.propose()
+            ours = [own_trial(house) for _ in range(OWN_TRIALS)]
+            store.close()
             plain = optuna_study(study, file)
             theirs = [optuna_trial(plain, study) for _ in range(OPTUNA_TRIALS)]
         (a, a_clock), (b, b_clock) = 1000 * np.median(ours, axis=0), 1000 * np.median(theirs, axis=0)
@@ -168,18 +153,49 @@ def costs(counts: list[int]) -> None:
         print(f"{count:15d} {own:>16s} {other:>22s} {b / a:17.1f} {a / first:22.2f}", flush=True)
 
 
-def own_trial(session: Session) -> tuple[float, float]:
+class OurSide:
+    """The records of a study, the search that is made from them, and Optuna's tables, which follow them."""
+
+    def __init__(self, study: Study, store: Store, before: Changes) -> None:
+        lease = store.take_lease(study.name, "benchmark", time.time())
+        store.save(lease, before, time.time())
+        found = store.load(study.name)
+        assert found is not None
+        self.session, self.work = Session(study, found), UnitOfWork(found)
+        self.tables = OptunaTables(study, store, lease)
+        self.follow()
+
+    def follow(self) -> None:
+        said = self.tables.follow(self.work.sweep)
+        assert said == "", said
+
+    def propose(self) -> tuple[Trial, Attempt]:
+        asked = self.session.ask()
+        assert isinstance(asked, Asked)
+        trial = Trial(
+            number=asked.number, seed=0, tuned=asked.tuned, parameters=asked.tuned, state=TrialState.RUNNING,
+            sampler_attributes=asked.sampler_attributes,
+        )  # fmt: skip
+        attempt = Attempt(trial=trial.number, number=0, job_name=f"j{trial.number}", folder="")
+        self.work.put_trial(trial)
+        self.work.put_attempt(attempt)
+        return trial, attempt
+
+
+def own_trial(house: OurSide) -> tuple[float, float]:
     """Processor seconds and seconds on the clock of a trial: asked, eight reports each in a tick of its own, told."""
     cpu, begin = time.process_time(), time.perf_counter()
-    asked = session.ask()
-    assert isinstance(asked, Asked)
+    trial, attempt = house.propose()
+    evals: list[Eval] = []
     for step in STEPS:
-        session.report(asked.number, [Eval(float(step), 0.95, 1.0)])
-        session.flush()
-    record = Trial(number=asked.number, seed=0, tuned=asked.tuned, parameters=asked.tuned)
-    metrics = TrialMetrics(objective=2000.0 + asked.number % 97, evals=8.0)
-    session.tell(replace(record, metrics=metrics, verdict=Verdict.REACHED))
-    session.flush()
+        evals.append(Eval(float(step), 0.95, 1.0))
+        house.session.report(trial.number, house.work.see_evals(attempt, evals))
+        house.follow()
+    metrics = TrialMetrics(objective=2000.0 + trial.number % 97, evals=8.0)
+    done = replace(trial, metrics=metrics).finished(Verdict.REACHED, "", 1.0)
+    house.work.put_trial(done)
+    house.session.tell(done)
+    house.follow()
     return time.process_time() - cpu, time.perf_counter() - begin
 
 
@@ -275,13 +291,7 @@ def live(trials: int, finished: int, minutes: float) -> None:
         store = Store(sqlite_url(paths.database))
         store.begin(study.name, study.digest, file.read_text(), time.time())
         lease = store.take_lease(study.name, "benchmark", time.time())
-        session = Session(study, store.url, tune_sqlite)
-        ours, optunas = past(study, random.Random(3), finished, time.time() - 30 * 86400)
-        store.save(lease, ours, time.time())
-        for trial in optunas:
-            session._study.add_trial(trial)
-        session.flush()
-        del ours, optunas, session
+        store.save(lease, past(study, random.Random(3), finished, time.time() - 30 * 86400), time.time())
         environment = scale_cluster.commands(folder / "cluster", trials)
         os.environ.update(environment)
         here = Path(__file__).resolve().parent.parent
@@ -297,7 +307,7 @@ def drive(
     study: Study, file: Path, paths: SweepPaths, store: Store, lease: Lease, folder: Path, trials: int, minutes: float
 ) -> None:
     begin = time.perf_counter()
-    session = Session(study, store.url, tune_sqlite)
+    session = Session(study, store.load(study.name))
     watcher = Watcher()
     ready: dict[str, float] = {}
 
@@ -310,7 +320,7 @@ def drive(
     clock = Measuring(warm, 60 * minutes)
     ports = Dependencies(
         workload=load_workload(study, file), launcher=SlurmLauncher(study.site), store=store, session=session,
-        clock=clock, view=watcher,
+        clock=clock, view=watcher, projection=OptunaTables(study, store, lease),
     )  # fmt: skip
     driver = clock.driver = Driver(study, paths, ports, lease, period=1.0, submit_grace_seconds=10.0)
     print(

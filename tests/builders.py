@@ -17,8 +17,7 @@ from pathlib import Path
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import results
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.search.recorded import recorded_trials
-from lora_tune.search.session import directions
+from lora_tune.search.recorded import directions, recorded_trials
 from lora_tune.store import Changes, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict

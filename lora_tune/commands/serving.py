@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,6 @@ class _Gated:
             return f"waits for nodes: {self._gate.cap} are shared by all studies"
         return self._inner.ask()
 
-    def unknown(self, known: Collection[int]) -> Any:
-        return self._inner.unknown(known)
-
     def report(self, number: int, evals: Sequence[Eval]) -> None:
         self._inner.report(number, evals)
 
@@ -76,9 +73,6 @@ class _Gated:
 
     def tell(self, record: Trial) -> None:
         self._inner.tell(record)
-
-    def flush(self) -> None:
-        self._inner.flush()
 
 
 class _View:

@@ -52,7 +52,7 @@ from lora_tune.controller.runtime import (
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import recommended
-from lora_tune.store import Lease, Store, tune_sqlite
+from lora_tune.store import Lease, Store
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import Sweep, Trial, Verdict
 from lora_tune.workloads.base import Job, Prepares, Workload, start
@@ -258,7 +258,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     begin = start(workload)
     inherited = {} if begin is None else begin.inherited
-    session = Session(study, None, tune_sqlite, start=begin)
+    session = Session(study, start=begin)
     if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
         click.echo("# before the first trial, once\n" + _shown(study, made))
     for _ in range(min(count, study.budget.trials or count)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,22 +62,26 @@ class View(Protocol):
 class Search(Protocol):
     """Who proposes and is told: the sampler of a sweep (``search.session``), or a race (``commands.confirm.race``).
 
-    Raises StoreError where its side of the database does not answer.
+    It is made from the records at each start and remembers nothing beyond them.
     """
 
     def ask(self) -> Asked | str:
         """A proposal, or why there is none now, in words; with nothing open that ends the loop."""
         ...
 
-    def unknown(self, known: Collection[int]) -> list[Asked]:
-        """Proposals that were made and are not among ``known``: a driver died in between."""
+    def report(self, number: int, evals: Sequence[Eval]) -> None:
+        """All evals of a trial's newest attempt, of which some are new."""
         ...
-
-    def report(self, number: int, evals: Sequence[Eval]) -> None: ...
 
     def tell(self, record: Trial) -> None: ...
 
-    def flush(self) -> None: ...
+
+class Projects(Protocol):
+    """Who shows the records to other programs: ``projection.OptunaTables``."""
+
+    def follow(self, sweep: Sweep) -> str:
+        """Show what is new; returns why that failed, "" where it did not. Never raises: it comes after the records."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +95,4 @@ class Dependencies:
     clock: Clock
     view: View
     requests: Desk | None = None
+    projection: Projects | None = None

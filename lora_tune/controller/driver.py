@@ -6,13 +6,11 @@ tick: jobs that run are adopted, none is lost, none is started twice. The driver
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lora_tune.base.errors import SetupError, StoreError
+from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, eval_schedule
@@ -38,6 +36,9 @@ __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "RealClock", "Search", 
 
 FILL_SECONDS = 0.5
 """Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
+
+SHOWINGS = 3
+"""How often the records are shown to other programs at the end of a run, where that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,17 @@ class Driver:
     def run(self) -> Outcome:
         """Tick until nothing is left to do or to wait for."""
         self._adopt()
+        try:
+            outcome = self._drive()
+        except SweepBusyError:
+            raise
+        except SetupError:
+            self._show_at_last()
+            raise
+        self._show_at_last()
+        return outcome
+
+    def _drive(self) -> Outcome:
         while True:
             reason = self.tick()
             if reason:
@@ -104,11 +116,7 @@ class Driver:
             self._dependencies.clock.sleep(self._period)
 
     def _adopt(self) -> None:
-        """Take in what an earlier driver left: proposals that Optuna knows and we do not."""
-        for asked in self._dependencies.session.unknown(self.sweep.trials.keys()):
-            text = f"trial {asked.number} was proposed and not written down: adopted"
-            self._events.note(text, "adopted", trial=asked.number)
-            self._new_trial(asked)
+        """Note what an earlier driver left running."""
         for trial in self._work.open_trials():
             if trial.state is TrialState.RUNNING:
                 self._events.log("adopted", trial=trial.number)
@@ -137,11 +145,9 @@ class Driver:
             raise SetupError(self._records.lost)
         self._tell()
         self._dependencies.view.update(self._study, self.sweep, self._now())
-        if self._submissions.refused is not None and not (
-            self._on_cluster() or self._work.untold() or self._records.unsaved
-        ):
+        if self._submissions.refused is not None and not (self._on_cluster() or self._records.unsaved):
             raise SetupError(f"{self._submissions.refused}; fix it and rerun the same command")
-        if self._work.open_trials() or self._work.untold() or self._records.unsaved:
+        if self._work.open_trials() or self._records.unsaved:
             return ""
         return reason
 
@@ -159,9 +165,7 @@ class Driver:
         # The search hears of evals when everything is decided: jobs wait to be stopped.
         for number, evals in seen.fresh.items():
             if evals:
-                self._guard(functools.partial(self._dependencies.session.report, number, evals))
-        if any(seen.fresh.values()) and not self._records.away:
-            self._flush()
+                self._dependencies.session.report(number, self.sweep.last_evals(number))
 
     def _cancel_orphans(self) -> None:
         """Not without the lease, and not while the database is away: what is unknown here may be another driver's."""
@@ -195,11 +199,7 @@ class Driver:
                 return ""
             if self._records.away:  # another driver may have taken over, and proposes as well
                 return ""
-            try:
-                asked = self._dependencies.session.ask()
-            except StoreError as error:
-                self._events.trouble("search", str(error))
-                return ""
+            asked = self._dependencies.session.ask()
             if isinstance(asked, str):
                 return asked
             self._submissions.submit(self._new_trial(asked))
@@ -222,6 +222,9 @@ class Driver:
             probe=asked.probe,
             metrics=TrialMetrics(base=asked.base or None),
             base_values=begin.values if begin is not None and asked.base else {},
+            request=asked.request,
+            point=asked.point,
+            sampler_attributes=asked.sampler_attributes,
         )
         self._work.put_trial(trial)
         return trial
@@ -239,6 +242,7 @@ class Driver:
             self._dependencies.clock.sleep(self._period)
         self._save()
         self._tell()
+        self._show_at_last()
         return not self._work.open_trials()
 
     def _cancelled(self, trial: Trial) -> None:
@@ -252,31 +256,26 @@ class Driver:
         return self._records.save(self._work.take_changes())
 
     def _tell(self) -> None:
-        """Tell the search of trials whose end is on record; telling again after a crash changes nothing."""
-        untold = self._work.untold()
-        if self._records.away or not untold:
+        """Tell the search of trials whose end is on record, and show the records to other programs."""
+        if self._records.away:
             return
-        told = [t for t in untold if self._guard(functools.partial(self._dependencies.session.tell, t))]
-        if self._flush():
-            for trial in told:
-                self._work.put_trial(replace(trial, told=True))
-        self._save()
+        for trial in self._work.take_ended():
+            self._dependencies.session.tell(trial)
+        self._events.trouble("optuna", self._show())
 
-    def _guard(self, action: Callable[[], None]) -> bool:
-        """True when done. Optuna's side may be away; our tables hold the facts, and ends are told later."""
-        try:
-            action()
-        except StoreError as error:
-            self._events.trouble("search", str(error))
-            return False
-        return True
+    def _show(self) -> str:
+        """Show the records to other programs; returns why that failed, "" where it did not."""
+        projection = self._dependencies.projection
+        return "" if projection is None else projection.follow(self.sweep)
 
-    def _flush(self) -> bool:
-        """Write what the search was told, True when done: only this shows that its database is back."""
-        if not self._guard(self._dependencies.session.flush):
-            return False
-        self._events.trouble("search", "")
-        return True
+    def _show_at_last(self) -> None:
+        """As :meth:`_show`, again where it fails: no later tick makes up for it."""
+        for left in reversed(range(SHOWINGS)):
+            if self._records.away or not (problem := self._show()):
+                return
+            if left:
+                self._dependencies.clock.sleep(self._period)
+        self._events.note(f"{problem}; the sweep's next start does so, its records are whole", "trouble")
 
     def _on_cluster(self) -> bool:
         """Whether a trial has a job that was submitted and has not ended."""

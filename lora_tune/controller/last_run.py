@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,7 +32,7 @@ class Proposes(Search, Enqueues, Protocol):
         ...
 
     def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
-        """A trial of these values; it is RUNNING in the database from here on."""
+        """A trial of these values, whatever the search would propose."""
         ...
 
 
@@ -101,10 +101,6 @@ class LastRun:
             return None
         return self._search.propose(study.search_space.conditions.complete(found.trial.tuned), WHY)
 
-    def unknown(self, known: Collection[int]) -> list[Asked]:
-        """As of the search."""
-        return self._search.unknown(known)
-
     def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
         """As of the search."""
         self._search.enqueue(values, why, request)
@@ -116,7 +112,3 @@ class LastRun:
     def tell(self, record: Trial) -> None:
         """As of the search."""
         self._search.tell(record)
-
-    def flush(self) -> None:
-        """As of the search."""
-        self._search.flush()

@@ -16,6 +16,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.base_watch import refuse_departed
+from lora_tune.controller.dependencies import Projects
 from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
@@ -32,7 +33,6 @@ from lora_tune.store import (
     Store,
     safe_url,
     sqlite_url,
-    tune_sqlite,
 )
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
@@ -166,14 +166,17 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
 
     The lease is renewed meanwhile and given back at the end.
     """
+    from lora_tune.projection.optuna_tables import OptunaTables
+
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
         desk = Requests(store, plan.study.name, lease)
 
         def search() -> Search:
-            return LastRun(_open_session(plan, store), lambda: driving.study, lambda: driving.sweep, around.clock.now)
+            return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, around.clock.now)
 
-        with at_work(plan, store, lease, around, search, plan.paths, lock, desk) as driving:
+        tables = OptunaTables(plan.study, store, lease)
+        with at_work(plan, store, lease, around, search, plan.paths, lock, desk, tables) as driving:
             yield driving
 
 
@@ -223,10 +226,12 @@ def at_work(
     prepared: SweepPaths,
     lock: FolderLock,
     desk: Desk | None = None,
+    projection: Projects | None = None,
 ) -> Iterator[Driver]:
     """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
 
     prepared: the folder whose preparation counts, and where it is made if it is not there. desk: people's requests.
+    projection: who shows the records to other programs.
     """
     clock = around.clock
     count = SaveCount(store, plan.study.name, plan.paths.saved)
@@ -244,6 +249,7 @@ def at_work(
             clock=clock,
             view=around.view,
             requests=desk,
+            projection=projection,
         )
         for doubt in doubts(plan.workload):
             around.view.line(doubt)
@@ -255,25 +261,16 @@ def at_work(
         )
 
 
-def _open_session(plan: Plan, store: Store) -> Proposes:
-    """Optuna's side. Two programs that make its tables at one moment disturb each other: the loser tries again."""
+def _session(plan: Plan, store: Store) -> Proposes:
+    """The sweep's search, made from its records."""
     from lora_tune.search import priors
     from lora_tune.search.samplers import make_sampler
     from lora_tune.search.session import Session
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
-    records, begin = store.load(study.name), start(plan.workload)
-
-    def session() -> Session:
-        sampler = make_sampler(study, known, begun=len(records.trials) if records else 0)
-        return Session(study, store.url, tune_sqlite, sampler, records, begin)
-
-    for _ in range(4):
-        try:
-            return session()
-        except errors.StoreError:
-            time.sleep(0.5)
-    return session()
+    records = store.load(study.name)
+    sampler = make_sampler(study, known, begun=len(records.trials) if records else 0)
+    return Session(study, records, sampler, start(plan.workload))
 
 
 def _prepare_once(

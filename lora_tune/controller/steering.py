@@ -5,7 +5,7 @@ What was accepted is on record with who asked and when, so a later driver steers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.monitor import JobMonitor
-from lora_tune.store.records import TrialState, Verdict
+from lora_tune.store.records import Trial, TrialState, Verdict
 from lora_tune.store.requests import Request
 from lora_tune.store.unit_of_work import UnitOfWork
 
@@ -36,7 +36,7 @@ class Enqueues(Protocol):
     """A search that takes a person's proposals."""
 
     def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
-        """Propose this next, once for each number of a request; what it leaves out the search fills in."""
+        """Propose this next; what it leaves out the search fills in. request: its number."""
         ...
 
 
@@ -85,6 +85,30 @@ def words(request: Request) -> str:
     }.get(request.kind, request.kind)
 
 
+def why_asked(request: Request) -> str:
+    """Why a trial is run that a person asked for."""
+    return f"asked for by {request.who}: {words(request)}"
+
+
+def have_run(requests: Iterable[Request], trials: Iterable[Trial]) -> frozenset[int]:
+    """Numbers of the requests that one of these trials was made for. Pure.
+
+    Records of earlier releases say it in words alone. Such a trial counts for one request, and for none that was asked
+    after it was proposed; an answer before the question comes from two clocks.
+    """
+    known = list(trials)
+    run = {t.request for t in known if t.request is not None}
+    in_words = [t for t in known if t.request is None and t.why]
+    for request in requests:
+        why, answered = why_asked(request), request.answered_at
+        asked = request.asked_at if answered is None else min(request.asked_at, answered)
+        made = (t for t in in_words if t.proposed_at >= asked and (t.why == why or t.why.startswith(f"{why}; ")))
+        if request.number not in run and (trial := next(made, None)) is not None:
+            in_words.remove(trial)
+            run.add(request.number)
+    return frozenset(run)
+
+
 class Steering:
     """Reads the desk once a tick. desk: None where nobody may steer, as in a race of replicates."""
 
@@ -93,6 +117,7 @@ class Steering:
     ) -> None:
         self._given, self._desk, self._search = study, desk, search
         self._work, self._watch, self._events = work, watch, events
+        self._handed: set[int] = set()  # numbers of requests whose points the search has, or had
         self.course = Course(study)
 
     def look(self, now: float) -> None:
@@ -105,8 +130,19 @@ class Steering:
             self._events.trouble("requests", str(error))
             return
         self._events.trouble("requests", "")
+        self._hand_over([r for r in found if r.accepted and r.kind == "enqueue"])
         self.course = course(self._given, found)
         self._watch.follow(self.course.study)
+
+    def _hand_over(self, requests: Sequence[Request]) -> None:
+        """Give the search the points of accepted requests, but for those that an earlier driver has run."""
+        if not isinstance(self._search, Enqueues) or not (new := {r.number for r in requests} - self._handed):
+            return
+        self._handed |= new
+        run = have_run(requests, self._work.sweep.trials.values())
+        for request in requests:
+            if request.number in new - run:
+                self._search.enqueue(request.what["values"], why_asked(request), request.number)
 
     def _answer(self, request: Request, now: float) -> Request:
         assert self._desk is not None
@@ -138,7 +174,6 @@ class Steering:
             raise InputError(problem)
         if not isinstance(self._search, Enqueues):
             raise InputError("this search takes no proposals")
-        self._search.enqueue(values, f"asked for by {request.who}: {words(request)}", request.number)
         return "the next free slot runs it"
 
     def _set(self, request: Request, now: float) -> str:

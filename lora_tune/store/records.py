@@ -108,11 +108,14 @@ class Trial:
     tuned: values as the search proposed them. parameters: all resolved values.
     seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
     reached. metrics: what else was measured.
-    told: the search has been told the end.
     replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
     runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``metrics.runs``.
     probe: a short run that only measures its layout's speed.
     base_values: of the trial that measures the machine's own config, every variable that this set, by name.
+    request: number of the person's request that it answers, None for every other trial. point: the values of the
+    study's enqueued point that it is, as the study names them, None for every other trial.
+    sampler_attributes: what the sampler stored of itself when it proposed this, by where: "user" and "system"
+    attributes of the trial, "study" (system attributes of the study).
     """
 
     number: int
@@ -128,11 +131,13 @@ class Trial:
     metrics: TrialMetrics = field(default_factory=TrialMetrics)
     proposed_at: float = 0.0
     finished_at: float | None = None
-    told: bool = False
     replicate_of: int | None = None
     replicates: int = 1
     probe: bool = False
     base_values: Mapping[str, str] = field(default_factory=dict)
+    request: int | None = None
+    point: Mapping[str, Value] | None = None
+    sampler_attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def objective(self) -> float:
@@ -188,6 +193,11 @@ class Sweep:
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
     priors: tuple[PriorRun, ...] = ()
     _made: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next trial. One whose record is lost, as its attempts show, is not given out again."""
+        return 1 + max((*self.trials, *(trial for trial, _ in self.attempts)), default=-1)
 
     def attempts_of(self, trial: int) -> list[Attempt]:
         """The attempts of a trial, oldest first."""

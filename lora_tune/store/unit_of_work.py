@@ -24,11 +24,13 @@ class UnitOfWork:
         self._changed_trials: dict[int, Trial] = {}
         self._changed_attempts: dict[tuple[int, int], Attempt] = {}
         self._new_evals: list[tuple[int, int, int, Eval]] = []
+        self._ended: dict[int, Trial] = {}
 
     def put_trial(self, trial: Trial) -> None:
         """Remember a trial in its new form."""
         self._trials[trial.number] = self._changed_trials[trial.number] = trial
         if trial.state is TrialState.FINISHED:
+            self._ended[trial.number] = trial
             self.sweep.forget()
 
     def put_attempt(self, attempt: Attempt) -> None:
@@ -64,6 +66,7 @@ class UnitOfWork:
         """Trials that are not finished, by number."""
         return [t for t in self._trials.values() if t.state is not TrialState.FINISHED]
 
-    def untold(self) -> list[Trial]:
-        """Finished trials that the search has not been told of."""
-        return [t for t in self._trials.values() if t.state is TrialState.FINISHED and not t.told]
+    def take_ended(self) -> list[Trial]:
+        """Trials that have finished since the last call."""
+        ended, self._ended = [*self._ended.values()], {}
+        return ended

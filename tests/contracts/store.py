@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.logs.run import Eval
-from lora_tune.search.session import Session
-from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Registered, Store, tune_sqlite
+from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Registered, Store
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
 from tests.builders import STUDY, study_of, sweep_of
@@ -80,7 +81,7 @@ class StoreContract:
         made = sweep_of(study_of(), trials=6, running=2)
         save(store, lease, made)
         before = loaded(store)
-        grown = replace(made.trials[5].finished(Verdict.CANCELLED, "enough", NOW), told=True)
+        grown = made.trials[5].finished(Verdict.CANCELLED, "enough", NOW)
         store.save(lease, Changes(trials=(grown,)), NOW)
         after = store.load("built", before)
         assert after is not None
@@ -212,15 +213,12 @@ class StoreContract:
 
     # -- Optuna beside it
 
-    def test_optunas_study_lives_in_the_same_database(self, store: Store, url: str) -> None:
+    def test_optunas_study_lives_in_the_same_database(self, store: Store, lease: Lease) -> None:
         study = study_of()
-        session = Session(study, store.url, tune_sqlite)
-        asked = session.ask()
-        session.report(asked.number, [Eval(1536.0, 0.95, 600.0), Eval(1920.0, math.nan, 700.0)])
-        session.flush()
-        again = Session(study, store.url, tune_sqlite)
-        (found,) = again.unknown(())
-        assert (found.number, found.tuned) == (asked.number, asked.tuned)
+        made = sweep_of(study, trials=6, running=2)
+        assert OptunaTables(study, store, lease).follow(made) == ""
+        found = optuna.load_study(study_name=study.name, storage=store.url).get_trials()
+        assert [(t.number, t.params) for t in found] == [(n, dict(t.tuned)) for n, t in made.trials.items()]
         assert store.names() == ["built"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import math
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +21,10 @@ from lora_tune.config.study import Study, load_study
 from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.controller.jobs import write_files
 from lora_tune.controller.orphans import SURVEY_SECONDS
+from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.session import Session
-from lora_tune.store import Lease, Store, sqlite_url, tune_sqlite
+from lora_tune.store import Lease, Store, sqlite_url
 from lora_tune.store.records import StopKind, Sweep, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads import load as load_workload
@@ -58,14 +61,15 @@ class House:
     def driver(self, turn: Turn | None = None, fixed_at: float = -math.inf, **replace: Any) -> Driver:
         lease: Lease = self.store.take_lease(self.study.name, "test", self.clock.now(), dead=True)
         turn = turn or Turn()
-        self.session = Session(self.study, self.store.url, tune_sqlite, records=self.sweep())
+        self.session = Session(self.study, self.sweep())
         ports = {
             "workload": load_workload(self.study, self.file),
             "launcher": Crashing(self.cluster, turn, ("submit", "cancel")),
             "store": Crashing(self.store, turn, ("save",)),
-            "session": Crashing(self.session, turn, ("ask", "tell", "report", "flush")),
+            "session": Crashing(self.session, turn, ("ask", "tell", "report")),
             "clock": self.clock,
             "view": Quiet(),
+            "projection": Crashing(OptunaTables(self.study, self.store, lease), turn, ("follow",)),
         }
         return Driver(
             self.study, self.paths, Dependencies(**{**ports, **replace}), lease, period=1.0, fixed_at=fixed_at
@@ -86,18 +90,26 @@ def house(tmp_path: Path, cluster: FakeCluster, **budget: Any) -> House:
     return House(tmp_path, cluster, command_study(**{"trials": 6, "parallel": 2, **budget}))
 
 
+def in_optunas_tables(database: Path) -> list[tuple[str, float | None]]:
+    """State and value of each trial, by number; Optuna's own way to open them takes a second."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return connection.execute(
+            "SELECT state, value FROM trials LEFT JOIN trial_values USING (trial_id) ORDER BY number"
+        ).fetchall()
+
+
 def assert_all_accounted_for(house: House, trials: int) -> None:
-    """Every trial finished and told, every job ran once, and Optuna agrees."""
+    """Every trial finished, every job ran once, and Optuna's tables agree."""
     sweep = house.sweep()
+    shown = in_optunas_tables(house.paths.database)
     assert sorted(sweep.trials) == list(range(trials))
     for trial in sweep.trials.values():
         assert trial.state is TrialState.FINISHED
-        assert trial.told
-        frozen = house.session._frozen(trial.number)
-        assert frozen.state.is_finished()
+        state, value = shown[trial.number]
         if trial.verdict is Verdict.REACHED:
-            assert frozen.value == trial.metrics.objective == trial.seconds
+            assert (state, value) == ("COMPLETE", trial.metrics.objective) == ("COMPLETE", trial.seconds)
         else:
+            assert state in ("PRUNED", "FAIL")
             assert trial.seconds is None
             assert trial.metrics.objective is None
     assert all(count == 1 for count in house.cluster.starts.values())
@@ -162,7 +174,7 @@ def test_a_failure_is_told_whole_with_its_remedy(tmp_path: Path) -> None:
     assert f"trial 0  failed      {trial.sentence}; {remedy}" in out.getvalue().splitlines()
 
 
-CRASH_POINTS = 94
+CRASH_POINTS = 108
 """A little more than the turns of an undisturbed sweep of two trials; checked below."""
 
 
@@ -223,17 +235,15 @@ def test_a_database_that_is_away_is_caught_up_with(tmp_path: Path, cluster: Fake
     there = house(tmp_path, cluster, trials=4)
     store = Away(there.store, ("save",))
     driver = there.driver(store=store)
-    session = Away(driver._dependencies.session, ("ask", "tell", "report", "flush"))
-    object.__setattr__(driver._dependencies, "session", session)
     for _ in range(2):
         driver.tick()
         there.clock.sleep(1)
-    store.away = session.away = True
+    store.away = True
     for _ in range(60):
         assert driver.tick() == ""
         there.clock.sleep(1)
     assert all(job.ended is not None for job in cluster.jobs.values()), "running jobs were watched to their end"
-    store.away = session.away = False
+    store.away = False
     driver.run()
     assert_all_accounted_for(there, 4)
 
@@ -262,15 +272,15 @@ def test_a_driver_that_was_overtaken_without_the_database_tells_the_search_nothi
     there = house(tmp_path, FakeCluster(FakeClock()), trials=6, parallel=2)
     store = Away(there.store, ("save",))
     driver = there.driver(store=store)
-    session = Away(there.session, ("ask", "flush"))
+    session = Away(there.session, ("ask", "tell"))
     object.__setattr__(driver._dependencies, "session", session)
     driver.tick()
-    store.away = session.away = True
+    store.away = True
     for _ in range(60):
         there.clock.sleep(1)
         driver.tick()
     there.store.take_lease("fake", "another", there.clock.now(), dead=True)
-    store.away = session.away = False
+    store.away = False
     session.asked.clear()
     with pytest.raises(SweepBusyError, match="taken over"):
         driver.tick()
@@ -632,3 +642,36 @@ def test_the_best_trial_is_looked_for_again_when_another_one_has_ended() -> None
     found = book.sweep.best()
     assert found is not None
     assert found.number == ended[-1].number
+
+
+class Unanswered:
+    """Optuna's tables, which cannot be written for the first ``failures`` times after the last trial's end."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def follow(self, sweep: Sweep) -> str:
+        if len(sweep.trials) < 6 or any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
+            return ""
+        self.failures -= 1
+        return "the tables are locked" if self.failures >= 0 else ""
+
+
+class Heard(Quiet):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(("failures", "stays"), [(2, False), (100, True)])
+def test_optunas_tables_are_written_again_at_the_end_and_at_the_next_start(
+    tmp_path: Path, cluster: FakeCluster, failures: int, stays: bool
+) -> None:
+    there, heard = house(tmp_path, cluster), Heard()
+    driving = there.driver(projection=Unanswered(failures), view=heard)
+    assert driving.run().reason == "all 6 trials are proposed"
+    assert any("the tables are locked; the sweep's next start does so" in line for line in heard.lines) is stays
+    there.driver().run()
+    assert_all_accounted_for(there, 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lora_tune.commands.status import main as status
 from lora_tune.commands.steer import main as steer
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
-from lora_tune.controller.steering import Course, course
+from lora_tune.controller.steering import Course, course, have_run
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
@@ -69,12 +70,47 @@ def test_a_configuration_is_tried_next_and_once(home: House) -> None:
     assert asked[0].number == 2, "the next after those that ran already"
 
 
-def test_a_driver_that_died_before_its_answer_enqueues_nothing_twice(home: House) -> None:
-    driving = driver(home)
-    home.session.enqueue({"LR": 0.002}, "asked for", 0)  # and then it was killed
+@pytest.mark.parametrize("ticks", range(6))
+def test_a_configuration_is_tried_once_whenever_the_driver_was_killed(home: House, ticks: int) -> None:
+    """After its answer and before the trial, for one, and long after the trial."""
+    first = driver(home)
+    first.tick()
     ask(home, "enqueue", values={"LR": 0.002}, clone_of=None)
-    driving.run()
-    assert sum(t.tuned["LR"] == 0.002 for t in home.sweep().trials.values()) == 1
+    ask(home, "enqueue", values={"LR": 0.002}, clone_of=None)
+    for _ in range(ticks):
+        first.tick()
+        home.clock.sleep(20)
+    driver(home).run()
+    made = [t for t in home.sweep().trials.values() if t.tuned["LR"] == 0.002]
+    assert [t.request for t in made] == [0, 1], "asked for twice, run twice"
+
+
+class TestRecordsOfAnEarlierRelease:
+    """They name no request: a trial counts for one by its words."""
+
+    MADE = Trial(
+        number=3, seed=1, tuned={}, parameters={}, why="asked for by ada@login1: try LR=0.002; evals later",
+        proposed_at=200.0,
+    )  # fmt: skip
+
+    def asked(self, number: int, at: float, **answer: Any) -> Request:
+        values = {"values": {"LR": 0.002}}
+        return Request(number=number, kind="enqueue", what=values, who="ada@login1", asked_at=at, **answer)
+
+    def test_what_was_run_for_somebody_is_not_run_again(self) -> None:
+        assert have_run([self.asked(0, 100.0)], [self.MADE]) == {0}
+        assert have_run([self.asked(0, 100.0)], [replace(self.MADE, request=7), replace(self.MADE, why="")]) == {7}
+
+    def test_what_somebody_asks_for_again_afterwards_is_run(self) -> None:
+        assert have_run([self.asked(1, 300.0)], [self.MADE]) == set()
+
+    def test_a_trial_counts_for_one_of_two_requests(self) -> None:
+        asked = [self.asked(0, 100.0), self.asked(1, 101.0)]
+        assert have_run(asked, [self.MADE]) == {0}
+        assert have_run(asked, [self.MADE, replace(self.MADE, number=4)]) == {0, 1}
+
+    def test_a_clock_ahead_of_the_drivers_asks_no_trial_twice(self) -> None:
+        assert have_run([self.asked(0, 900.0, answered_at=199.0)], [self.MADE]) == {0}
 
 
 def test_pause_holds_proposals_and_resume_goes_on_also_for_the_next_driver(home: House) -> None:

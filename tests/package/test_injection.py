@@ -33,7 +33,7 @@ from lora_tune.launchers.slurm.submission import preview, submission_command
 from lora_tune.review import notes, screen
 from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
-from lora_tune.store import Store, sqlite_url, tune_sqlite
+from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Sweep, TrialState
 from lora_tune.workloads import load as load_workload
@@ -267,13 +267,13 @@ def test_a_log_can_say_what_it_likes(number: str, tmp_path: Path, monkeypatch: p
     store.begin(study.name, study.digest, text, cluster.clock.now())
     ports: dict[str, Any] = {
         "workload": load_workload(study, file), "launcher": cluster, "store": store, "clock": cluster.clock,
-        "session": Session(study, store.url, tune_sqlite), "view": Quiet(),
+        "session": Session(study), "view": Quiet(),
     }  # fmt: skip
     lease = store.take_lease(study.name, "test", cluster.clock.now())
     Driver(study, paths, Dependencies(**ports), lease, period=1.0).run()
     sweep = store.load(study.name)
     assert sweep is not None
-    assert all(t.state is TrialState.FINISHED and t.told for t in sweep.trials.values())
+    assert all(t.state is TrialState.FINISHED for t in sweep.trials.values())
     assert all(
         math.isfinite(v) for t in sweep.trials.values() for v in as_mapping(t.metrics).values() if isinstance(v, float)
     )
@@ -282,7 +282,7 @@ def test_a_log_can_say_what_it_likes(number: str, tmp_path: Path, monkeypatch: p
     assert [tag for tag, _ in _Tags(page).found].count("script") == 1
     assert no_controls("".join(a.line for a in sweep.attempts.values()))
     assert not (tmp_path / "owned").exists()
-    steps = [s for t in Session(study, store.url, tune_sqlite)._study.trials for s in t.intermediate_values]
+    steps = [s for t in Session(study, sweep)._study.trials for s in t.intermediate_values]
     assert all(0 <= s < 2**31 for s in steps), "PostgreSQL's integers"
 
 
@@ -300,7 +300,7 @@ def test_everything_is_made_with_the_users_umask(tmp_path: Path) -> None:
         lease = store.take_lease(study.name, "test", cluster.clock.now())
         ports: dict[str, Any] = {
             "workload": load_workload(study, file), "launcher": cluster, "store": store, "clock": cluster.clock,
-            "session": Session(study, store.url, tune_sqlite), "view": Quiet(),
+            "session": Session(study), "view": Quiet(),
         }  # fmt: skip
         driver = Driver(study, paths, Dependencies(**ports), lease, period=1.0)
         driver.run()

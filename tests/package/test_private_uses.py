@@ -29,16 +29,8 @@ def _study() -> optuna.Study:
 
 PRIVATE: dict[str, dict[str, Callable[[], object]]] = {
     "optuna": {
-        # The storage in memory that is written by whole ticks (search/trial_storage.py)
-        "_get_trial": optuna.storages.InMemoryStorage,
-        "_max_trial_id": optuna.storages.InMemoryStorage,
-        "_set_trial": optuna.storages.InMemoryStorage,
-        "_studies": optuna.storages.InMemoryStorage,
-        "_trial_id_to_study_id_and_number": optuna.storages.InMemoryStorage,
-        "_update_cache": optuna.storages.InMemoryStorage,
-        # Attributes of trials that a sampler writes, and the study behind them
+        # Attributes of trials that a sampler writes
         "_storage": _study,
-        "_study_id": _study,
         "_trial_id": lambda: _study().ask(),
     },
     "submitit": {

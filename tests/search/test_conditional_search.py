@@ -15,7 +15,6 @@ from lora_tune.search.recommendation import Belief, _unrun, recommended
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.store import tune_sqlite
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
 
@@ -79,7 +78,7 @@ def ended(study: Study, number: int, tuned: dict[str, Any], score: float) -> Tri
 
 def swept(study: Study, trials: int) -> Sweep:
     """A sweep of so many trials, each told before the next is asked, as the driver records them."""
-    session = Session(study, None, tune_sqlite, make_sampler(study))
+    session = Session(study, sampler=make_sampler(study))
     found: dict[int, Trial] = {}
     for _ in range(trials):
         asked = session.ask()
@@ -135,7 +134,7 @@ def test_no_throughput_point_is_measured_twice_under_two_names() -> None:
 def test_a_fresh_database_takes_in_what_the_records_hold() -> None:
     study = study_of()
     sweep = swept(study, 6)
-    again = Session(study, None, tune_sqlite, make_sampler(study), sweep)
+    again = Session(study, sweep, make_sampler(study))
     asked = again.ask()
     assert not isinstance(asked, str)
     assert asked.number == 6

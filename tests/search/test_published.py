@@ -8,7 +8,6 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.search.published import of_benchmark
 from lora_tune.search.samplers import published_about
 from lora_tune.search.session import Session
-from lora_tune.store.engine import tune_sqlite
 from tests.conftest import REPOSITORY
 
 EIGHT = REPOSITORY / "studies" / "mlperf" / "b200_llama31_8b.toml"
@@ -56,6 +55,6 @@ def test_the_first_proposal_of_a_wide_range_lies_where_others_ended() -> None:
         ("[search]\n", '[search]\nsampler = "grey_box"\n'),
         ('enqueue = [{ LR = 4e-4, WARMUP_STEPS = 16, layout = "tp1 pp1 cp1 minibs2 mbs2" }]', ""),
     )
-    asked = Session(wide, None, tune_sqlite).ask()
+    asked = Session(wide).ask()
     assert not isinstance(asked, str)
     assert 2e-4 < asked.tuned["LR"] < 2e-3

@@ -7,7 +7,6 @@ from pathlib import Path
 from lora_tune.config.study import Study, parse_study
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.session import Session
-from lora_tune.store import sqlite_url, tune_sqlite
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Sweep, Trial, Verdict
 from lora_tune.workloads.base import Start
@@ -21,8 +20,8 @@ def study() -> Study:
     return parse_study(command_study(trials=5), Path("x.toml"))
 
 
-def test_it_is_proposed_first_with_its_own_values(tmp_path: Path) -> None:
-    session = Session(study(), sqlite_url(tmp_path / "x.sqlite"), tune_sqlite, start=INSIDE)
+def test_it_is_proposed_first_with_its_own_values() -> None:
+    session = Session(study(), start=INSIDE)
     first, second = session.ask(), session.ask()
     assert not isinstance(first, str)
     assert not isinstance(second, str)
@@ -36,15 +35,12 @@ def test_it_is_proposed_first_with_its_own_values(tmp_path: Path) -> None:
     assert (second.base, second.parameters) == ("", None)
 
 
-def test_one_that_the_space_does_not_hold_is_measured_and_teaches_the_search_nothing(tmp_path: Path) -> None:
-    url = sqlite_url(tmp_path / "x.sqlite")
-    session = Session(study(), url, tune_sqlite, start=OUTSIDE)
+def test_one_that_the_space_does_not_hold_is_measured_and_teaches_the_search_nothing() -> None:
+    session = Session(study(), start=OUTSIDE)
     first = session.ask()
     assert not isinstance(first, str)
     assert (first.tuned, first.parameters) == ({}, OUTSIDE.parameters)
     assert "not a point of the study's space (LR=9 is not in" in first.why
-    again = Session(study(), url, tune_sqlite, start=OUTSIDE)
-    assert [asked.parameters for asked in again.unknown(())] == [OUTSIDE.parameters], "a driver that died took it in"
     metrics = TrialMetrics(base="config_x.sh", objective=10.0)
     record = Trial(
         number=0,
@@ -55,19 +51,19 @@ def test_one_that_the_space_does_not_hold_is_measured_and_teaches_the_search_not
         metrics=metrics,
         finished_at=1.0,
     )
-    again.tell(record)
-    again.flush()
-    second = again.ask()
+    session.tell(record)
+    second = session.ask()
     assert not isinstance(second, str)
     assert second.number == 1
-    assert again._study.best_trials == []
+    assert session._study.best_trials == []
     records = Sweep(name="x", digest="", study_toml="", began_at=0.0, trials={0: record})
     assert in_memory(study(), records).best_trials == []
 
 
-def test_a_sweep_that_went_on_without_one_gets_none(tmp_path: Path) -> None:
-    url = sqlite_url(tmp_path / "x.sqlite")
-    Session(study(), url, tune_sqlite).ask()
-    asked = Session(study(), url, tune_sqlite, start=INSIDE).ask()
+def test_a_sweep_that_went_on_without_one_gets_none() -> None:
+    records = Sweep(
+        name="x", digest="", study_toml="", began_at=0.0, trials={0: Trial(number=0, seed=1, tuned={}, parameters={})}
+    )
+    asked = Session(study(), records, start=INSIDE).ask()
     assert not isinstance(asked, str)
     assert asked.base == ""

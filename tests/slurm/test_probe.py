@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,17 +32,11 @@ class OneProbe:
     def ask(self) -> Asked | str:
         return self._left.pop() if self._left else "one is enough"
 
-    def unknown(self, known: Collection[int]) -> list[Asked]:
-        return []
-
     def report(self, number: int, evals: Sequence[Eval]) -> None:
         pass
 
     def tell(self, record: Trial) -> None:
         self.told.append(record)
-
-    def flush(self) -> None:
-        pass
 
 
 def test_a_probe_is_stopped_after_a_warm_block_and_one_eval(house: Callable[..., House]) -> None:

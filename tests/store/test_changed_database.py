@@ -6,16 +6,17 @@ import contextlib
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from lora_tune.base.errors import DatabaseChangedError, SweepBusyError
-from lora_tune.search.session import Session
-from lora_tune.store import Changes, Lease, SaveCount, Store, sqlite_url, tune_sqlite
+from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.store import Changes, Lease, SaveCount, Store, sqlite_url
 from lora_tune.store.records import Trial
-from tests.builders import STUDY, study_of
+from tests.builders import STUDY, study_of, sweep_of
 from tests.postgres import Postgres
 
 NOW = 1_760_000_000.0
@@ -108,12 +109,12 @@ class TestAFile:
         with pytest.raises(DatabaseChangedError, match="is not a database"):
             saved(*driver, 1)
 
-    def test_optunas_side_writes_nothing_into_another_file_either(self, file: Path) -> None:
-        session = Session(study_of(), sqlite_url(file), tune_sqlite)
-        session.ask()
+    def test_optunas_tables_are_not_made_in_another_file_either(self, driver: tuple[Store, Lease], file: Path) -> None:
+        study = study_of()
+        tables, sweep = OptunaTables(study, *driver), sweep_of(study, trials=2)
+        assert tables.follow(replace(sweep, trials={0: sweep.trials[0]})) == ""
         file.unlink()
-        with pytest.raises(DatabaseChangedError, match="was deleted"):
-            session.ask()
+        assert "was deleted" in tables.follow(sweep)
         assert not file.exists()
 
 

@@ -6,20 +6,21 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import StoreError
 from lora_tune.base.mounts import NETWORK, file_system, mountinfo
 from lora_tune.logs.run import Eval
-from lora_tune.search.trial_storage import TrialStorage
-from lora_tune.store import Changes, Store, engine, sqlite_url, tune_sqlite
+from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.store import Changes, Store, engine, sqlite_url
 from lora_tune.store.records import Trial
+from tests.builders import study_of, sweep_of
 from tests.postgres import Postgres
 
 NOW = 1_760_000_000.0
@@ -110,26 +111,24 @@ def test_a_full_disk_is_said_and_what_was_saved_stays(small_disk: Path) -> None:
 
 @needs_root
 def test_a_full_disk_loses_no_trial_of_optunas_and_doubles_none(small_disk: Path) -> None:
-    url = sqlite_url(small_disk / "sweep.db")
-    storage = TrialStorage(url, "s", tune_sqlite)
-    study = optuna.create_study(study_name="s", storage=storage)
-    for _ in range(3):
-        study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)})
-    storage.flush()
+    study = study_of()
+    sweep = sweep_of(study, trials=6)
+    store = Store(sqlite_url(small_disk / "sweep.db"))
+    store.begin(study.name, "d", "", NOW)
+    tables = OptunaTables(study, store, store.take_lease(study.name, "tests", NOW))
+    assert tables.follow(replace(sweep, trials={n: sweep.trials[n] for n in range(3)})) == ""
     filler = small_disk / "filler"
     with pytest.raises(OSError, match="No space left"):
         filler.write_bytes(bytes(2_000_000))
-    for number in range(3):
-        study.tell(number, float(number))
-        study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}).set_user_attr("why", "x" * 200_000)
-        with pytest.raises(sa.exc.OperationalError, match="full"):
-            storage.flush()
+    long = {n: replace(t, why="x" * 200_000) for n, t in sweep.trials.items()}
+    for upto in (4, 6):
+        said = tables.follow(replace(sweep, trials={n: long[n] for n in range(upto)}))
+        assert "database or disk is full" in said
     filler.unlink()
-    storage.flush()
-    again = optuna.load_study(study_name="s", storage=url).get_trials()
-    assert [t.number for t in again] == [0, 1, 2, 3, 4, 5]
-    assert [t.value for t in again] == [0.0, 1.0, 2.0, None, None, None]
-    assert [(t.params, t.user_attrs) for t in again] == [(t.params, t.user_attrs) for t in study.trials]
+    assert tables.follow(sweep) == ""
+    shown = optuna.load_study(study_name=study.name, storage=store.url).get_trials()
+    assert [(t.number, t.params) for t in shown] == [(n, dict(t.tuned)) for n, t in sweep.trials.items()]
+    store.close()
 
 
 @needs_root

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.search.trial_storage import TrialStorage
-from lora_tune.store import BufferedStore, Changes, Store, engine, full_url, silence, tune_sqlite
+from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.store import BufferedStore, Changes, Store, engine, silence
 from lora_tune.store.records import Trial
+from tests.builders import study_of, sweep_of
 from tests.postgres import Postgres
 from tests.waiting import wait_for
 
@@ -157,31 +158,24 @@ def test_making_tables_has_more_time(quick: Postgres, monkeypatch: pytest.Monkey
     other.dispose()
 
 
-def test_optunas_own_engine_is_limited_and_no_trial_is_written_twice(quick: Postgres) -> None:
-    """The server commits what the client has given up: the trials are in the database, and nobody was told."""
-    url = quick.new_database()
-    storage = TrialStorage(full_url(url), "s", tune_sqlite)
-    study = optuna.create_study(study_name="s", storage=storage)
-    study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)})
-    storage.flush()
-    for _ in range(2):
-        study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)})
+def test_no_trial_is_shown_twice_in_optunas_tables(quick: Postgres) -> None:
+    """The server commits what the client has given up: the rows are in the database, and nobody was told."""
+    url, study = quick.new_database(), study_of()
+    sweep = sweep_of(study, trials=4, running=2)
+    store = Store(url)
+    store.begin(study.name, "d", "", NOW)
+    tables = OptunaTables(study, store, store.take_lease(study.name, "tests", NOW))
+    assert tables.follow(replace(sweep, trials={0: sweep.trials[0]})) == ""
 
     def freeze(_connection: sa.Connection) -> None:
         quick.freeze()
 
-    sa.event.listen(storage._rdb.engine, "commit", freeze)
-    assert refused(storage.flush, sa.exc.OperationalError) < PATIENT
-    sa.event.remove(storage._rdb.engine, "commit", freeze)
-    study.tell(2, 0.5)
+    sa.event.listen(store._engine, "commit", freeze)
+    assert "could not be brought up to date" in tables.follow(sweep)
+    sa.event.remove(store._engine, "commit", freeze)
     quick.thaw()
     wait_for(lambda: not silent(), 20, "it is heard again")
-    assert quick.execute(url, "SELECT count(*) FROM trials") == [(3,)], "the commit that nobody heard of"
-    storage.flush()
-    study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)})
-    storage.flush()
+    assert quick.execute(url, "SELECT count(*) FROM trials") == [(4,)], "the commit that nobody heard of"
+    assert tables.follow(sweep) == ""
     assert quick.execute(url, "SELECT number FROM trials ORDER BY trial_id") == [(0,), (1,), (2,), (3,)]
-    again = optuna.load_study(study_name="s", storage=full_url(url))
-    assert [t.state.name for t in again.trials] == ["RUNNING", "RUNNING", "COMPLETE", "RUNNING"]
-    assert [t.params for t in again.trials] == [t.params for t in study.trials]
-    assert [t.values for t in again.trials] == [t.values for t in study.trials]
+    store.close()

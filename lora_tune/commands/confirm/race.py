@@ -7,7 +7,7 @@ and search stay what they are. Where a race stands follows from its records alon
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lora_tune.analysis.describe import parameters_text, race_words
@@ -104,10 +104,6 @@ class Race:
             "fix it and rerun the same command"
         )
 
-    def unknown(self, known: Collection[int]) -> list[Asked]:
-        """None: a replicate is on record before anything else knows of it."""
-        return []
-
     def report(self, number: int, evals: Sequence[Eval]) -> None:
         """Nothing: a replicate is run to its end."""
 
@@ -119,9 +115,6 @@ class Race:
         own = {t.number: done[t.number] for t in self._field if t.number in done}
         if own:
             self._say("so far: " + "; ".join(race_words(self._study, own)))
-
-    def flush(self) -> None:
-        """Nothing waits to be written."""
 
 
 def introduction(study: Study, field: Sequence[Trial], settings: RaceSettings) -> str:

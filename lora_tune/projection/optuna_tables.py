@@ -1,0 +1,143 @@
+"""Keeps Optuna's tables in the sweep's database as our records are. Nothing of ours ever reads them.
+
+A trial is written when it is proposed, with its new evals, and when it ends. One that has ended alike in both is left
+alone, so that a start catches up with what a driver that died has left, or an earlier release. The study's attributes,
+in which optuna-dashboard keeps what people note, are never touched, nor are attributes of trials that are not ours.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from lora_tune.base.errors import LoraTuneError
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import Eval
+from lora_tune.projection.rows import rows_of
+from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, recorded_trial, space_of
+from lora_tune.store import Lease, Store, tune_sqlite
+from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import TrialState as OurState
+from lora_tune.store.trial_tables import TrialRows, TrialTables
+
+MOST = 500
+"""Trials that one transaction writes: a fresh database of a long study is filled in several."""
+
+EVALS_SECONDS = 5.0
+"""Evals of trials that go on are written this often at most, in one transaction; what begins and ends, at once."""
+
+OURS = ("why", "kind", BASE, REQUEST, "verdict", "refused", FIXED)
+"""Attributes that say of a proposal what its record does: those of another proposal of that number are wrong."""
+
+_OPEN = ("RUNNING", "WAITING")
+
+Seen = tuple[Trial | None, tuple[Eval, ...]]
+
+
+class OptunaTables:
+    """One study of Optuna in a store's database, written under the lease of its sweep."""
+
+    def __init__(self, study: Study, store: Store, lease: Lease) -> None:
+        """Nothing is opened before the first :meth:`follow`."""
+        self._study, self._store, self._lease = study, store, lease
+        self._space = space_of(study)
+        self._texts = {name: distribution_to_json(found) for name, found in self._space[0].items()}
+        self._tables: TrialTables | None = None
+        self._next = 0  # every trial before it was seen
+        self._wrote_at = -math.inf
+        self._open: dict[int, tuple[Seen, TrialRows]] = {}  # what is written of each that has not ended
+
+    def follow(self, sweep: Sweep) -> str:
+        """Write what is new in the records; returns why that failed, "" where it did not. Later calls catch up."""
+        try:
+            self._tables = self._tables or self._opened(sweep)
+            while self._write(self._tables, sweep):
+                pass
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the sweep; it is said
+            kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__name__}: "
+            return f"Optuna's tables could not be brought up to date: {kind}{str(error).partition(chr(10))[0]}"
+        return ""
+
+    def _opened(self, sweep: Sweep) -> TrialTables:
+        """The tables, made where they are not there, with the study, and without trials that no record has."""
+        try:
+            tables = TrialTables(self._store, self._lease, self._study.name, OURS)
+        except LookupError:
+            self._make()
+            tables = TrialTables(self._store, self._lease, self._study.name, OURS)
+        wanted = [direction.name for direction in directions(self._study)]
+        if tables.directions != wanted:
+            tables.turn(wanted)
+        # An earlier release wrote proposals there first, and points that waited.
+        if stale := [n for n, state in tables.states.items() if n >= sweep.next_number and state in _OPEN]:
+            tables.forget(stale)
+        return tables
+
+    def _make(self) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = RDBStorage(self._store.url)
+        try:
+            tune_sqlite(storage.engine)
+            storage.engine.dispose()  # connections made before tuning
+            optuna.create_study(study_name=self._study.name, storage=storage, directions=directions(self._study))
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+
+    def _write(self, tables: TrialTables, sweep: Sweep) -> bool:
+        """Write at most MOST trials; True where more may be due."""
+        end = sweep.next_number
+        due: dict[int, Seen] = {}
+        upto = self._next
+        rested = time.monotonic() - self._wrote_at >= EVALS_SECONDS
+        urgent = end > upto or any(_ended(sweep.trials.get(n)) for n in self._open)
+        for number in self._open if rested or urgent else ():
+            seen = _seen(sweep, number)
+            if not _same(self._open[number][0], seen):
+                due[number] = seen
+        while upto < end and len(due) < MOST:
+            if self._out_of_date(sweep.trials.get(upto), tables.states.get(upto)):
+                due[upto] = _seen(sweep, upto)
+            upto += 1
+        if due:
+            rows = {number: rows_of(self._trial(sweep, number), self._texts) for number in due}
+            before = {number: written for number, (_, written) in self._open.items()}
+            tables.write([found.since(before.get(number)) for number, found in rows.items()])
+            self._open |= {number: (due[number], rows[number]) for number in due}
+            for number in [n for n in due if _ended(sweep.trials.get(n))]:
+                del self._open[number]
+            self._wrote_at = time.monotonic()
+        self._next = upto
+        return upto < end
+
+    def _out_of_date(self, record: Trial | None, state: str | None) -> bool:
+        """Whether a trial is to be written. state: the one in the tables before, None where they did not have it."""
+        if record is None:
+            return state is None or state in _OPEN
+        return not _ended(record) or state != ending(self._study, record)[0].name
+
+    def _trial(self, sweep: Sweep, number: int) -> FrozenTrial:
+        record = sweep.trials.get(number)
+        if record is not None:
+            return recorded_trial(self._study, sweep, record, self._space)
+        made = create_trial(state=TrialState.FAIL)  # a number without a record: Optuna's have no gap
+        made.number = number
+        return made
+
+
+def _seen(sweep: Sweep, number: int) -> Seen:
+    return sweep.trials.get(number), sweep.last_evals(number)
+
+
+def _same(one: Seen, other: Seen) -> bool:
+    """Whether nothing changed: a record that changes is a new object."""
+    return one[0] is other[0] and one[1] is other[1]
+
+
+def _ended(record: Trial | None) -> bool:
+    return record is not None and record.state is OurState.FINISHED

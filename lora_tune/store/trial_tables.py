@@ -1,0 +1,157 @@
+"""Rows of trials in the tables of another program that share our database: Optuna's, as far as columns go.
+
+What the rows mean is known to the room that makes them (``projection``). Here they are written many at a time, under
+the lease, and so that writing them again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from lora_tune.store.database import Store
+from lora_tune.store.port import Lease
+
+Row = Mapping[str, Any]
+
+CHILDREN = (
+    "trial_params",
+    "trial_user_attributes",
+    "trial_system_attributes",
+    "trial_intermediate_values",
+    "trial_values",
+)
+"""Tables with a row for each thing that is known of a trial; their second column is unique within a trial."""
+
+ATTRIBUTES = ("trial_user_attributes", "trial_system_attributes")
+"""Those in which other programs have rows of their own, so that rows are taken away by name alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRows:
+    """One trial. head: columns of its own row; children: rows by table, without the trial's id, in a fixed order.
+
+    whole: what else the database has of it is out of date.
+    """
+
+    number: int
+    head: Row
+    children: Mapping[str, Sequence[Row]]
+    whole: bool = True
+
+    def since(self, written: TrialRows | None) -> TrialRows:
+        """What of it is not in ``written``, an earlier form of the same trial; all of it where something is gone."""
+        if written is None or any(_keys(written.children[name]) - _keys(self.children[name]) for name in CHILDREN):
+            return self
+        had = {name: {tuple(row.values()) for row in rows} for name, rows in written.children.items()}
+        news = {name: [r for r in rows if tuple(r.values()) not in had[name]] for name, rows in self.children.items()}
+        return TrialRows(number=self.number, head=self.head, children=news, whole=False)
+
+
+def _keys(rows: Sequence[Row]) -> set[Any]:
+    """What tells the rows of one trial in one table apart: their first column here."""
+    return {next(iter(row.values())) for row in rows}
+
+
+class TrialTables:
+    """The trials of one study, by number. Methods raise StoreError, SweepBusyError when the lease is lost."""
+
+    def __init__(self, store: Store, lease: Lease, study: str, ours: Sequence[str]) -> None:
+        """study: its name. ours: names of attributes that are nobody else's.
+
+        Raises LookupError where the tables or the study are not there.
+        """
+        self._store, self._lease, self._ours = store, lease, ours
+        self._upserts: dict[str, Any] = {}
+        with store._reading() as connection:
+            if not sa.inspect(connection).has_table("studies"):
+                raise LookupError("no tables")
+            metadata = sa.MetaData()
+            metadata.reflect(connection, only=("studies", "study_directions", "trials", *CHILDREN))
+            self._tables = metadata.tables
+            studies, heads = self._tables["studies"].c, self._tables["trials"].c
+            found = connection.scalar(sa.select(studies.study_id).where(studies.study_name == study))
+            if found is None:
+                raise LookupError(f"no study {study}")
+            self._study: int = found
+            rows = connection.execute(sa.select(heads.number, heads.state).where(heads.study_id == found))
+            self.states: dict[int, str] = {row.number: row.state for row in rows}
+            """The state of every trial that was there at first, by number."""
+            directions = self._tables["study_directions"].c
+            wanted = sa.select(directions.direction).where(directions.study_id == found)
+            self.directions: list[str] = list(connection.scalars(wanted.order_by(directions.objective)))
+            """The word for each objective of the study, as it was at first."""
+
+    def turn(self, directions: Sequence[str]) -> None:
+        """Make these the study's directions."""
+        table = self._tables["study_directions"]
+        rows = [{"study_id": self._study, "objective": at, "direction": word} for at, word in enumerate(directions)]
+        with self._store._fenced(self._lease) as connection:
+            connection.execute(sa.delete(table).where(table.c.study_id == self._study))
+            connection.execute(sa.insert(table), rows)
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Take these trials out: they have never been."""
+        with self._store._fenced(self._lease) as connection:
+            ids = [*self._known(connection, numbers).values()]
+            for name in (*CHILDREN, "trials"):
+                table = self._tables[name]
+                connection.execute(sa.delete(table).where(table.c.trial_id.in_(ids)))
+
+    def write(self, trials: Sequence[TrialRows]) -> None:
+        """Make the rows of these trials what they are here; others, of people or other programs, stay."""
+        with self._store._fenced(self._lease) as connection:
+            ids = self._known(connection, [t.number for t in trials])
+            self._clear(connection, [ids[t.number] for t in trials if t.whole and t.number in ids])
+            for trial in trials:
+                if trial.number not in ids:
+                    ids[trial.number] = self._insert(connection, trial)
+            self._heads(connection, [{"of": ids[t.number], **_renamed(t.head)} for t in trials])
+            for name in CHILDREN:
+                rows = [{"trial_id": ids[t.number], **row} for t in trials for row in t.children[name]]
+                if rows:
+                    connection.execute(self._upsert(name, [*rows[0]]), rows)
+
+    def _known(self, connection: sa.Connection, numbers: Iterable[int]) -> dict[int, int]:
+        """Ids by number, read anew: a commit of which nobody heard may have made rows."""
+        heads, asked = self._tables["trials"].c, {*numbers}
+        wanted = sa.select(heads.number, heads.trial_id).where(heads.study_id == self._study)
+        found = connection.execute(wanted.where(heads.number >= min(asked)))
+        return {row.number: row.trial_id for row in found if row.number in asked}
+
+    def _clear(self, connection: sa.Connection, ids: Sequence[int]) -> None:
+        """Take out all that is known of these trials, but for attributes of other programs."""
+        for name in CHILDREN if ids else ():
+            table = self._tables[name]
+            gone = sa.delete(table).where(table.c.trial_id.in_(ids))
+            connection.execute(gone.where(table.c.key.in_(self._ours)) if name in ATTRIBUTES else gone)
+
+    def _insert(self, connection: sa.Connection, trial: TrialRows) -> int:
+        row = {"number": trial.number, "study_id": self._study, **trial.head}
+        made = connection.execute(sa.insert(self._tables["trials"]).values(**row)).inserted_primary_key
+        assert made is not None
+        return int(made[0])
+
+    def _heads(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+        table = self._tables["trials"]
+        names = [name.removeprefix("new_") for name in rows[0] if name != "of"]
+        changed = sa.update(table).where(table.c.trial_id == sa.bindparam("of"))
+        connection.execute(changed.values({name: sa.bindparam(f"new_{name}") for name in names}), rows)
+
+    def _upsert(self, name: str, columns: Sequence[str]) -> Any:
+        """Inserts rows of a table, or replaces them; making the statement takes longer than carrying it out."""
+        if name not in self._upserts:
+            dialect = sqlite if self._store.url.startswith("sqlite") else postgresql
+            statement: Any = dialect.insert(self._tables[name])
+            keys, values = columns[:2], columns[2:]
+            replaced = {value: statement.excluded[value] for value in values}
+            self._upserts[name] = statement.on_conflict_do_update(index_elements=keys, set_=replaced)
+        return self._upserts[name]
+
+
+def _renamed(head: Row) -> dict[str, Any]:
+    return {f"new_{name}": value for name, value in head.items()}
