@@ -50,8 +50,9 @@ def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]
     if not names or not objective_of(study).timed:
         return []
     from lora_tune.search import priors
+    from lora_tune.search.abilities import Compares
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.samplers import Compares, make_sampler
+    from lora_tune.search.samplers import make_sampler
 
     sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
     if not isinstance(sampler, Compares):

@@ -72,7 +72,7 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
 
 
 def _recommended(space: Space, sweep: Sweep, known: optuna.Study) -> str:
-    from lora_tune.search.samplers import Recommends
+    from lora_tune.search.abilities import Recommends
 
     if not isinstance(known.sampler, Recommends) or not any(
         t.verdict is Verdict.REACHED for t in sweep.trials.values()

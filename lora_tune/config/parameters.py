@@ -153,7 +153,7 @@ class FixedParameter(Conditional):
     @field_validator("value", mode="before")
     @classmethod
     def _plain(cls, value: Any) -> Any:
-        if not isinstance(value, str | int | float | bool) or not (isinstance(value, str) or math.isfinite(value)):
+        if not isinstance(value, str | int | float | bool) or not (isinstance(value, str) or _finite(value)):
             raise ValueError(f"{value!r} is not a string, a truth value or a finite number")
         return value
 
@@ -187,8 +187,16 @@ def _check_range(low: float, high: float, log: bool) -> None:
         raise ValueError(f"low = {low} is above high = {high}; swap them")
     if log and low <= 0:
         raise ValueError(f"log = true needs low above 0, not {low}")
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("low and high must be finite")
+    if not (_finite(low) and _finite(high)):
+        raise ValueError("low and high must be finite, and below 1e308")
+
+
+def _finite(value: float) -> bool:
+    """Whether it is a number that a float can hold, too."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def as_parameter(value: Any) -> Any:

@@ -240,7 +240,7 @@ def parse_study(text: str, path: Path) -> Study:
     """The study in ``text``; ``path`` names it in errors, gives its default name and the place of site profiles."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # an integer of too many digits raises no other
         raise StudyError(path, "", f"is not valid TOML: {error}{_line_shown(str(error), text)}") from error
     table.setdefault("name", path.stem)
     if isinstance(table.get("site"), dict):
@@ -276,10 +276,10 @@ def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
         raise StudyError(
             path, "site.profile", f"{file} cannot be read; known profiles: {', '.join(known) or 'none here'}"
         ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(file, "", f"is not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise StudyError(file, "", f"is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except ValueError as error:
+        raise StudyError(file, "", f"is not valid TOML: {error}") from error
     return {**base, **site}
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from lora_tune.config.study import Study
 from lora_tune.search import priors, shrinkage
+from lora_tune.search.abilities import Recommends
 from lora_tune.search.race_scale import bounded_exp
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting, in_memory
-from lora_tune.search.samplers import Recommends, make_sampler
+from lora_tune.search.samplers import make_sampler
 from lora_tune.store.records import Sweep
 
 FEWEST_RUNS = 5

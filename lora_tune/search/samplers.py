@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
@@ -14,7 +14,6 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 
 if TYPE_CHECKING:
-    import optuna
     from optuna.samplers import BaseSampler
 
     from lora_tune.search.grey_box.features import Coordinates
@@ -25,41 +24,6 @@ if TYPE_CHECKING:
     from lora_tune.store.records import Sweep
 
     OldRuns = Callable[[], Sequence[Observation]]
-
-
-@runtime_checkable
-class Recommends(Protocol):
-    """A sampler with a model of its own."""
-
-    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
-        """The configuration that it believes best: values, expected objective, a sentence. Pure: by the trials alone.
-
-        Raises ValueError while nothing is known that could be recommended.
-        """
-        ...
-
-
-@runtime_checkable
-class KnowsGain(Protocol):
-    """A sampler that can say what another node-hour would bring."""
-
-    def expected_gain(self, study: optuna.Study) -> float | None:
-        """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
-        ...
-
-
-@runtime_checkable
-class Compares(Protocol):
-    """A sampler that can say what a change is worth."""
-
-    def saved(
-        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[float, float]]:
-        """The share of the score that ``values`` saves against each of ``instead``, and its standard deviation.
-
-        Empty where it cannot say.
-        """
-        ...
 
 
 def _by_results(study: Study, sweep: Sweep) -> Belief:
@@ -86,7 +50,7 @@ class SamplerKind:
     make : callable
         ``make(study, old_runs)`` gives an Optuna sampler; ``old_runs()`` gives what ingested logs taught.
     knows_gain : bool
-        It is a :class:`KnowsGain`, so that ``budget.stop_below`` can end the sweep.
+        It is a :class:`~lora_tune.search.abilities.KnowsGain`, so that ``budget.stop_below`` can end the sweep.
     proposes_probes : bool
         It proposes short runs that measure a layout's speed (``search.probes``).
     takes_old_runs : bool

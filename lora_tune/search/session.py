@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
+from lora_tune.search.abilities import KnowsGain
 from lora_tune.search.recorded import (
     BASE,
     FIXED,
@@ -30,7 +31,7 @@ from lora_tune.search.recorded import (
     in_memory,
     reported,
 )
-from lora_tune.search.samplers import KnowsGain, make_sampler
+from lora_tune.search.samplers import make_sampler
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import Sweep, Trial, Value, Verdict
 from lora_tune.workloads.base import Start

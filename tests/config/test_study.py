@@ -76,6 +76,8 @@ def test_resolves_what_a_trial_reads() -> None:
         (("[budget]", '[budget]\nname = "../x"\n'), "budget.name", "unknown key"),
         (("[workload]", 'name = "../x"\n[workload]'), "name", "must be of the form"),
         (("DROPOUT = 0.1", "DROPOUT = nan"), "space.DROPOUT.value", "finite"),
+        (("DROPOUT = 0.1", f"DROPOUT = {'9' * 400}"), "space.DROPOUT.value", "finite"),
+        (("DROPOUT = 0.1", f'N = {{ type = "int", low = 1, high = {"9" * 400} }}'), "space.N", "must be finite"),
     ],
 )
 def test_names_the_file_the_key_and_the_remedy(change: tuple[str, str], key: str, problem: str) -> None:
@@ -107,6 +109,11 @@ def test_a_workload_names_the_file_too(change: tuple[str, str], key: str, proble
 def test_broken_toml_names_the_line() -> None:
     with pytest.raises(StudyError, match=r"bad.toml: is not valid TOML: .*line 2"):
         parse_study("[budget]\ntrials = = 3\n", Path("bad.toml"))
+
+
+def test_an_integer_of_more_digits_than_python_reads_is_said() -> None:
+    with pytest.raises(StudyError, match=r"bad.toml: is not valid TOML: .*digits"):
+        parse_study(f"seed = {'9' * 5000}\n", Path("bad.toml"))
 
 
 def test_an_unknown_study_is_answered_with_the_nearest(tmp_path: Path) -> None:

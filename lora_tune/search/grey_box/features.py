@@ -142,8 +142,6 @@ class Coordinates:
                     return float(value)
         return math.nan
 
-    # -- convergence -------------------------------------------------------------------------------------------
-
     def convergence_features(self, values: Values) -> list[float]:
         """Features of the convergence model: scaled parameters, warm-up in samples, batch and schedule in octaves."""
         row: list[float] = []
@@ -229,8 +227,6 @@ class Coordinates:
                 return column
             column += len(self._coded(name, None))
         return None
-
-    # -- speed -------------------------------------------------------------------------------------------------
 
     def speed_features(self, values: Values) -> list[float]:
         """Features of the speed and memory models: degrees in doublings, micro-batches, switches."""

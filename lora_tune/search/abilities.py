@@ -1,0 +1,44 @@
+"""What a sampler may be able to say beyond its proposals; who asks looks with ``isinstance``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@runtime_checkable
+class Recommends(Protocol):
+    """A sampler with a model of its own."""
+
+    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
+        """The configuration that it believes best: values, expected objective, a sentence. Pure: by the trials alone.
+
+        Raises ValueError while nothing is known that could be recommended.
+        """
+        ...
+
+
+@runtime_checkable
+class KnowsGain(Protocol):
+    """A sampler that can say what another node-hour would bring."""
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
+        ...
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A sampler that can say what a change is worth."""
+
+    def saved(
+        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[float, float]]:
+        """The share of the score that ``values`` saves against each of ``instead``, and its standard deviation.
+
+        Empty where it cannot say.
+        """
+        ...
