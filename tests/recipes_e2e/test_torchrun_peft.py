@@ -28,7 +28,7 @@ def test_preprocess_once_then_sweep_to_an_eval_loss(slurm: Cluster, tmp_path: Pa
         slurm,
         "torchrun_peft",
         site={"system": "TEST", "gpus_per_node": 8, "container": "standin.sqsh", "data": str(tmp_path / "data")},
-        environment={"FAIL_MODE": "rendezvous!@SEED=1001", "STANDIN_STEP_SECONDS": "0.025"},
+        environment={"FAIL_MODE": "rendezvous!@SEED=1001", "STANDIN_STEP_SECONDS": "0.06"},
         points=[
             GOOD,
             GOOD.replace("4e-4", "2e-4"),
