@@ -141,7 +141,19 @@ def test_a_drained_cluster_lets_trials_wait_and_go_on(house: Callable[..., House
 def test_one_bad_node_of_four_costs_no_trial(house: Callable[..., House]) -> None:
     """Every trial fails at its start on that node, whatever its class: as many reach the target as with it drained."""
     trials = {"trials": 6, "parallel": 4, "target": 0.97}
-    drained = house(**trials, environment={"STANDIN_SECONDS": "3"})
+    points = [
+        f'{{ LR = {rate}, MAX_STEPS = 100, layout = "tp{tp} pp1 cp1 minibs{tp} mbs1" }}'
+        for rate in (4e-4, 2e-5, 8e-4)
+        for tp in (4, 8)
+    ]
+
+    def the_same_six(environment: dict[str, str]) -> House:
+        home = house(**trials, environment=environment)
+        text = home.study.read_text()
+        home.study.write_text(text.replace("[search]\n", f"[search]\nenqueue = [{', '.join(points)}]\n"))
+        return home
+
+    drained = the_same_six({"STANDIN_SECONDS": "3"})
     bad = drained.cluster.nodes[1]
     drained.cluster.drain(bad)
     assert drained.finish(300) == 0, drained.said
@@ -151,7 +163,7 @@ def test_one_bad_node_of_four_costs_no_trial(house: Callable[..., House]) -> Non
         ("ecc", "infrastructure", "uncorrectable ECC error"),
         ("nodata", "configuration", "No such file or directory: '/data/train.npy'"),
     ]:
-        home = house(**trials, environment={"STANDIN_SECONDS": "3", "FAIL_MODE": f"{mode}@SLURMD_NODENAME={bad}"})
+        home = the_same_six({"STANDIN_SECONDS": "3", "FAIL_MODE": f"{mode}@SLURMD_NODENAME={bad}"})
         assert home.finish(300) == 0, home.said
         sweep = home.sweep()
         assert len(sweep.reached()) >= len(drained.sweep().reached()) > 0
