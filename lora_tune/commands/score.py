@@ -14,7 +14,7 @@ from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.commands.options import guarded
 from lora_tune.mlperf.rulesets import as_ruleset
 from lora_tune.mlperf.submission import Submission, read_submission, result_folders
-from lora_tune.mlperf.verdict import mean_converged, score_interval, sentences
+from lora_tune.mlperf.verdict import mean_converged, passes, score_interval, sentences
 
 HEADINGS = ("folder", "benchmark", "GBS", "files", "converged", "olympic", "factor", "score", "90%", "verdict")
 
@@ -89,7 +89,7 @@ def _row(s: Submission) -> tuple[str, ...]:
         str(s.folder), s.benchmark or "-", "-" if batch is None else f"{batch:g}", f"{complying}/{len(s.files)} comply",
         _number(mean_converged(s), ".6g"), _number(s.olympic_minutes, ".3f"), f"{s.factor:.4f}",
         _number(s.score_minutes, ".3f"), f"{interval[0]:.2f}..{interval[1]:.2f}" if interval else "-",
-        "ok" if s.passes else "REFUSED",
+        "ok" if passes(s) else "REFUSED",
     )  # fmt: skip
 
 

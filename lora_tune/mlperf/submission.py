@@ -87,16 +87,6 @@ class Submission:
         return str(named.pop()) if len(named) == 1 else None
 
     @property
-    def passes(self) -> bool:
-        """Whether MLPerf would take the folder: as many files as the rules want, logs that comply, RCP and seeds.
-
-        In the open division nobody checks convergence or seeds.
-        """
-        complete = self.benchmark is not None and (self.runs is None or len(self.files) == self.runs)
-        checked = self.division == "open" or (self.convergence.passes and not self.seeds)
-        return complete and self.division is not None and self.compliant and checked
-
-    @property
     def olympic_minutes(self) -> float | None:
         """The mean minutes that the result summarizer prints before scaling; None where it prints none."""
         minutes = [f.minutes for f in self.files if f.counts and f.minutes is not None]

@@ -15,6 +15,9 @@ LONGEST = 300
 SHOWN = 12
 """Different complaints that are quoted."""
 
+REFUSED = "refused:"
+"""Begins a sentence that names a reason to refuse the folder."""
+
 
 def score_interval(submission: Submission) -> tuple[float, float] | None:
     """Central 90% interval of the score of ten more such runs' mean, in minutes; None below three counted runs.
@@ -36,6 +39,11 @@ def mean_converged(submission: Submission) -> float | None:
     needed = list(submission.convergence.converged)
     failed = sum(n >= UNFINISHED for n in needed)
     return olympic_of([n for n in needed if n < UNFINISHED], failed)
+
+
+def passes(submission: Submission) -> bool:
+    """Whether MLPerf would take the folder: nothing is refused."""
+    return not any(words.startswith(REFUSED) for words in refusals(submission))
 
 
 def sentences(submission: Submission) -> list[str]:
@@ -107,24 +115,25 @@ def refusals(s: Submission) -> list[str]:
     """Why the package checker would not take the folder, and what to do; empty when it would."""
     found = []
     if s.runs is not None and len(s.files) != s.runs:
-        found.append(f"refused: {s.benchmark} needs {s.runs} result files, {len(s.files)} {_are(len(s.files))} there")
-    found += [f"refused: the runs differ in {words}" for words in _differing(s)]
-    if not any(f.said[TOLD.index("submission_benchmark")] for f in s.files):
-        found.append("refused: the logs name no benchmark")
+        found.append(f"{REFUSED} {s.benchmark} needs {s.runs} result files, {len(s.files)} {_are(len(s.files))} there")
+    found += [f"{REFUSED} the runs differ in {words}" for words in _differing(s)]
+    for key in ("benchmark", "division"):
+        if not any(isinstance(f.said[TOLD.index(f"submission_{key}")], str) for f in s.files):
+            found.append(f"{REFUSED} the logs name no {key}")
     if s.benchmark is not None and s.benchmark not in benchmarks_of(s.ruleset):
         having = ", ".join(rulesets_with(s.benchmark)) or "none installed"
-        found.append(f"refused: {s.benchmark} is not in {s.ruleset}; rulesets with it: {having}")
+        found.append(f"{REFUSED} {s.benchmark} is not in {s.ruleset}; rulesets with it: {having}")
     if not s.compliant:
         broken = sum(bool(f.complaints) for f in s.files)
-        found.append(f"refused: {broken} files do not comply, {OUTLIERS} of a submission may")
+        found.append(f"{REFUSED} {broken} files do not comply, {OUTLIERS} of a submission may")
     if s.complies_with:
         found.append(f"the files comply with {s.complies_with}: --ruleset {s.complies_with} scores them by that round")
     if s.division != "open" and not s.convergence.passes:
         check = s.convergence
         fast = f"; the runs converge {check.factor:.3f} times as fast as the reference" if check.factor > 1 else ""
-        found.append(f"refused: the RCP check fails: {check.words}{fast}")
+        found.append(f"{REFUSED} the RCP check fails: {check.words}{fast}")
     if s.division != "open" and s.seeds:
-        found.append(f"refused: the seed check fails: {s.seeds}")
+        found.append(f"{REFUSED} the seed check fails: {s.seeds}")
     return found
 
 

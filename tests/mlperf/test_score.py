@@ -22,6 +22,7 @@ from lora_tune.commands.score import main
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.submission import olympic_of, read_submission, result_folders
+from lora_tune.mlperf.verdict import passes
 from tests.mlperf.logs import result_folder, run_log
 
 LORA = read_benchmark("llama2_70b_lora", "6.1")
@@ -221,16 +222,24 @@ def test_in_the_open_division_nothing_is_checked_against_the_reference(tmp_path:
     assert not any(s.startswith("refused") for s in found["sentences"])
 
 
+def test_runs_that_differ_in_batch_size_are_no_submission_in_the_open_division_either(tmp_path: Path) -> None:
+    logs = [run_log(LORA, {"global_batch_size": 8 if i % 2 else 16, "seed": i}, seconds=1500 + i) for i in range(10)]
+    folder = result_folder(tmp_path / "ten", [log.replace('"closed"', '"open"') for log in logs])
+    assert "refused: the runs differ in global_batch_size: 16 (5 files), 8 (5 files)" in sentences_of(folder)
+    assert score(folder).output.splitlines()[1].split()[-1] == "REFUSED"
+    assert not check(folder).passes
+
+
 def test_what_the_package_checker_refuses_score_refuses(tmp_path: Path) -> None:
     """The seed check is the package checker's own, on the same files."""
     folder = ten(tmp_path / "ten")
     assert SeedChecker("6.1.0").check_seeds([str(p) for p in folder.iterdir()])
-    assert read_submission(folder).passes
+    assert passes(read_submission(folder))
     log = folder / "result_0.txt"
     log.write_text("".join(line for line in log.read_text().splitlines(True) if '"seed"' not in line))
     assert not SeedChecker("6.1.0").check_seeds([str(p) for p in folder.iterdir()])
     assert "refused: the seed check fails: Result file result_0.txt logs no seed" in sentences_of(folder)
-    assert not read_submission(folder).passes
+    assert not passes(read_submission(folder))
 
 
 STRANGE = {

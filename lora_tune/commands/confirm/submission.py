@@ -11,7 +11,7 @@ from lora_tune.base.redact import redact
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.mlperf.submission import read_submission
-from lora_tune.mlperf.verdict import sentences
+from lora_tune.mlperf.verdict import passes, sentences
 from lora_tune.workloads.base import Job
 
 
@@ -78,7 +78,7 @@ def check(folder: Path, ruleset: str | None = None) -> Checks:
         )
         return Checks(False, False, (words,))
     found = read_submission(folder, ruleset)
-    return Checks(True, found.passes, tuple(sentences(found)))
+    return Checks(True, passes(found), tuple(sentences(found)))
 
 
 def _benchmark(path: Path) -> str:
