@@ -7,6 +7,7 @@ samples a step. Convergence is in the benchmark's own unit: samples, or epochs w
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +142,19 @@ def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, rules
         except Exception as error:  # noqa: BLE001  # the checker meets logs that nobody foresaw; that is its verdict
             return ConvergenceCheck(False, f"the RCP checker fails: {type(error).__name__}: {error}", 1.0)
     found = (float(batch) if batch != -1 else None, tuple(float(n) for n in needed or ()))
+    if not math.isfinite(factor):
+        return ConvergenceCheck(False, _without_mean(benchmark, len(found[1]), str(words)), 1.0, *found)
     return ConvergenceCheck(bool(passes), str(words), float(factor), *found)
+
+
+def _without_mean(benchmark: str, runs: int, words: str) -> str:
+    """Why the checker has no mean to scale by: it leaves out the fastest and the slowest of the runs."""
+    from mlperf_logging.rcp_checker.rcp_checker import submission_runs
+
+    asked = submission_runs["training"][benchmark]
+    if runs < asked:
+        return f"too few runs for the RCP check: {runs} of the {asked} that the rules ask for"
+    return f"{words}, but the runs' mean convergence is 0"
 
 
 def _why(messages: Sequence[str]) -> str:

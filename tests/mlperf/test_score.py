@@ -98,6 +98,25 @@ def test_too_few_files_are_refused(tmp_path: Path) -> None:
     assert "refused: llama2_70b_lora needs 10 result files, 9 are there" in found["sentences"]
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_one_run_or_two_are_too_few_for_the_rcp_check_and_every_number_is_one(runs: int, tmp_path: Path) -> None:
+    logs = [run_log(LORA, {"global_batch_size": 8, "seed": i}) for i in range(runs)]
+    text = score("--json", result_folder(tmp_path / "few", logs)).output
+    assert "NaN" not in text
+    found = json.loads(text)
+    assert (found["factor"], found["passes"]) == (1.0, False)
+    why = f"too few runs for the RCP check: {runs} of the 10 that the rules ask for"
+    assert f"RCP check FAILED: {why}, factor 1.0000" in found["sentences"]
+    assert f"refused: the RCP check fails: {why}" in found["sentences"]
+
+
+def test_runs_that_needed_no_samples_have_no_factor(tmp_path: Path) -> None:
+    text = score("--json", ten(tmp_path / "ten", samples=0)).output
+    assert "Infinity" not in text
+    assert json.loads(text)["factor"] == 1.0
+    assert "refused: the RCP check fails: RCP found, but the runs' mean convergence is 0" in text
+
+
 def test_gzipped_logs_and_odd_folder_names_are_read_and_nothing_is_written(tmp_path: Path) -> None:
     plain = ten(tmp_path / "plain")
     odd = tmp_path / "odd [1] *? name"
