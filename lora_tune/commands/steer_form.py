@@ -70,7 +70,7 @@ def with_steering(inside: Application, study: Study, records: Callable[[], Sweep
             return inside(environ, start_response)
         try:
             given = _sent(environ, token) if method == "POST" else _fields(environ.get("QUERY_STRING", ""))
-            answered = _asked(study, records(), given, desk) if method == "POST" else _opened(given, desk)
+            answered = (_asked if method == "POST" else _opened)(study, records(), given, desk)
             if isinstance(answered, Request):  # elsewhere, so that loading the page again asks for nothing twice
                 place = f"{PATH}?asked={answered.number}"
                 return _said(start_response, "303 See Other", "", [("Location", place)])
@@ -103,13 +103,13 @@ def _fields(text: str) -> dict[str, str]:
 
 def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
     """The fields of a form that this page has sent. Raises ForeignFormError for any other."""
-    length = environ.get("CONTENT_LENGTH") or "0"
-    if not length.isdigit() or int(length) > LONGEST:
+    length = _number(environ.get("CONTENT_LENGTH") or "0")
+    if length is None or length > LONGEST:
         raise ForeignFormError(f"a form has at most {LONGEST} bytes")
     site, origin = environ.get("HTTP_SEC_FETCH_SITE", ""), environ.get("HTTP_ORIGIN", "")
-    elsewhere = site not in ("same-origin", "none") if site else urlsplit(origin).netloc != environ.get("HTTP_HOST")
     try:
-        fields = _fields(environ["wsgi.input"].read(int(length)).decode())
+        elsewhere = site not in ("same-origin", "none") if site else urlsplit(origin).netloc != environ.get("HTTP_HOST")
+        fields = _fields(environ["wsgi.input"].read(length).decode())
     except ValueError as error:
         raise ForeignFormError("this is no form of this page") from error
     if (origin or site) and elsewhere:
@@ -119,19 +119,23 @@ def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
     return fields
 
 
-def _opened(given: Mapping[str, str], desk: Desk) -> Form:
+def _opened(_study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> Form:
     """The page as an address asks for it: with a trial to start from, or with what became of a request."""
-    clone = _number(given.get("clone", ""))
+    try:
+        clone = _clone(given, sweep)
+    except InputError as error:
+        return Form(said=str(error), wrong=True)
     found = [r for r in desk.requests() if str(r.number) == given.get("asked")]
     return Form(clone=clone, said=f"{words(found[0])}: {found[0].answer or 'noted'}" if found else "")
 
 
 def _asked(study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> Request | Form:
     """The last request of a form as it was noted, or the form with what is wrong with it."""
-    clone = _number(given.get("clone", ""))
+    clone = None
     try:
+        clone = _clone(given, sweep)
         stands = course(study, desk.requests()).study
-        wanted = list(wishes(stands, sweep, _options(given, clone), time.time()))
+        wanted = list(wishes(stands, sweep, _options(stands, given, clone), time.time()))
         if not wanted:
             raise InputError("nothing is filled in")
     except InputError as error:
@@ -139,20 +143,40 @@ def _asked(study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> 
     return [desk.ask(wish) for wish in wanted][-1]
 
 
-def _options(given: Mapping[str, str], clone: int | None) -> dict[str, Any]:
-    """A form as the options of ``steer``. Raises InputError for a text that is no number."""
-    values = [f"{name.removeprefix(SET)}={text}" for name, text in given.items() if name.startswith(SET) and text]
+def _clone(given: Mapping[str, str], sweep: Sweep) -> int | None:
+    """The trial to start from; None where none is named. Raises InputError where there is no such trial."""
+    text = given.get("clone", "")
+    number = _number(text)
+    if text and number not in sweep.trials:
+        raise InputError(f"clone {text}: there is no such trial; there are {len(sweep.trials)}, from 0")
+    return number
+
+
+def _options(study: Study, given: Mapping[str, str], clone: int | None) -> dict[str, Any]:
+    """A form as the options of ``steer``. Raises InputError for a text that is no number or no choice's place."""
+    tuned = {name.removeprefix(SET): text for name, text in given.items() if name.startswith(SET) and text}
     enqueue = "enqueue" in given
     stop = given.get("stop")
     numbers: dict[str, Any] = {name: _budget(name, given.get(name, "")) for name in SETTINGS}
     return {
         "stops": [] if stop is None else [_trial(stop)],
         "enqueue": enqueue,
-        "values": values if enqueue else [],
+        "values": [f"{name}={_value(study, name, text)}" for name, text in tuned.items()] if enqueue else [],
         "clone": clone if enqueue else None,
         "pause": {"pause": True, "resume": False}.get(given.get("pause", "")),
         **numbers,
     }
+
+
+def _value(study: Study, name: str, text: str) -> str:
+    """A value as the command line has it; of a category the form says the place of a choice."""
+    choices = getattr(study.search_space.distributions().get(name), "choices", None)
+    if choices is None:
+        return text
+    place = _number(text)
+    if place is None or place >= len(choices):
+        raise InputError(f"{name}: there is no choice {text}; there are {len(choices)}, from 0")
+    return str(choices[place])
 
 
 def _trial(text: str) -> int:

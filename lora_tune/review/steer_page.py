@@ -19,6 +19,8 @@ from lora_tune.store.requests import Request
 SET = "set."
 """Begins the names of the fields that hold tuned values."""
 
+EMPTY = "(empty)"
+"""Stands for a choice without a character."""
 
 DRIVEN = "A driver is at work: it answers within seconds."
 UNDRIVEN = "Nobody drives the sweep now; its next driver does first what is asked here."
@@ -26,7 +28,10 @@ UNDRIVEN = "Nobody drives the sweep now; its next driver does first what is aske
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field. range: what it may hold. now: what holds while it is empty. typed: what stands in it."""
+    """One field. range: what it may hold. now: what holds while it is empty. typed: what stands in it.
+
+    choices: for people; of these the field holds the place of one, from 0.
+    """
 
     name: str
     range: str
@@ -100,12 +105,16 @@ def value_fields(study: Study, sweep: Sweep, form: Form) -> list[Field]:
     start = None if form.clone is None else sweep.trials.get(form.clone)
     made = []
     for name, distribution in study.search_space.distributions().items():
-        choices = [str(choice) for choice in getattr(distribution, "choices", ())]
+        choices = [str(choice) or EMPTY for choice in getattr(distribution, "choices", ())]
         made.append(
             Field(
                 name=name,
                 range="" if choices else range_words(distribution),
-                now="" if start is None else value_text(start.tuned.get(name)),
+                now=""
+                if start is None
+                else EMPTY
+                if start.tuned.get(name) == ""
+                else value_text(start.tuned.get(name)),
                 typed=form.typed.get(SET + name, ""),
                 choices=choices,
             )

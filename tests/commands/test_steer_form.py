@@ -21,10 +21,12 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import dashboard
 from lora_tune.commands.options import Review
 from lora_tune.commands.web_server import Application
+from lora_tune.config.study import parse_study
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import TrialState
 from lora_tune.store.requests import Request, Requests
 from tests.browser import Browser
+from tests.builders import stored, sweep_of
 from tests.commands.test_dashboard import ask, noted, reviewed
 from tests.dashboards import serving
 
@@ -124,6 +126,75 @@ def test_what_the_driver_would_refuse_is_told_at_once_and_what_was_typed_stays(
     assert words in found[1].replace("&#39;", "'")
     if "set.LR" in fields:
         assert f'value="{fields["set.LR"]}"' in page
+    assert rows(review) == []
+
+
+KINDS = """
+[workload]
+kind = "command"
+argv = ["train", "--mode={MODE}", "--lr={LR}"]
+[site]
+launcher = "local"
+[space]
+MODE = { type = "categorical", choices = ["", "full", "a  b"] }
+LR = { type = "float", low = 1e-4, high = 1e-2 }
+[objective]
+target = 0.925
+[budget]
+trials = 5
+"""
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Review:
+    """A sweep over a category that may be empty, which its one trial set to "full"."""
+    study = parse_study(KINDS, tmp_path / "kinds.toml")
+    sweep = sweep_of(study, trials=1)
+    trial = replace(sweep.trials[0], tuned={"MODE": "full", "LR": 0.001})
+    sweep = replace(sweep, trials={0: trial})
+    stored(tmp_path / "kinds", sweep, study)
+    return Review(study, sweep, SweepPaths(tmp_path / "kinds"), tmp_path / "kinds.toml")
+
+
+@pytest.mark.parametrize(("picked", "mode"), [("0", ""), ("2", "a  b"), ("", "full")])
+def test_a_category_is_picked_by_its_place_so_that_every_text_can_be(chosen: Review, picked: str, mode: str) -> None:
+    shown = dashboard.only_shown(dashboard.application(chosen, None), frozenset({"127.0.0.1"}))
+    page = ask(shown, "/steer", QUERY_STRING="clone=0")[1]
+    assert '<option value="">full</option><option value="0">(empty)</option><option value="1">full</option>' in page
+    fields = {"enqueue": "1", "clone": "0", "set.MODE": picked, "set.LR": "0.002"}
+    assert post(shown, {"token": token_of(shown), **fields})[0].startswith("303")
+    (row,) = rows(chosen)
+    assert row.what["values"] == {"MODE": mode, "LR": 0.002}
+
+
+def test_a_pick_that_is_none_is_told_and_one_that_is_stays(chosen: Review) -> None:
+    shown = dashboard.only_shown(dashboard.application(chosen, None), frozenset({"127.0.0.1"}))
+    status, page = post(shown, {"token": token_of(shown), "enqueue": "1", "set.MODE": "3"})
+    assert status.startswith("400")
+    assert "MODE: there is no choice 3; there are 3, from 0" in page.replace("&#39;", "'")
+    page = post(shown, {"token": token_of(shown), "enqueue": "1", "set.MODE": "0", "set.LR": "fast"})[1]
+    assert '<option value="0" selected>(empty)</option>' in page
+
+
+@pytest.mark.parametrize("clone", ["abc", "99", "9" * 11, "-1", "1.0"])
+def test_a_trial_to_start_from_that_is_none_is_told_when_it_is_asked_for(
+    shown: Application, review: Review, clone: str
+) -> None:
+    words = f"clone {clone}: there is no such trial; there are 8, from 0"
+    status, page = ask(shown, "/steer", QUERY_STRING=f"clone={clone}")
+    assert (status[:3], words in page) == ("400", True)
+    status, page = post(shown, {"token": token_of(shown), "enqueue": "1", "clone": clone, "set.LR": "0.001"})
+    assert (status[:3], words in page) == ("400", True)
+    assert rows(review) == []
+
+
+@pytest.mark.parametrize("sender", [{"HTTP_ORIGIN": "http://["}, {"CONTENT_LENGTH": "²"}, {"CONTENT_LENGTH": "-1"}])
+def test_headers_that_cannot_be_read_are_no_error_of_the_server(
+    shown: Application, review: Review, sender: dict[str, str]
+) -> None:
+    body = urlencode({"token": token_of(shown), "stop": "6"}).encode()
+    sent = {"REQUEST_METHOD": "POST", "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}
+    assert ask(shown, "/steer", **sent | sender)[0].startswith("403")
     assert rows(review) == []
 
 
