@@ -17,6 +17,7 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 from lora_tune.base.redact import HIDDEN, names_secret, redact
 from lora_tune.workloads.base import Value
+from lora_tune.workloads.config_file import source_lines
 from lora_tune.workloads.sandbox import Sourced, source_files
 
 _MISSING = re.compile(r": line \d+: (?P<path>.*\.sh): No such file or directory$")
@@ -133,9 +134,8 @@ def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), *, 
             raise
     with tempfile.TemporaryDirectory() as scratch:
         wrapper = Path(scratch) / path.name
-        lines = [f"cd {shlex.quote(str(path.parent))}", *(f"source {shlex.quote(str(p))}" for p in beside)]
-        wrapper.write_text("\n".join([*lines, f"source ./{shlex.quote(path.name)}", ""]), encoding="utf-8")
-        return source_files([*first, wrapper], another_day=another_day)
+        wrapper.write_text("\n".join([*source_lines([*first, *beside, path]), ""]), encoding="utf-8")
+        return source_files([wrapper], another_day=another_day)
 
 
 def _find(folder: Path, file: str) -> Path:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lora_tune.workloads.base import Value
+from lora_tune.workloads.sandbox import as_typed
+
+_INTO_ITS_OWN = 'CDPATH= pushd "$(dirname "${BASH_SOURCE[0]}")"'
 
 
 def value_text(value: Value) -> str:
@@ -27,6 +32,21 @@ def render(
     lines += [f"export {name}={shlex.quote(value_text(value))}" for name, value in values.items()]
     lines += after
     return "\n".join(lines) + "\n"
+
+
+def source_lines(files: Sequence[Path], *, beside: bool = False) -> list[str]:
+    """Bash lines that source ``files`` in order from the last one's own folder, where its user stands.
+
+    What a config names may count from there, or from its own name, often without quotes. beside: for a file that lies
+    in that folder, wherever that is; else the lines work in any file.
+    """
+    if not files:
+        return []
+    folder = files[-1].parent
+    into = _INTO_ITS_OWN if beside else f"pushd {shlex.quote(str(folder))}"
+    typed = (as_typed(file, folder) for file in files)
+    named = [os.path.relpath(name, folder) if beside and Path(name).is_absolute() else name for name in typed]
+    return [f"{into} >/dev/null", *(f"source {shlex.quote(name)}" for name in named), "popd >/dev/null"]
 
 
 def needs(name: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -88,7 +87,7 @@ class DockerWorkload(MlperfWorkload):
             folder=folder,
             files={
                 **{file.name: file.read_text(encoding="utf-8", errors="replace") for file in _launch_scripts(tree)},
-                f"{place[1] if place else ''}{self.file_name(proposal)}": render(exports, before=self._sources()),
+                f"{place[1] if place else ''}{self.file_name(proposal)}": render(exports, before=self.sources()),
             },
             argv=("bash", self._docker.script),
             environment=environment,
@@ -101,14 +100,6 @@ class DockerWorkload(MlperfWorkload):
                 nodes=self.nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=float(self._walltime(proposal))
             ),
         )
-
-    def _sources(self) -> list[str]:
-        """The same, from the base's own folder: there its user stands when the script sources it."""
-        base, folder = self.base, self.implementation.folder
-        assert base is not None
-        *before, _ = super()._sources()
-        there = shlex.quote(str(folder / base.place))
-        return [f"pushd {there} >/dev/null", *before, f"source ./{shlex.quote(base.name)}", "popd >/dev/null"]
 
     def check(self) -> list[str]:
         """The implementation's folder, its image and data, and on a bare host the container engine.

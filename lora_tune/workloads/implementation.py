@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
+from lora_tune.workloads.config_file import source_lines
 from lora_tune.workloads.other_starters import other_starters
 from lora_tune.workloads.sandbox import source_files
 
@@ -106,7 +106,7 @@ def read_implementation(
     for name in (script, *before, *common):
         if not (folder / name).is_file():
             raise SetupError(f"{folder} holds no {name}; {_instead(folder) if name == script else _WHOSE}")
-    lines = "\n".join(f"source {shlex.quote(str(folder / name))}" for name in (*before, *common))
+    lines = "\n".join(source_lines([folder / name for name in (*before, *common)]))
     given = () if reads is None or isinstance(reads, str) else tuple(reads)
     return Implementation(
         folder=folder,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Start, Value
 from lora_tune.workloads.base_config import BaseConfig, as_value, equal, read_base, recorded_base, stated_defaults
-from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.config_file import render, source_lines, value_text
 from lora_tune.workloads.implementation import Implementation, implementation_folder, read_implementation
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.mlperf_names import ALIASES, probe_values, refuse_illegal, spelled
@@ -154,7 +153,7 @@ class MlperfWorkload:
         return Job(
             name=job_name,
             folder=folder,
-            files={self.file_name(proposal): render(exports, before=self._sources(), after=[mlperf_export.WALLTIME])},
+            files={self.file_name(proposal): render(exports, before=self.sources(), after=[mlperf_export.WALLTIME])},
             argv=(self.settings.script,),
             environment=environment,
             secrets=site.secrets,
@@ -272,9 +271,9 @@ class MlperfWorkload:
         base = self.base
         return self.implementation.common if base is None else (*self.settings.before, *base.beside, base.file)
 
-    def _sources(self) -> list[str]:
+    def sources(self) -> list[str]:
         """The lines with which an attempt's config sources what it builds on, from wherever it lies."""
-        return [f"source {shlex.quote(str(self.implementation.folder / file))}" for file in self.sourced()]
+        return source_lines([self.implementation.folder / file for file in self.sourced()])
 
     def _layout(self, proposal: Proposal) -> Layout:
         """The effective layout: what the study leaves open comes from the base or the common config."""

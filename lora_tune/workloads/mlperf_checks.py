@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from lora_tune.workloads.walltime import own_limit
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
 
+_READONLY = re.compile(r": ([A-Za-z_]\w*): readonly variable$")
 _ELSEWHERE = (
     "no file reads LR or MAX_STEPS, so the training code lies in the container, and only that can tell which variables "
     'have an effect; workload.reads = "container" says so'
@@ -69,13 +70,17 @@ def takes_changes(workload: MlperfWorkload) -> None:
     if base is None or workload.is_base(proposal):
         return
     wanted = {name: value_text(value) for name, value in workload.exports(proposal).items()}
-    there = [f"cd {shlex.quote(str(workload.implementation.folder))}"]
-    there += [f"source {shlex.quote(file if Path(file).is_absolute() else f'./{file}')}" for file in workload.sourced()]
     with tempfile.TemporaryDirectory() as scratch:
         config = Path(scratch) / workload.file_name(proposal)
-        config.write_text(render(wanted, before=there), encoding="utf-8")
-        found = source_files([config]).values
-    if kept := [f"{name}={found[name]}" for name, value in wanted.items() if found.get(name, value) != value]:
+        config.write_text(render(wanted, before=workload.sources()), encoding="utf-8")
+        try:
+            found = source_files([config]).values
+            kept = [f"{name}={found[name]}" for name, value in wanted.items() if found.get(name, value) != value]
+        except SetupError as error:  # under set -e, or in POSIX mode, the first that cannot be changed ends the shell
+            if not (said := _READONLY.search(str(error))) or said[1] not in wanted:
+                raise
+            kept = [f"{said[1]}={base.values.get(said[1], '')}"]
+    if kept:
         raise SetupError(
             f"{base.file} keeps {', '.join(kept)} whatever a trial's config exports after it; remove its readonly or "
             "declare -r, or take these variables out of [space]"

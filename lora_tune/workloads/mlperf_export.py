@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lora_tune.base.errors import InputError
 from lora_tune.base.redact import redact
 from lora_tune.workloads.base import Export, Proposal, Value
-from lora_tune.workloads.config_file import render
+from lora_tune.workloads.config_file import render, source_lines
 from lora_tune.workloads.places import ALSO
 from lora_tune.workloads.walltime import own_limit
 
@@ -106,11 +106,9 @@ def _comments(workload: MlperfWorkload, provenance: tuple[str, ...]) -> tuple[st
 
 def _sources(workload: MlperfWorkload) -> list[str]:
     """The lines that source what the export builds on, beside which it lies."""
-    here = 'source "$(dirname "${BASH_SOURCE[0]}")"/'
-    if workload.base is None:
-        return [here + shlex.quote(Path(common).name) for common in workload.implementation.common]
-    up = "../" * len(workload.base.place.parts)
-    return [*(here + shlex.quote(up + file) for file in workload.base.beside), here + shlex.quote(workload.base.name)]
+    base, folder = workload.base, workload.implementation.folder
+    files = workload.implementation.common if base is None else (*base.beside, base.file)
+    return source_lines([folder / file for file in files], beside=True)
 
 
 def _free_name(workload: MlperfWorkload, proposal: Proposal, place: Path, text: str) -> tuple[str, bool]:

@@ -50,7 +50,7 @@ def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bo
     program = f'{_LIMITS}; {first}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
     # Between: what a config does to its parent process it does to a shell that is there for nothing else.
     between = ["/bin/bash", "--noprofile", "--norc", "-c", '"$@"; exit', "bash"]
-    named = [_as_typed(file, last.parent) for file in files]
+    named = [as_typed(file, last.parent) for file in files]
     command = [*between, "/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *named]
     mark = f"{_MARK}={uuid.uuid4().hex}"
     # Into files: their size has a limit, so that what prints without end takes neither memory nor disk.
@@ -79,7 +79,7 @@ def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bo
     return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, said)
 
 
-def _as_typed(file: Path, folder: Path) -> str:
+def as_typed(file: Path, folder: Path) -> str:
     """The file as its user names it in ``folder``.
 
     Configs take what lies beside them from their own name, often without quotes: the folder's own name may have spaces.

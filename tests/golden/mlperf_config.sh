@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-source /opt/llama2_70b_lora/config_common.sh
+pushd /opt/llama2_70b_lora >/dev/null
+source ./config_common.sh
+popd >/dev/null
 export LR=0.0004
 export MAX_STEPS=800
 export TP=4

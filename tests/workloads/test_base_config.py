@@ -157,10 +157,37 @@ class TestStrangeConfigs:
         assert {name: theirs[name] for name in ours} == dict(ours)
         assert {"TP", "LR", "VAL_CHECK_INTERVAL"} <= ours.keys(), "of the common file, too"
 
+    @pytest.mark.parametrize("head", ["", "set -e\n"])
+    @pytest.mark.parametrize("where", ["", "mine/"])
+    def test_what_it_sources_by_a_plain_name_reaches_trial_and_export(
+        self, tree: Path, tmp_path: Path, head: str, where: str
+    ) -> None:
+        spaced = tree.rename(tmp_path / "my tree")
+        base = spaced / where / CONFIG
+        base.parent.mkdir(exist_ok=True)
+        text = (spaced / CONFIG).read_text().replace("$(dirname ${BASH_SOURCE[0]})/", "")
+        (spaced / CONFIG).unlink()
+        (spaced / "config_common.sh").rename(base.parent / "config_common.sh")
+        base.write_text(head + text)
+        workload = made(spaced, base=f"{where}{CONFIG}", data="/tmp", model="/tmp")
+        assert workload.check() == []
+        proposal = changed(workload, LR=5e-4)
+        shown = f"source {where}$0; echo $LR $TP $VAL_CHECK_INTERVAL $PWD"
+        (job,) = workload.job(proposal, tmp_path / "a").files.items()
+        for (name, config), folder in ((job, tmp_path / "a"), (exported(workload, proposal), spaced)):
+            (folder / where).mkdir(parents=True, exist_ok=True)
+            (folder / where / name).write_text(config)
+            (tmp_path / "elsewhere" / "mine").mkdir(parents=True, exist_ok=True)
+            shell = {"PATH": os.environ["PATH"], "CDPATH": str(tmp_path / "elsewhere")}
+            done = subprocess.run(["bash", "-c", shown, name], cwd=folder, capture_output=True, text=True, env=shell)
+            assert (done.stdout, done.stderr) == (f"0.0005 4 384 {folder}\n", "")
+
+    @pytest.mark.parametrize("head", ["", "set -e\n", "set -o posix\n"])
     @pytest.mark.parametrize("line", ["readonly LR", "declare -rx LR=0.0003"])
-    def test_a_variable_that_no_trial_can_change_is_told_before_the_first(self, tree: Path, line: str) -> None:
-        with (tree / CONFIG).open("a") as file:
-            file.write(f"{line}\n")
+    def test_a_variable_that_no_trial_can_change_is_told_before_the_first(
+        self, tree: Path, head: str, line: str
+    ) -> None:
+        (tree / CONFIG).write_text(f"{head}{(tree / CONFIG).read_text()}{line}\n")
         with pytest.raises(SetupError, match=r"keeps LR=0\.000[34] whatever .* remove its readonly"):
             made(tree, data="/tmp", model="/tmp").check()
 
@@ -269,9 +296,10 @@ class TestOtherTrials:
         job = workload.job(changed(workload, LR=5e-4), tmp_path / "a")
         ((name, text),) = job.files.items()
         assert name == CONFIG
-        lines = [line for line in text.splitlines() if line.startswith(("export", "source"))]
+        lines = [line for line in text.splitlines() if line.startswith(("pushd", "export", "source"))]
         assert lines == [
-            f"source {tree / CONFIG}",
+            f"pushd {tree} >/dev/null",
+            f"source ./{CONFIG}",
             "export LR=0.0005",
             "export DGXSYSTEM=DGXH100_1x8x4xtp4pp1cp1",
             "export WALLTIME_RUNANDTIME=50",

@@ -139,6 +139,22 @@ class TestJob:
         said = subprocess.run(["env", "-i", "bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
         assert said.stdout.split(maxsplit=2)[::2] == ["1", f"{tmp_path}\n"], said.stderr
 
+    def test_what_a_base_in_a_subfolder_sources_by_a_plain_name_reaches_check_and_export(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tree / "conf").mkdir()
+        base = (tree / "config_MI300X_1x8x1.sh").rename(tree / "conf" / "config_MI300X_1x8x1.sh")
+        base.write_text(f"set -e\nsource config_shared.sh\n{base.read_text()}")
+        (tree / "conf" / "config_shared.sh").write_text("export HSA_FORCE_FINE_GRAIN_PCIE=1\n")
+        monkeypatch.setenv("PATH", f"{engine_folder(tree)}:{os.environ['PATH']}")
+        study, found = workload(tree, 'base = "conf/config_MI300X_1x8x1.sh"')
+        found.check()
+        ((name, text),) = found.export(some_proposal(study), ()).files.items()
+        (tree / "conf" / name).write_text(text)
+        shell = f". conf/{name} && echo $HSA_FORCE_FINE_GRAIN_PCIE $PWD"
+        said = subprocess.run(["env", "-i", "bash", "-c", shell], cwd=tree, capture_output=True, text=True)
+        assert said.stdout == f"1 {tree}\n", said.stderr
+
     def test_a_variable_that_the_base_keeps_is_told_before_the_first_trial(
         self, tree: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -270,7 +286,9 @@ class TestSweep:
         best = recorded(folder / "sweep.db", "docker").best()
         assert best is not None
         assert f"seed {best.metrics.seed}" in config.read_text()
-        assert 'source "$(dirname "${BASH_SOURCE[0]}")"/config_MI300X_1x8x1.sh' in config.read_text()
+        assert (
+            'pushd "$(dirname "${BASH_SOURCE[0]}")" >/dev/null\nsource ./config_MI300X_1x8x1.sh' in config.read_text()
+        )
 
     @pytest.mark.slurm
     def test_under_slurm(self, tree: Path, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

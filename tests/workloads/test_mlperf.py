@@ -271,6 +271,19 @@ class TestExport:
         environment = found.job(proposal(), tmp_path / "a").environment
         assert {key: environment[key] for key in by_hand} == by_hand
 
+    def test_a_common_file_in_a_folder_whose_name_has_spaces(self, bare: Path, tmp_path: Path) -> None:
+        """It sources what lies beside it from its own name without quotes, as the public ones do."""
+        spaced = bare.rename(tmp_path / "my tree")
+        (spaced / "more.sh").write_text("export NCCL_TUNER=here\n")
+        (spaced / "config_common.sh").open("a").write("source $(dirname ${BASH_SOURCE[0]})/more.sh\n")
+        found = workload(spaced)
+        job = found.job(proposal(), tmp_path / "a")
+        ((name, text),) = found.export(proposal(), ()).files.items()
+        (spaced / name).write_text(text)
+        assert sourced_file(spaced / name)["NCCL_TUNER"] == job.environment["NCCL_TUNER"] == "here"
+        (config,) = job.files.values()
+        assert sourced(config, name)["NCCL_TUNER"] == "here"
+
     def test_it_still_respects_the_number_of_replicates(self, bare: Path) -> None:
         export = workload(bare).export(proposal(), ())
         ((name, text),) = export.files.items()

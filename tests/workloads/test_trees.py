@@ -66,7 +66,8 @@ class TestCommonFiles:
         study, found = workload(tree)
         job = found.job(some_proposal(study), tmp_path / "a")
         assert found.implementation.common == ("configs/config_XD670_common.sh",)
-        assert f"source {tree}/configs/config_XD670_common.sh" in next(iter(job.files.values()))
+        lines = f"pushd {tree}/configs >/dev/null\nsource ./config_XD670_common.sh\npopd >/dev/null\n"
+        assert lines in next(iter(job.files.values()))
 
     def test_of_several_the_study_names_those_that_count(self, tree: Path) -> None:
         (tree / "config_common.sh").rename(tree / "config_common_fp8.sh")
