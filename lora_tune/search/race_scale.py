@@ -44,6 +44,8 @@ class Scale:
         Spread between seeds on this scale, where the runs do not say.
     prior_freedom : int
         Degrees of freedom that it is worth; 0 where nothing is known of a spread before there are runs.
+    timed : bool
+        A better result is a faster one.
     got, missed : str
         What a run did that has a result, and what one did that has none.
     """
@@ -52,13 +54,14 @@ class Scale:
     maximise: bool = False
     prior_sd: float = PRIOR_SD
     prior_freedom: int = PRIOR_FREEDOM
+    timed: bool = True
     got: str = "reached the target"
     missed: str = "did not reach the target"
 
     @property
     def better(self) -> str:
         """What the leading one is, for people."""
-        return "faster" if self.relative else "better"
+        return "faster" if self.relative and self.timed else "better"
 
     def inward(self, result: float) -> float | None:
         """A result as it is compared; None where it is none."""
@@ -106,7 +109,7 @@ def scale_of(study: Study) -> Scale:
     """What the runs of a study's race are compared on."""
     objective = objective_of(study)
     if objective.has_target:
-        return Scale(prior_sd=seed_spread(study))
+        return Scale(prior_sd=seed_spread(study), timed=objective.timed)
     valued = Scale(
         maximise=objective.maximise, prior_sd=seed_spread(study), got="measured a value", missed="measured no value"
     )

@@ -92,7 +92,7 @@ class Decided:
 class CannotSeparate:
     """The leaders are too close. difference, margin: of the second to the first, by the scale (90% half-width).
 
-    more_runs, node_hours: what separating them would take in all. recommended: the one to take meanwhile.
+    more_runs, node_hours: to separate them, in all; 0 of equal ones. recommended: the one to take meanwhile.
     """
 
     leaders: tuple[str, str]
@@ -266,7 +266,7 @@ def _decided(leader: Contender, configs: Sequence[Contender], settings: RaceSett
     lead = scale.words(scale.difference(second.mean - leader.mean))
     words = f"{leader.name} is better than {second.name} by {lead} with {settings.confidence:.0%} confidence"
     if second.failures >= 2:
-        words = f"{second.name} did not converge in {second.failures} of {second.runs} runs; {leader.name} is left"
+        words = f"{second.name} {scale.missed} in {second.failures} of {second.runs} runs; {leader.name} is left"
     return f"{words}, after {sum(c.runs for c in configs)} runs"
 
 
@@ -282,11 +282,11 @@ def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> Canno
     hours = sum(max(0, math.ceil(needed) - len(c.places)) * c.node_hours for c in (leader, second))
     recommended, why = _recommend(leader, second, scale)
     difference, half = scale.difference(lead), scale.difference(margin)
-    sentence = (
-        f"{leader.name} and {second.name} cannot be separated: "
-        f"difference {scale.words(difference)} +/- {scale.words(half)}; "
-        f"{more} more runs = {hours:.3g} node-hours; take {recommended}, {why}"
-    )
+    said = f"cannot be separated: difference {scale.words(difference)} +/- {scale.words(half)}; "
+    said += f"{more} more runs = {hours:.3g} node-hours"
+    if lead < scale.least_sd([*leader.places, *second.places]):
+        more, hours, said = 0, 0.0, "measured the same: nothing to separate"
+    sentence = f"{leader.name} and {second.name} {said}; take {recommended}, {why}"
     return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
 
 
@@ -294,7 +294,7 @@ def _recommend(leader: Contender, second: Contender, scale: Scale) -> tuple[str,
     """The one with fewer failures, then the clearly cheaper (2% of node-hours a run), then the better so far."""
     if leader.failures != second.failures:
         best = min((leader, second), key=lambda c: c.failures)
-        return best.name, "all of whose runs converged" if not best.failures else "of whose runs more converged"
+        return best.name, f"{'more' if best.failures else 'all'} of whose runs {scale.got}"
     if abs(leader.node_hours - second.node_hours) > 0.02 * max(leader.node_hours, second.node_hours):
         return min((leader, second), key=lambda c: c.node_hours).name, "the cheaper by node-hours a run"
     return leader.name, f"the {scale.better} so far"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lora_tune.search.contenders import RunSummary, means
 from lora_tune.search.race_scale import Scale, scale_of
 from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action
-from tests.builders import study_of
+from tests.builders import STUDY, study_of
 
 LOSS = Scale(relative=False, prior_sd=0.0, prior_freedom=0, got="measured a value", missed="measured no value")
 ACCURACY = Scale(relative=False, maximise=True, prior_sd=0.0, prior_freedom=0)
@@ -46,6 +46,29 @@ def test_leaders_too_close_are_told_apart_by_how_much_in_the_values_own_unit() -
     assert isinstance(found, CannotSeparate)
     assert "difference 0.01 +/- 0.04" in found.sentence
     assert found.sentence.endswith("take a, the better so far")
+
+
+def test_values_that_are_equal_are_said_to_be_and_no_number_of_runs_is_named() -> None:
+    found = next_action({"a": runs(*(0.50, 0.60) * 5), "b": runs(*(0.50, 0.60) * 5)}, RaceSettings(scale=LOSS))
+    assert isinstance(found, CannotSeparate)
+    assert (found.more_runs, found.node_hours) == (0, 0.0)
+    assert found.sentence == "a and b measured the same: nothing to separate; take a, the better so far"
+
+
+def test_what_a_run_did_is_said_in_the_words_of_its_objective() -> None:
+    some, none = runs(*(0.50, 0.60) * 5), runs(math.nan)
+    found = next_action({"a": [*some[:-1], *none], "b": some}, RaceSettings(scale=LOSS))
+    assert isinstance(found, CannotSeparate)
+    assert found.sentence.endswith("take b, all of whose runs measured a value")
+    found = next_action({"a": [*some[:-3], *none, *none], "b": runs(*(0.80, 0.90) * 5)}, RaceSettings(scale=LOSS))
+    assert isinstance(found, Decided)
+    assert found.sentence.startswith("a measured no value in 2 of 9 runs; b is left")
+
+
+def test_runs_that_are_compared_by_their_cost_are_not_called_fast() -> None:
+    assert scale_of(study_of()).better == "faster"
+    costs = study_of(STUDY.replace("[objective]", '[objective]\nscore = "node_hours"'))
+    assert scale_of(costs).better == "better"
 
 
 def test_runs_without_a_value_are_no_results() -> None:
