@@ -162,6 +162,10 @@ class Crashing:
 
     def __init__(self, inner: Any, turn: Turn, methods: tuple[str, ...]) -> None:
         self._inner, self._turn, self._methods = inner, turn, methods
+        # From Python 3.12 on isinstance() with a protocol does not ask __getattr__.
+        for name in dir(type(inner)):
+            if not name.startswith("_") and callable(getattr(type(inner), name)):
+                setattr(self, name, self.__getattr__(name))
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)

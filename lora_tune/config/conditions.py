@@ -84,6 +84,11 @@ class Conditions:
         """
         return {**self.rest, **self.rested(values)} if values and self.of else dict(values)
 
+    def agrees(self, values: Mapping[str, Any], point: Mapping[str, Value]) -> bool:
+        """Whether a configuration has all values of a point, but for those that do not exist at it."""
+        gone = self.absent(values)
+        return all(values.get(name) == value if name in values else name in gone for name, value in point.items())
+
     def words(self, name: str) -> str:
         """Under which values a parameter exists, for people: "OPTIMIZER = 'adam' or 'lamb' and TP = 2"."""
         return " and ".join(f"{p} = {' or '.join(map(repr, allowed))}" for p, allowed in self.of[name].items())

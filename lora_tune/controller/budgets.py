@@ -44,11 +44,11 @@ def hopeless(sweep: Sweep, fixed_at: float = -math.inf) -> Trial | None:
     """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
 
     Or of one whose log the study cannot read: no other trial's log would be read either.
-    Such a sweep would only burn its budget. mended_at: epoch seconds; what failed before has been fixed since.
+    Such a sweep would only burn its budget. fixed_at: epoch seconds; what failed before has been fixed since.
     """
     ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
     recent = [t for t in ended if (t.finished_at or 0.0) >= fixed_at][-SAME_FAILURES:]
-    unread = [t for t in recent if sweep.attempts_of(t.number)[-1].failure == FailureKind.UNREAD]
+    unread = [t for t in recent if any(a.failure == FailureKind.UNREAD for a in sweep.attempts_of(t.number)[-1:])]
     if unread and all(t.verdict is Verdict.FAILED for t in ended):
         return unread[-1]
     if len(recent) < SAME_FAILURES or any(t.verdict is not Verdict.FAILED for t in ended):

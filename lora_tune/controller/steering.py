@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.config.checks import range_words, within
+from lora_tune.config.conditions import Conditions
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.event_log import EventLog
@@ -90,23 +92,37 @@ def why_asked(request: Request) -> str:
     return f"asked for by {request.who}: {words(request)}"
 
 
-def have_run(requests: Iterable[Request], trials: Iterable[Trial]) -> frozenset[int]:
-    """Numbers of the requests that one of these trials was made for. Pure.
+def have_run(requests: Iterable[Request], trials: Iterable[Trial], conditions: Conditions) -> frozenset[int]:
+    """Numbers of the requests that one of these trials was made for, each trial counted for one. Pure.
 
-    Records of earlier releases say it in words alone. Such a trial counts for one request, and for none that was asked
-    after it was proposed; an answer before the question comes from two clocks.
+    Records of earlier releases name no request: they say it in words, or, where the sampler had words of its own, by
+    their values alone. None counts for a request that was asked after it was proposed: numbers begin anew where a
+    database was rescued. An answer before the question comes from two clocks.
     """
-    known = list(trials)
-    run = {t.request for t in known if t.request is not None}
-    in_words = [t for t in known if t.request is None and t.why]
-    for request in requests:
-        why, answered = why_asked(request), request.answered_at
-        asked = request.asked_at if answered is None else min(request.asked_at, answered)
-        made = (t for t in in_words if t.proposed_at >= asked and (t.why == why or t.why.startswith(f"{why}; ")))
-        if request.number not in run and (trial := next(made, None)) is not None:
-            in_words.remove(trial)
-            run.add(request.number)
+    known, left, run = list(trials), list(requests), set()
+    for made_for in (_by_number, _by_words, partial(_by_values, conditions)):
+        for request in [r for r in left if r.number not in run]:
+            asked = request.asked_at if request.answered_at is None else min(request.asked_at, request.answered_at)
+            trial = next((t for t in known if t.proposed_at >= asked and made_for(request, t)), None)
+            if trial is not None:
+                known.remove(trial)
+                run.add(request.number)
     return frozenset(run)
+
+
+def _by_number(request: Request, trial: Trial) -> bool:
+    return trial.request == request.number
+
+
+def _by_words(request: Request, trial: Trial) -> bool:
+    why = why_asked(request)
+    return trial.request is None and (trial.why == why or trial.why.startswith(f"{why}; "))
+
+
+def _by_values(conditions: Conditions, request: Request, trial: Trial) -> bool:
+    """A trial of an earlier release that has the values; later ones name what they answer."""
+    unnamed = trial.request is None and trial.point is None and trial.metrics.base is None
+    return unnamed and conditions.agrees(trial.tuned, request.what["values"])
 
 
 class Steering:
@@ -139,7 +155,7 @@ class Steering:
         if not isinstance(self._search, Enqueues) or not (new := {r.number for r in requests} - self._handed):
             return
         self._handed |= new
-        run = have_run(requests, self._work.sweep.trials.values())
+        run = have_run(requests, self._work.sweep.trials.values(), self._given.search_space.conditions)
         for request in requests:
             if request.number in new - run:
                 self._search.enqueue(request.what["values"], why_asked(request), request.number)

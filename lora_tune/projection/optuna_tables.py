@@ -23,7 +23,7 @@ from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, 
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.store.records import TrialState as OurState
-from lora_tune.store.trial_tables import TrialRows, TrialTables
+from lora_tune.store.trial_tables import NoStudyError, TrialRows, TrialTables
 
 MOST = 500
 """Trials that one transaction writes: a fresh database of a long study is filled in several."""
@@ -55,26 +55,35 @@ class OptunaTables:
     def follow(self, sweep: Sweep) -> str:
         """Write what is new in the records; returns why that failed, "" where it did not. Later calls catch up."""
         try:
-            self._tables = self._tables or self._opened(sweep)
-            while self._write(self._tables, sweep):
-                pass
+            try:
+                self._catch_up(sweep)
+            except NoStudyError:  # somebody has deleted the study
+                self._tables, self._next, self._open = None, 0, {}
+                self._catch_up(sweep)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the sweep; it is said
             kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__name__}: "
             return f"Optuna's tables could not be brought up to date: {kind}{str(error).partition(chr(10))[0]}"
         return ""
 
+    def _catch_up(self, sweep: Sweep) -> None:
+        self._tables = self._tables or self._opened(sweep)
+        while self._write(self._tables, sweep):
+            pass
+
     def _opened(self, sweep: Sweep) -> TrialTables:
         """The tables, made where they are not there, with the study, and without trials that no record has."""
         try:
             tables = TrialTables(self._store, self._lease, self._study.name, OURS)
-        except LookupError:
+        except NoStudyError:
             self._make()
             tables = TrialTables(self._store, self._lease, self._study.name, OURS)
         wanted = [direction.name for direction in directions(self._study)]
         if tables.directions != wanted:
             tables.turn(wanted)
+            tables.states.clear()  # what has ended has other values now, too
+        end = sweep.next_number
         # An earlier release wrote proposals there first, and points that waited.
-        if stale := [n for n, state in tables.states.items() if n >= sweep.next_number and state in _OPEN]:
+        if stale := [n for n, state in tables.states.items() if n >= end and state in _OPEN]:
             tables.forget(stale)
         return tables
 

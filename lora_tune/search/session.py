@@ -77,17 +77,11 @@ def unproposed(
     trials = [trial for trial in records.trials.values() if trial.metrics.base is None]
     for point in points:
         by_name = (t for t in trials if t.point is not None and dict(t.point) == dict(point))
-        by_value = (t for t in trials if t.point is None and t.request is None and _agrees(t.tuned, point, conditions))
+        by_value = (t for t in trials if t.point is None and t.request is None and conditions.agrees(t.tuned, point))
         if (trial := next(by_name, None) or next(by_value, None)) is None:
             yield point
         else:
             trials.remove(trial)
-
-
-def _agrees(tuned: Mapping[str, Value], point: Mapping[str, Value], conditions: Conditions) -> bool:
-    """Whether a trial has all values of a point, but for those that do not exist at it."""
-    absent = conditions.absent(tuned)
-    return all(tuned.get(name) == value if name in tuned else name in absent for name, value in point.items())
 
 
 class Session:

@@ -47,7 +47,7 @@ def _evals(connection: sa.Connection, name: str, known: Sweep | None) -> dict[tu
     order = (evals.trial, evals.attempt, evals.position)
     curves: dict[tuple[int, int], list[Eval]] = {}
     for row in connection.execute(sa.select(schema.evals).where(wanted).order_by(*order)):
-        point = Eval(row.samples, rows.number(row.loss), rows.number(row.seconds))
+        point = Eval(rows.number(row.samples), rows.number(row.loss), rows.number(row.seconds))
         curves.setdefault((row.trial, row.attempt), []).append(point)
     return {key: tuple(points) for key, points in curves.items()}
 

@@ -18,6 +18,11 @@ from lora_tune.store.port import Lease
 
 Row = Mapping[str, Any]
 
+
+class NoStudyError(LookupError):
+    """The tables or the study are not there."""
+
+
 CHILDREN = (
     "trial_params",
     "trial_user_attributes",
@@ -63,20 +68,20 @@ class TrialTables:
     def __init__(self, store: Store, lease: Lease, study: str, ours: Sequence[str]) -> None:
         """study: its name. ours: names of attributes that are nobody else's.
 
-        Raises LookupError where the tables or the study are not there.
+        Raises NoStudyError where the tables or the study are not there.
         """
-        self._store, self._lease, self._ours = store, lease, ours
+        self._store, self._lease, self._ours, self._name = store, lease, ours, study
         self._upserts: dict[str, Any] = {}
         with store._reading() as connection:
             if not sa.inspect(connection).has_table("studies"):
-                raise LookupError("no tables")
+                raise NoStudyError("no tables")
             metadata = sa.MetaData()
             metadata.reflect(connection, only=("studies", "study_directions", "trials", *CHILDREN))
             self._tables = metadata.tables
             studies, heads = self._tables["studies"].c, self._tables["trials"].c
             found = connection.scalar(sa.select(studies.study_id).where(studies.study_name == study))
             if found is None:
-                raise LookupError(f"no study {study}")
+                raise NoStudyError(f"no study {study}")
             self._study: int = found
             rows = connection.execute(sa.select(heads.number, heads.state).where(heads.study_id == found))
             self.states: dict[int, str] = {row.number: row.state for row in rows}
@@ -103,8 +108,12 @@ class TrialTables:
                 connection.execute(sa.delete(table).where(table.c.trial_id.in_(ids)))
 
     def write(self, trials: Sequence[TrialRows]) -> None:
-        """Make the rows of these trials what they are here; others, of people or other programs, stay."""
+        """Make the rows of these trials what they are here; others, of people or other programs, stay.
+
+        Raises NoStudyError where somebody has deleted the study.
+        """
         with self._store._fenced(self._lease) as connection:
+            self._still_there(connection)
             ids = self._known(connection, [t.number for t in trials])
             self._clear(connection, [ids[t.number] for t in trials if t.whole and t.number in ids])
             for trial in trials:
@@ -115,6 +124,12 @@ class TrialTables:
                 rows = [{"trial_id": ids[t.number], **row} for t in trials for row in t.children[name]]
                 if rows:
                     connection.execute(self._upsert(name, [*rows[0]]), rows)
+
+    def _still_there(self, connection: sa.Connection) -> None:
+        """SQLite gives the id of a deleted study out again."""
+        studies = self._tables["studies"].c
+        if connection.scalar(sa.select(studies.study_name).where(studies.study_id == self._study)) != self._name:
+            raise NoStudyError(f"no study {self._name}")
 
     def _known(self, connection: sa.Connection, numbers: Iterable[int]) -> dict[int, int]:
         """Ids by number, read anew: a commit of which nobody heard may have made rows."""

@@ -18,6 +18,7 @@ from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import Study, load_study
 from lora_tune.workloads.proposed_space import propose
 from lora_tune.workloads.script_options import from_command, from_help, together
+from tests.waiting import wait_for
 
 SCRIPT = """
 import argparse
@@ -110,7 +111,8 @@ def test_a_script_that_trains_whatever_it_is_asked_is_ended(place: Path, monkeyp
     assert study is not None, "the options of the command line are known all the same"
     child = int((place / "pid").read_text())
     stat = Path(f"/proc/{child}/stat")
-    assert not stat.exists() or stat.read_text().split()[2] == "Z", "what it started is ended with it"
+    ended = lambda: not stat.exists() or stat.read_text().split()[2] == "Z"  # noqa: E731
+    wait_for(ended, 30, "what it started is ended with it")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from lora_tune.commands.status import main as status
 from lora_tune.commands.steer import main as steer
+from lora_tune.config.conditions import Conditions
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
 from lora_tune.controller.steering import Course, course, have_run
@@ -85,8 +86,11 @@ def test_a_configuration_is_tried_once_whenever_the_driver_was_killed(home: Hous
     assert [t.request for t in made] == [0, 1], "asked for twice, run twice"
 
 
+NONE = Conditions()
+
+
 class TestRecordsOfAnEarlierRelease:
-    """They name no request: a trial counts for one by its words."""
+    """They name no request: a trial counts for one by its words, or else by its values."""
 
     MADE = Trial(
         number=3, seed=1, tuned={}, parameters={}, why="asked for by ada@login1: try LR=0.002; evals later",
@@ -98,19 +102,33 @@ class TestRecordsOfAnEarlierRelease:
         return Request(number=number, kind="enqueue", what=values, who="ada@login1", asked_at=at, **answer)
 
     def test_what_was_run_for_somebody_is_not_run_again(self) -> None:
-        assert have_run([self.asked(0, 100.0)], [self.MADE]) == {0}
-        assert have_run([self.asked(0, 100.0)], [replace(self.MADE, request=7), replace(self.MADE, why="")]) == {7}
+        assert have_run([self.asked(0, 100.0)], [self.MADE], NONE) == {0}
+        others = [replace(self.MADE, request=7), replace(self.MADE, why="")]
+        assert have_run([self.asked(0, 100.0)], others, NONE) == set()
+
+    def test_values_count_where_the_sampler_had_words_of_its_own(self) -> None:
+        made = replace(self.MADE, why="the first of a new layout", tuned={"LR": 0.002, "STEPS": 100})
+        assert have_run([self.asked(0, 100.0)], [made], NONE) == {0}
+        assert have_run([self.asked(0, 100.0)], [replace(made, point={"LR": 0.002})], NONE) == set()
+        assert have_run([self.asked(0, 100.0)], [replace(made, tuned={"LR": 0.003})], NONE) == set()
+        both = [self.asked(0, 100.0), self.asked(1, 101.0)]
+        assert have_run(both, [made, self.MADE], NONE) == {0, 1}
+
+    def test_numbers_that_begin_anew_after_a_rescue_are_other_requests(self) -> None:
+        made = replace(self.MADE, request=0)
+        assert have_run([self.asked(0, 100.0)], [made], NONE) == {0}
+        assert have_run([self.asked(0, 300.0)], [made], NONE) == set()
 
     def test_what_somebody_asks_for_again_afterwards_is_run(self) -> None:
-        assert have_run([self.asked(1, 300.0)], [self.MADE]) == set()
+        assert have_run([self.asked(1, 300.0)], [self.MADE], NONE) == set()
 
     def test_a_trial_counts_for_one_of_two_requests(self) -> None:
         asked = [self.asked(0, 100.0), self.asked(1, 101.0)]
-        assert have_run(asked, [self.MADE]) == {0}
-        assert have_run(asked, [self.MADE, replace(self.MADE, number=4)]) == {0, 1}
+        assert have_run(asked, [self.MADE], NONE) == {0}
+        assert have_run(asked, [self.MADE, replace(self.MADE, number=4)], NONE) == {0, 1}
 
     def test_a_clock_ahead_of_the_drivers_asks_no_trial_twice(self) -> None:
-        assert have_run([self.asked(0, 900.0, answered_at=199.0)], [self.MADE]) == {0}
+        assert have_run([self.asked(0, 900.0, answered_at=199.0)], [self.MADE], NONE) == {0}
 
 
 def test_pause_holds_proposals_and_resume_goes_on_also_for_the_next_driver(home: House) -> None:

@@ -264,3 +264,23 @@ def test_a_driver_that_was_overtaken_writes_nothing(study: Study, sweep: Sweep, 
     assert later.follow(sweep) == ""
     assert "taken over by another driver" in overtaken.follow(at_first(sweep, 9, open_=4))
     assert contents(shown(study, store).get_trials()) == contents(recorded_trials(study, sweep))
+
+
+@BOTH
+def test_a_study_that_somebody_deletes_is_made_again(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+    tables = OptunaTables(study, *driver)
+    assert tables.follow(sweep_of(study, trials=TRIALS - 3, running=2)) == ""
+    optuna.delete_study(study_name=study.name, storage=full_url(driver[0].url))
+    optuna.create_study(study_name="of somebody else", storage=full_url(driver[0].url))  # SQLite gives it the same id
+    assert tables.follow(sweep) == ""
+    assert contents(shown(study, driver[0]).get_trials()) == contents(recorded_trials(study, sweep))
+    assert optuna.load_study(study_name="of somebody else", storage=full_url(driver[0].url)).trials == []
+
+
+def test_trials_that_have_ended_have_the_values_of_a_new_objective(
+    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+) -> None:
+    assert OptunaTables(study, *driver).follow(sweep) == ""
+    two = study.model_copy(update={"objective": study.objective.model_copy(update={"second": "node_hours"})})
+    assert OptunaTables(two, *driver).follow(sweep) == ""
+    assert contents(shown(two, driver[0]).get_trials()) == contents(recorded_trials(two, sweep))

@@ -6,6 +6,7 @@ job it would deadlock or silently start one task. Our own recipes go submitit's 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -193,7 +194,9 @@ def _ended(row: parse.Row, ticket: Ticket, accounted: parse.Row | None) -> JobSt
     """The status of a row; of a cancelled job also whether Slurm itself ended it."""
     status = parse.status(row, ticket.submitted_at)
     if status.state is JobState.CANCELLED:
-        slurmctld = cancellations.controller(ask("scontrol", "show", "config"))
+        slurmctld = cancellations.Controller()
+        with contextlib.suppress(LauncherError):  # of other jobs there is something to tell, too
+            slurmctld = cancellations.controller(ask("scontrol", "show", "config"))
         by = cancellations.canceller(accounted.state) if accounted else None
         output = AttemptPaths(ticket.folder).log.exists()
         why = cancellations.by_cluster(row, slurmctld, by, user=os.getuid(), output=output)
