@@ -49,12 +49,11 @@ def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]
     names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
     if not names or not objective_of(study).timed:
         return []
-    from lora_tune.search import priors
     from lora_tune.search.abilities import Compares
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.samplers import make_sampler
+    from lora_tune.search.samplers import sampler_of
 
-    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
+    sampler = sampler_of(study, sweep)
     if not isinstance(sampler, Compares):
         return []
     whole = study.search_space.conditions.complete(trial.tuned)

@@ -53,12 +53,11 @@ class Next:
 
 def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
-    from lora_tune.search import priors
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.samplers import make_sampler
+    from lora_tune.search.samplers import sampler_of
     from lora_tune.search.session import expected_gain
 
-    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
+    sampler = sampler_of(study, sweep)
     known = in_memory(study, sweep, sampler)
     stop = budgets.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None:

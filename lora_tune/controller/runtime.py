@@ -269,8 +269,9 @@ def _session(plan: Plan, store: Store) -> Proposes:
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
     records = store.load(study.name)
-    sampler = make_sampler(study, known, begun=len(records.trials) if records else 0)
-    return Session(study, records, sampler, start(plan.workload))
+    begun, stands = len(records.trials) if records else 0, start(plan.workload)
+    sampler = make_sampler(study, known, begun=begun, start=stands.tuned if stands else None)
+    return Session(study, records, sampler, stands)
 
 
 def _prepare_once(

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lora_tune.config.study import Study
-from lora_tune.search import priors, shrinkage
+from lora_tune.search import shrinkage
 from lora_tune.search.abilities import Recommends
 from lora_tune.search.race_scale import bounded_exp
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting, in_memory
-from lora_tune.search.samplers import make_sampler
+from lora_tune.search.samplers import sampler_of, start_of, where_the_user_stands
 from lora_tune.store.records import Sweep
 
 FEWEST_RUNS = 5
-"""Runs that reached the target before a sampler's model chooses among what has run: of two it took the slower one."""
+"""Runs that reached the target before a sampler's model chooses among what has run: of two it took the slower one.
+
+What the user had is no such choice: it stays until another is clearly better.
+"""
 
 
 def believes(study: Study, sweep: Sweep) -> Belief:
@@ -22,7 +25,7 @@ def believes(study: Study, sweep: Sweep) -> Belief:
 
     The machine's own config, where it is no point of the space and is believed better yet, stays.
     """
-    sampler = make_sampler(study, lambda: priors.observations(sweep.priors, study.target))
+    sampler = sampler_of(study, sweep)
     if not isinstance(sampler, Recommends):
         return shrinkage.believes(study, sweep)
     try:
@@ -32,7 +35,9 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     tuned = study.search_space.conditions.present(values)
     full = [t for t in sweep.reached() if not t.probe]
     trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
-    if trial is not None and len(full) < FEWEST_RUNS:
+    stands = where_the_user_stands(study, start_of(sweep))
+    stays = stands is not None and study.search_space.conditions.present(stands) == tuned
+    if trial is not None and not stays and len(full) < FEWEST_RUNS:
         return shrinkage.believes(study, sweep)
     if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
         by_results = shrinkage.believes(study, sweep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -86,13 +86,29 @@ def sampler_kind(study: Study) -> SamplerKind:
     return found if isinstance(found, SamplerKind) else SamplerKind(make=found)
 
 
-def make_sampler(study: Study, old_runs: OldRuns = tuple, *, begun: int = 0) -> BaseSampler:
+def make_sampler(
+    study: Study, old_runs: OldRuns = tuple, *, begun: int = 0, start: Mapping[str, Any] | None = None
+) -> BaseSampler:
     """The sampler that a study names. old_runs: ingested runs as they are now, which some samplers start from.
 
     begun: trials that the sweep has already. They are part of the seed: what is drawn at random would be drawn again.
+    start: tuned values of the configuration that the user has, which counts as the first enqueued point.
     """
-    search = study.search.model_copy(update={"seed": study.search.seed + begun})
+    points = (dict(start), *study.search.enqueue) if start else study.search.enqueue
+    search = study.search.model_copy(update={"seed": study.search.seed + begun, "enqueue": points})
     return sampler_kind(study).make(study.model_copy(update={"search": search}), old_runs)
+
+
+def sampler_of(study: Study, sweep: Sweep) -> BaseSampler:
+    """The sampler that a study names, with what the records know of ingested runs and of the user's configuration."""
+    from lora_tune.search import priors
+
+    return make_sampler(study, lambda: priors.observations(sweep.priors, study.target), start=start_of(sweep))
+
+
+def start_of(sweep: Sweep) -> Mapping[str, Any] | None:
+    """Tuned values of the configuration that the user had before the sweep; None where it is no point of the space."""
+    return next((t.tuned for t in sweep.trials.values() if t.metrics.base is not None and t.tuned), None)
 
 
 def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
@@ -161,7 +177,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         gpus=space.gpus,
         fixed=space.fixed,
         roles=space.roles(),
-        defaults={**(_where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
+        defaults={**(where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
         prior=lambda: (*published_about(study), *old_runs()),
         conditions=space.conditions,
         full_fine_tuning_lr=study.search.full_fine_tuning_lr,
@@ -204,17 +220,17 @@ def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
         target=study.target,
         nodes=study.site.nodes,
         limit_seconds=60 * study.budget.trial_minutes,
-        centre=_where_the_user_stands(study),
+        centre=where_the_user_stands(study),
         stated=frozenset(space.roles()),
         seed=study.search.seed,
     )
 
 
-def _where_the_user_stands(study: Study) -> dict[str, Any] | None:
-    """The first enqueued point that names every tuned parameter."""
+def where_the_user_stands(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The first of ``start`` and the enqueued points that names every tuned parameter that exists at it."""
     space = study.search_space
     tuned, conditions = space.distributions().keys(), space.conditions
-    points = ({**conditions.rested(point)} for point in study.search.enqueue)
+    points = ({**conditions.rested(point)} for point in (start or {}, *study.search.enqueue))
     return next((point for point in points if point.keys() >= tuned), None)
 
 

@@ -101,7 +101,7 @@ class Session:
         known = records or Sweep(name=study.name, digest="", study_toml="", began_at=0.0)
         self._settings, self._start = study, start
         self._storage = InMemoryStorage()
-        asked = sampler or make_sampler(study, begun=len(known.trials))
+        asked = sampler or make_sampler(study, begun=len(known.trials), start=start.tuned if start else None)
         self._study = in_memory(study, known, asked, self._storage)
         self._id = self._storage.get_study_id_from_name(study.name)
         self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()

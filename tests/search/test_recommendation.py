@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from optuna.trial import FrozenTrial
 
 from benchmarks.laboratory.arena import play
@@ -75,6 +76,23 @@ def at_random(rng: random.Random) -> dict:
         "WARMUP": rng.randint(0, 100),
         "OPTIMIZER": rng.choice(["adam", "lion"]),
     }
+
+
+START = {"LR": 4e-4, "WARMUP": 10, "OPTIMIZER": "adam"}
+
+
+@pytest.mark.parametrize("enqueued", [True, False])
+def test_what_the_user_had_stays_while_a_run_or_two_look_a_little_better(enqueued: bool) -> None:
+    """Whether the study enqueues it or it is the machine's own config."""
+    point = "enqueue = [{ LR = 4e-4, WARMUP = 10, OPTIMIZER = 'adam' }]"
+    study = study_of(f"{STUDY}[search]\n{point if enqueued else ''}\n")
+    known = {} if enqueued else {"metrics": TrialMetrics(objective=100.0, base="config_MINE.sh")}
+    start = ended(study, 0, START, 100.0, **known)
+    others = [ended(study, n, {**START, "LR": rate}, s) for n, rate, s in [(1, 4.4e-4, 98.0), (2, 2e-3, 130.0)]]
+    found = handed_over(study, [start, *others])
+    assert (found.trial.number, found.luckiest.number) == (0, 1)
+    clear = [ended(study, n, {**START, "LR": rate}, s) for n, rate, s in [(1, 1.4e-3, 41.0), (2, 1.6e-3, 40.0)]]
+    assert handed_over(study, [start, *clear]).trial.number in (1, 2)
 
 
 def test_the_luckiest_of_many_runs_is_not_believed_where_results_alone_speak() -> None:
