@@ -77,7 +77,7 @@ def _completion(context: click.Context, parameter: click.Parameter, shell: str |
     context.exit()
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["--help", "-h"]})
 @click.version_option(__version__, prog_name="lora_tune")
 @click.option(
     "--completion",
