@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.controller.verdict_line import first_clause, verdict_line
 from lora_tune.review.screen import screen
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StopKind, Sweep, TrialState
@@ -52,9 +53,15 @@ def at(sweep: Sweep, moment: float) -> Sweep:
     return replace(sweep, trials=trials, attempts=attempts, evals=evals)
 
 
+def line(event: dict[str, Any]) -> str:
+    """What the screen says where the log holds a whole sentence, "trial 9: reached: eval loss 1.66 ..."."""
+    verdict = re.fullmatch(r"trial (\d+): (\w+): (.*)", event["text"])
+    return verdict_line(int(verdict[1]), verdict[2], first_clause(verdict[3])) if verdict else str(event["text"])
+
+
 def frame(study: Study, sweep: Sweep, moment: float, said: Sequence[dict[str, Any]], number: int) -> str:
     """One picture of the screen, as SVG whose ids are its own."""
-    lines = [event["text"] for event in said if event["at"] <= moment and "text" in event][-5:]
+    lines = [line(event) for event in said if event["at"] <= moment and "text" in event][-5:]
     console = Console(record=True, width=132, file=io.StringIO())
     console.print(screen(study, at(sweep, moment), moment, lines))
     return console.export_svg(title=f"lora-tune sweep --study {study.name}", unique_id=f"f{number}")
