@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,20 +166,18 @@ class Crashing:
         # From Python 3.12 on isinstance() with a protocol does not ask __getattr__.
         for name in dir(type(inner)):
             if not name.startswith("_") and callable(getattr(type(inner), name)):
-                setattr(self, name, self.__getattr__(name))
+                setattr(self, name, functools.partial(self._call, name))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        return getattr(self._inner, name)
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         if name not in self._methods:
-            return found
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self._turn.tick()
-            result = found(*arguments, **options)
-            self._turn.tick()
-            return result
-
-        return call
+            return getattr(self._inner, name)(*arguments, **options)
+        self._turn.tick()
+        result = getattr(self._inner, name)(*arguments, **options)
+        self._turn.tick()
+        return result
 
 
 @dataclass
