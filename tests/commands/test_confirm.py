@@ -251,7 +251,9 @@ def test_a_dry_run_shows_who_would_race_and_submits_nothing(tmp_path: Path) -> N
     shown = there.confirm("--dry-run", "--seeds", "4")
     assert shown.exit_code == 0
     assert "6 to 8 runs" in shown.output
-    assert "# trial 1 again, seeds 1000001" in shown.output
+    assert "# trial 0 again, seeds 1000001" in shown.output, (
+        "the first enqueued point, while no other is clearly better"
+    )
     assert not (there.paths.root / "confirm").exists()
     unfinished = there.confirm("--budget-node-hours", "1e-9")
     assert "no verdict: the budget of 1e-09 node-hours is spent" in unfinished.output

@@ -23,7 +23,8 @@ from lora_tune.commands.doctor import main as doctor
 from lora_tune.commands.export import main as export
 from lora_tune.commands.score import main as score
 from lora_tune.commands.sweep import main as sweep
-from lora_tune.config.study import Study, parse_study
+from lora_tune.config.study import Study, load_study, parse_study
+from lora_tune.search.recommendation import recommended
 from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.docker import DockerWorkload, base_for
@@ -283,9 +284,9 @@ class TestSweep:
         )
         assert told.exit_code == 0, told.output
         (config,) = (tree.parent / "o").glob("config_MI300X_1x8x1*.sh")
-        best = recorded(folder / "sweep.db", "docker").best()
-        assert best is not None
-        assert f"seed {best.metrics.seed}" in config.read_text()
+        handed_over = recommended(load_study(tree.parent / "docker.toml"), recorded(folder / "sweep.db", "docker"))
+        assert handed_over is not None
+        assert f"seed {handed_over.trial.metrics.seed}" in config.read_text()
         assert (
             'pushd "$(dirname "${BASH_SOURCE[0]}")" >/dev/null\nsource ./config_MI300X_1x8x1.sh' in config.read_text()
         )
@@ -311,9 +312,8 @@ def test_further_seeds_and_the_rules_of_the_score_apply_as_for_run_sub(
     written = sorted(job.glob("results/result_*.txt"))
     assert [file.name for file in written] == ["result_0.txt", "result_1.txt", "result_2.txt"]
     drawn = [int(re.findall(r'"key": "seed", "value": (\d+)', file.read_text())[0]) for file in written]
-    best = recorded(folder / "sweep.db", "docker").best()
-    assert best is not None
-    assert best.metrics.confirmed is not None
+    trials = recorded(folder / "sweep.db", "docker").trials.values()
+    (best,) = [trial for trial in trials if trial.metrics.confirmed is not None]
     assert sorted(best.metrics.confirmed.seeds) == sorted(drawn), "the script's own, as the logs say"
     (config,) = (folder / "best").glob("config_*.sh")
     head = [line for line in config.read_text().splitlines() if line.startswith("# ")]
