@@ -62,7 +62,8 @@ def test_inventecs_folder_is_swept_as_it_is(slurm: Cluster, tmp_path: Path) -> N
         assert trial.samples == next(e.samples for e in evals if e.loss <= 2.58)
     (config,) = (rig.paths.trials / "0001" / "attempt-0").glob("config_*.sh")
     assert config.name == "config_P8000_1x8x8xtp8pp1cp1.sh"
-    assert "/config_P8000_1x8x1xtp8pp1cp1.sh\nexport MAX_STEPS=600\n" in config.read_text(), "the base, and changes"
+    based = "source ./config_P8000_1x8x1xtp8pp1cp1.sh\npopd >/dev/null\nexport MAX_STEPS=600\n"
+    assert based in config.read_text(), "the base, and changes"
     assert "MINIBS" not in config.read_text()
     assert {node for a in rig.attempts() for node in a.nodes} <= set(slurm.nodes[:3]), "named nodes only"
 
