@@ -99,9 +99,9 @@ def have_run(requests: Iterable[Request], trials: Iterable[Trial], conditions: C
     their values alone. None counts for a request that was asked after it was proposed: numbers begin anew where a
     database was rescued. An answer before the question comes from two clocks.
     """
-    known, left, run = list(trials), list(requests), set()
+    known, asked_for, run = list(trials), list(requests), set()
     for made_for in (_by_number, _by_words, partial(_by_values, conditions)):
-        for request in [r for r in left if r.number not in run]:
+        for request in [r for r in asked_for if r.number not in run]:
             asked = request.asked_at if request.answered_at is None else min(request.asked_at, request.answered_at)
             trial = next((t for t in known if t.proposed_at >= asked and made_for(request, t)), None)
             if trial is not None:

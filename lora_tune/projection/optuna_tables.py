@@ -78,13 +78,13 @@ class OptunaTables:
             self._make()
             tables = TrialTables(self._store, self._lease, self._study.name, OURS)
         wanted = [direction.name for direction in directions(self._study)]
-        if tables.directions != wanted:
-            tables.turn(wanted)
-            tables.states.clear()  # what has ended has other values now, too
         end = sweep.next_number
         # An earlier release wrote proposals there first, and points that waited.
         if stale := [n for n, state in tables.states.items() if n >= end and state in _OPEN]:
             tables.forget(stale)
+        if tables.directions != wanted:
+            tables.turn(wanted)
+            tables.states.clear()  # what has ended has other values now, too
         return tables
 
     def _make(self) -> None:

@@ -284,3 +284,13 @@ def test_trials_that_have_ended_have_the_values_of_a_new_objective(
     two = study.model_copy(update={"objective": study.objective.model_copy(update={"second": "node_hours"})})
     assert OptunaTables(two, *driver).follow(sweep) == ""
     assert contents(shown(two, driver[0]).get_trials()) == contents(recorded_trials(two, sweep))
+
+
+def test_points_that_waited_are_taken_out_where_the_objective_is_another_too(
+    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+) -> None:
+    assert OptunaTables(study, *driver).follow(sweep) == ""
+    shown(study, driver[0]).enqueue_trial({})
+    two = study.model_copy(update={"objective": study.objective.model_copy(update={"second": "node_hours"})})
+    assert OptunaTables(two, *driver).follow(sweep) == ""
+    assert contents(shown(two, driver[0]).get_trials()) == contents(recorded_trials(two, sweep))
