@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,25 @@ class Shape:
     vocab: int = 32000
     rotary_base: int = 10000
     norm_eps: float = 1e-5
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The sizes that a Hugging Face ``config.json`` states.
+
+        Raises KeyError, TypeError, ValueError or OverflowError where one is missing or not a positive number.
+        """
+        shape = cls(
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            ffn=int(config["intermediate_size"]),
+            heads=int(config["num_attention_heads"]),
+            kv_groups=int(config.get("num_key_value_heads") or config["num_attention_heads"]),
+            vocab=int(config["vocab_size"]),
+        )
+        sizes = (shape.layers, shape.hidden, shape.ffn, shape.heads, shape.kv_groups, shape.vocab)
+        if min(sizes) <= 0:
+            raise ValueError(f"sizes {sizes}: allowed are positive ones")
+        return shape
 
     @property
     def head(self) -> int:

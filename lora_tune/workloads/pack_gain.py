@@ -67,15 +67,6 @@ def _passes(study: Study) -> Iterator[tuple[int, int]]:
 def _shape(folder: Path) -> Shape | None:
     """The size that the model's config states; None where it cannot be read here or is of another kind."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        shape = Shape(
-            layers=int(config["num_hidden_layers"]),
-            hidden=int(config["hidden_size"]),
-            ffn=int(config["intermediate_size"]),
-            heads=int(config["num_attention_heads"]),
-            kv_groups=int(config.get("num_key_value_heads") or config["num_attention_heads"]),
-            vocab=int(config["vocab_size"]),
-        )
+        return Shape.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    return shape if min(shape.layers, shape.hidden, shape.ffn, shape.heads, shape.kv_groups, shape.vocab) > 0 else None

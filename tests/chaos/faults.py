@@ -6,7 +6,6 @@ A fault returns a word on what it hit, "" when there was nothing to hit just the
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.chaos.common import fill_for_a_moment
 from tests.chaos.room import Room
 from tests.cluster import wait_until
 
@@ -139,18 +139,7 @@ def fill_disk(room: Room, chance: random.Random) -> str:
     """The file system with the database and the driver's log is full for a moment."""
     if not room.small:
         return ""
-    filler = room.paths.root / "filler"
-    written = 0
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                written += file.write(b"\0" * 65536)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-    time.sleep(chance.uniform(0.2, 2))
-    filler.unlink()
-    return f"{written} bytes"
+    return fill_for_a_moment(room.paths.root / "filler", chance)
 
 
 def step_clock(room: Room, chance: random.Random) -> str:

@@ -6,7 +6,6 @@ A fault returns a word on what it hit, "" when there was nothing to hit just the
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.chaos.common import fill_for_a_moment
 from tests.chaos.local_room import HERE, LocalRoom
 
 Fault = Callable[[LocalRoom, random.Random], str]
@@ -180,17 +180,7 @@ def second_driver(room: LocalRoom, chance: random.Random) -> str:
 
 def fill_disk(room: LocalRoom, chance: random.Random) -> str:
     """The disk with everything on it is full for a moment."""
-    filler, written = _filler(room), 0
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                written += file.write(b"\0" * 65536)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-    time.sleep(chance.uniform(0.2, 2))
-    filler.unlink()
-    return f"{written} bytes"
+    return fill_for_a_moment(_filler(room), chance)
 
 
 def cut_power(room: LocalRoom, chance: random.Random) -> str:

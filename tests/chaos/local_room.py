@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lora_tune.base.errors import StoreError
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from tests.chaos.common import finish_all
 from tests.chaos.power import LoopDisk
 from tests.chaos.trial import BATCH, TARGET, samples_to_target
 
@@ -143,18 +143,7 @@ class LocalRoom:
 
     def finish_all(self, seconds: float) -> None:
         """Drivers, one after another, until one ends the sweep. AssertionError after that time."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                code = self.driver.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"not ended in {seconds:g} s\n{self.said[-3000:]}") from None
-            if code in (0, 4):
-                return
-            assert code not in (1, 2), f"a driver gave up: exit {code}\n{self.said[-3000:]}"
-            assert time.monotonic() < end, f"drivers do not end the sweep: exit {code}\n{self.said[-3000:]}"
-            time.sleep(0.5)
-            self.start()
+        finish_all(self, seconds)
 
     @property
     def said(self) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lora_tune.base.errors import StoreError
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Sweep, TrialState
+from tests.chaos.common import finish_all
 from tests.cluster import Cluster
 from tests.slurm.house import House
 
@@ -112,18 +113,7 @@ class Room(House):
 
     def finish_all(self, seconds: float) -> None:
         """Drivers, one after another, until one ends the sweep. AssertionError after that time."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                code = self.driver.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"not ended in {seconds:g} s\n{self.said[-3000:]}") from None
-            if code in (0, 4):
-                return
-            assert code not in (1, 2), f"a driver gave up: exit {code}\n{self.said[-3000:]}"
-            assert time.monotonic() < end, f"drivers do not end the sweep: exit {code}\n{self.said[-3000:]}"
-            time.sleep(1)
-            self.start()
+        finish_all(self, seconds)
 
     def _load(self) -> Sweep | None:
         store = Store(self.url, read_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,12 @@ def shape_of(folder: Path) -> Shape:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        shape = Shape(
-            layers=int(config["num_hidden_layers"]),
-            hidden=int(config["hidden_size"]),
-            ffn=int(config["intermediate_size"]),
-            heads=int(config["num_attention_heads"]),
-            kv_groups=int(config.get("num_key_value_heads") or config["num_attention_heads"]),
-            vocab=int(config["vocab_size"]),
+        shape = replace(
+            Shape.from_config(config),
             rotary_base=int(rope.get("rope_theta") or config.get("rope_theta") or 10000),
             norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"{where} cannot be used: {type(error).__name__}: {error}") from error
     refused = {
         "model_type": config.get("model_type") != "llama",
