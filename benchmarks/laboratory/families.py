@@ -15,10 +15,10 @@ from benchmarks.laboratory.problems import PUBLISHED_H100, h100_layouts, h100_wi
 from lora_tune.config.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
 from lora_tune.config.space import Space
 from lora_tune.simulation import convergence
-from lora_tune.simulation.convergence import Site
+from lora_tune.simulation.convergence import SiteEffect
 from lora_tune.simulation.h100 import function as h100
 from lora_tune.simulation.machine import Degrees, Machine
-from lora_tune.simulation.run_log import Outcome
+from lora_tune.simulation.run_log import RunOutcome
 from lora_tune.simulation.simulated_run import SimulatedRun, eval_samples
 
 Values = Mapping[str, Any]
@@ -29,7 +29,7 @@ class Bent:
     """A simulated run whose site depends on the parameters: ``bend`` gives what is added to the site's own."""
 
     base: SimulatedRun
-    bend: Callable[[Values], Site]
+    bend: Callable[[Values], SiteEffect]
 
     @property
     def score(self) -> str:
@@ -45,7 +45,7 @@ class Bent:
         )  # fmt: skip
         return replace(self.base, site=bent)
 
-    def outcome(self, parameters: Values, seed: int) -> Outcome:
+    def outcome(self, parameters: Values, seed: int) -> RunOutcome:
         """One run."""
         return self.at(parameters).outcome(parameters, seed)
 
@@ -104,9 +104,9 @@ def wrong_speed(variant: int) -> Problem:
 def coupled(variant: int) -> Problem:
     """The layout drives convergence too: splitting layers costs samples, micro-batches of two save some."""
 
-    def bend(v: Values) -> Site:
+    def bend(v: Values) -> SiteEffect:
         tp, pp, mbs = (math.log2(int(v.get(n, 1))) for n in ("TP", "PP", "MBS"))
-        return Site(level=0.2 * (tp - 2) + 0.1 * pp - 0.1 * mbs, learning_rate=0.25 * (2 - tp))
+        return SiteEffect(level=0.2 * (tp - 2) + 0.1 * pp - 0.1 * mbs, learning_rate=0.25 * (2 - tp))
 
     return _wide("h100_coupled", Bent(base=h100.variant(variant), bend=bend))
 
@@ -147,14 +147,14 @@ def ten_parameters(variant: int) -> Problem:
     """Six knobs of the open division more; the published defaults are good, not best."""
     draws = np.random.default_rng([variant, 41]).normal(size=6).tolist()
 
-    def bend(v: Values) -> Site:
+    def bend(v: Values) -> SiteEffect:
         decay = 0.02 * (math.log10(v["WEIGHT_DECAY"]) + 3.2 - 0.4 * draws[0]) ** 2
         beta = 0.06 * (math.log10(1 - v["BETA2"]) + 2.0 - 0.3 * draws[1]) ** 2
         clip = 0.04 * (math.log(v["CLIP"] / 0.5) - 0.5 * draws[2]) ** 2
         rank = 0.05 * (math.log2(v["LORA_RANK"] / 24) - 0.3 * draws[3]) ** 2
         drop = 1.2 * (v["DROPOUT"] - 0.06 - 0.02 * draws[4]) ** 2
         scale = math.log(v["LORA_ALPHA"] / v["LORA_RANK"] / 2)
-        return Site(level=decay + beta + clip + rank + drop - 0.05, learning_rate=-0.5 * scale)
+        return SiteEffect(level=decay + beta + clip + rank + drop - 0.05, learning_rate=-0.5 * scale)
 
     space = Space({**hyperparameters(), **_more_knobs(), "layout": h100_layouts()}, nodes=1, gpus_per_node=8)
     defaults = {"WEIGHT_DECAY": 1e-4, "BETA2": 0.999, "CLIP": 0.3, "LORA_RANK": 16, "LORA_ALPHA": 32, "DROPOUT": 0.1}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lora_tune.simulation.run_log import Course, Luck, Outcome, timed
+from lora_tune.simulation.run_log import Luck, RunOutcome, UndisturbedRun, timed
 
 Array = npt.NDArray[np.float64]
 DRAWS = 192
@@ -72,7 +72,7 @@ class MadeSurface:
     target: float = 1.0
     init_seconds: float = 20.0
 
-    def outcome(self, parameters: Mapping[str, object], seed: int) -> Outcome:
+    def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
         """One run, with this seed's luck."""
         rng = np.random.default_rng([seed, 13])
         p = self.physics(parameters)
@@ -84,7 +84,7 @@ class MadeSurface:
         )
         blows = rng.random() < p.diverges
         at = self.evals(parameters, p)
-        course = Course(
+        course = UndisturbedRun(
             samples=at,
             losses=self._losses(p, at, rng, 1)[0],
             total=p.total,

@@ -10,7 +10,7 @@ from lora_tune.store.records import Sweep
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class NodeScaling:
     """The best on one node count. efficiency: samples/s a GPU, relative to the smallest node count that was measured.
 
     Above 1 where more GPUs leave each more memory for a better micro batch. stopped: the best was stopped early, so
@@ -25,7 +25,7 @@ class Scale:
     stopped: bool = False
 
 
-def scaling(study: Study, sweep: Sweep) -> list[Scale]:
+def scaling(study: Study, sweep: Sweep) -> list[NodeScaling]:
     """One entry a node count with a measured speed, by nodes; empty where the node count does not vary."""
     space = study.search_space
     if not space.varies_nodes:
@@ -38,15 +38,15 @@ def scaling(study: Study, sweep: Sweep) -> list[Scale]:
             # A finished measurement counts more than an estimate.
             found = (trial.verdict == "reached", float(speed), trial.number)
             best[nodes] = max(best.get(nodes, found), found)
-    rows: list[Scale] = []
+    rows: list[NodeScaling] = []
     for nodes, (finished, speed, number) in sorted(best.items()):
         gpus = max(1, nodes * max(1, study.site.gpus_per_node))
         base = rows[0].samples_per_second / rows[0].gpus if rows else speed / gpus
-        rows.append(Scale(nodes, gpus, speed, speed / gpus / base, number, stopped=not finished))
+        rows.append(NodeScaling(nodes, gpus, speed, speed / gpus / base, number, stopped=not finished))
     return rows
 
 
-def table(rows: Sequence[Scale]) -> str:
+def table(rows: Sequence[NodeScaling]) -> str:
     """The rows as aligned text, a line each under a heading; "" for none."""
     if not rows:
         return ""

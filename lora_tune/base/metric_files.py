@@ -28,7 +28,7 @@ class _Format(Protocol):
     def take(self, data: bytes) -> Iterator[Row]: ...
 
 
-class EventFile:
+class TensorBoardFile:
     """Scalars of TensorBoard's event files, by their tags, with their step."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class JsonFile(_Lines):
 def format_of(path: Path) -> _Format | None:
     """The format of a file by its name; None for one that holds no metrics."""
     if ".tfevents." in path.name:
-        return EventFile()
+        return TensorBoardFile()
     if path.suffix == ".csv":
         return TableFile()
     return JsonFile() if path.suffix == ".jsonl" else None

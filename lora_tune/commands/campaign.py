@@ -32,7 +32,7 @@ _OF_ONE = ("register", "standby", "logs", "signing_key")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CampaignRow:
     """Where one sweep of a campaign stands. allotted: its node-hours. look: its records; None before it begins."""
 
     member: Member
@@ -79,7 +79,7 @@ def sweep_each(context: click.Context, file: Path) -> int:
     return worst
 
 
-def _turn(context: click.Context, campaign: Campaign, row: Row, number: int) -> int:
+def _turn(context: click.Context, campaign: Campaign, row: CampaignRow, number: int) -> int:
     """One sweep's turn; returns its exit code."""
     name, given = row.member.study.name, context.params
     if not given["quiet"]:
@@ -104,7 +104,7 @@ def _budgeted(campaign: Campaign, node_hours: float | None) -> Campaign:
     return replace(campaign, node_hours=node_hours)
 
 
-def rows(campaign: Campaign, output: Path | None, storage: str | None) -> list[Row]:
+def rows(campaign: Campaign, output: Path | None, storage: str | None) -> list[CampaignRow]:
     """Where each sweep stands now, in their order. Raises StoreError where the database does not answer."""
     root = sweep_paths(campaign.name, output).root
     looks = [_look(member, root / member.study.name, storage) for member in campaign.members]
@@ -113,7 +113,7 @@ def rows(campaign: Campaign, output: Path | None, storage: str | None) -> list[R
     ended = [look is not None and look.standing == Standing.ENDED for look in looks]
     parts = allotments(campaign, spent, ended)
     return [
-        Row(member, root / member.study.name, part, look)
+        CampaignRow(member, root / member.study.name, part, look)
         for member, part, look in zip(campaign.members, parts, looks, strict=True)
     ]
 
@@ -148,7 +148,7 @@ def show_status(file: Path, output: Path | None, storage: str | None, *, json_: 
         time.sleep(every)
 
 
-def condition(found: list[Row]) -> str:
+def condition(found: list[CampaignRow]) -> str:
     """The campaign's condition: running while one sweep is, ended when all are."""
     states = [row.state for row in found]
     if Standing.RUNNING in states:
@@ -156,7 +156,7 @@ def condition(found: list[Row]) -> str:
     return Standing.ENDED if all(s == Standing.ENDED for s in states) else Standing.UNATTENDED
 
 
-def exit_code(found: list[Row]) -> int:
+def exit_code(found: list[CampaignRow]) -> int:
     """For monitoring: 0 running, or all ended with a best trial; 3 unattended; 4 ended, and one reached nothing."""
     if condition(found) == Standing.UNATTENDED:
         return EXIT_SETUP
@@ -164,7 +164,7 @@ def exit_code(found: list[Row]) -> int:
     return EXIT_NOTHING_REACHED if missed and condition(found) == Standing.ENDED else EXIT_DONE
 
 
-def _as_json(campaign: Campaign, found: list[Row]) -> dict[str, Any]:
+def _as_json(campaign: Campaign, found: list[CampaignRow]) -> dict[str, Any]:
     """Node-hours; ``status`` of each sweep is what ``status --json`` prints of it, None before it begins."""
     return {
         "campaign": campaign.name,
@@ -189,12 +189,12 @@ def _status(look: Look) -> Mapping[str, Any]:
     return as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
 
 
-def _benchmark(row: Row) -> str:
+def _benchmark(row: CampaignRow) -> str:
     benchmark = row.member.study.benchmark
     return "" if benchmark is None else benchmark.name
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: CampaignRow) -> tuple[str, ...]:
     """A row for people: study, benchmark, state, trials, node-hours, result."""
     seen, study = row.seen, row.member.study
     of = f" of {study.budget.trials}" if study.budget.trials else ""
@@ -202,7 +202,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return (study.name, _benchmark(row), row.state, f"{seen.trials if seen else 0}{of}", hours, _result(row))
 
 
-def _result(row: Row) -> str:
+def _result(row: CampaignRow) -> str:
     seen = row.seen
     if row.look is None or seen is None:
         return ""
@@ -214,7 +214,7 @@ def _result(row: Row) -> str:
 HEADS = ("study", "benchmark", "state", "trials", "node-hours", "result")
 
 
-def _drawn(campaign: Campaign, found: list[Row]) -> Table:
+def _drawn(campaign: Campaign, found: list[CampaignRow]) -> Table:
     spent = sum(row.spent for row in found)
     title = f"{campaign.name}: {condition(found)}, {spent:.3g} of {campaign.node_hours:g} node-hours"
     if condition(found) == Standing.UNATTENDED:

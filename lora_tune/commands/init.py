@@ -16,7 +16,7 @@ import click
 from lora_tune.base.errors import InputError
 from lora_tune.base.metric_files import MetricFiles, format_of
 from lora_tune.base.paths import near
-from lora_tune.commands.new_study import Found, study_text
+from lora_tune.commands.new_study import ScriptFacts, study_text
 from lora_tune.commands.options import guarded
 from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
@@ -58,7 +58,7 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
         raise InputError(f"{output} exists and is not replaced; name another file with --output")
     log, source, writes_files = read_logs(logs)
     listed = from_help(help_text(command)) if command and not no_help else []
-    found = Found(command=command, options=together(from_command(command), listed), log=log, source=source,
+    found = ScriptFacts(command=command, options=together(from_command(command), listed), log=log, source=source,
                   writes_files=writes_files)  # fmt: skip
     text = study_text(found)
     load_workload(parse_study(text, output), output)  # what it writes loads
@@ -68,7 +68,7 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
     _say(output, logs, found)
 
 
-def _say(output: Path, logs: tuple[Path, ...], found: Found) -> None:
+def _say(output: Path, logs: tuple[Path, ...], found: ScriptFacts) -> None:
     """What to do next."""
     edits = sum("EDIT" in line for line in output.read_text(encoding="utf-8").splitlines())
     file = shlex.quote(str(near(output)))

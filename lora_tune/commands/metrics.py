@@ -23,7 +23,7 @@ LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class SweepGauges:
     """One sweep as it is measured. Times are epoch seconds, None while there is none.
 
     states: trials by verdict, or by the state of their job while open. queue_since: when the job that has been in the
@@ -39,7 +39,7 @@ class Standing:
     best: float | None = None
 
 
-def standing(study: Study, sweep: Sweep, now: float) -> Standing:
+def standing(study: Study, sweep: Sweep, now: float) -> SweepGauges:
     """What is measured of a sweep at ``now``; ``last_eval_at`` is left to whoever saw the evals come."""
     states: Counter[str] = Counter()
     queued: list[float] = []
@@ -57,7 +57,7 @@ def standing(study: Study, sweep: Sweep, now: float) -> Standing:
         if newest.started_at is not None:
             started.append((newest.started_at, max(0.0, newest.started_at - since)))
     best = objective_of(study).best(sweep)
-    return Standing(
+    return SweepGauges(
         states=states,
         queue_since=min(queued, default=None),
         queue_wait=max(started)[1] if started else None,
@@ -72,7 +72,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sweeps: dict[str, Standing] = {}
+        self._sweeps: dict[str, SweepGauges] = {}
         self._ticks: dict[str, float] = {}
         self._driven: dict[str, int] = {}
 
@@ -105,14 +105,14 @@ class Metrics:
     def measured(self, around: Environment) -> Environment:
         """The same surroundings, with what passes through them measured."""
         ticks = _Ticks(around.clock)
-        return replace(around, clock=ticks, view=_Seen(around.view, self, ticks))
+        return replace(around, clock=ticks, view=_CountedView(around.view, self, ticks))
 
     def driven(self, name: str, *, here: bool) -> None:
         """Whether this process drives the sweep at present."""
         with self._lock:
             self._driven[name] = int(here)
 
-    def note(self, name: str, standing: Standing, tick_seconds: float | None) -> None:
+    def note(self, name: str, standing: SweepGauges, tick_seconds: float | None) -> None:
         """The sweep as it is now."""
         with self._lock:
             self._sweeps[name] = standing
@@ -189,7 +189,7 @@ class _Ticks:
         self._woke = time.perf_counter()
 
 
-class _Seen:
+class _CountedView:
     """A view that counts what it is shown."""
 
     def __init__(self, inner: View, metrics: Metrics, ticks: _Ticks) -> None:

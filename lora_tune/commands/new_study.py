@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_tune.logs.guess import LogGuess
-from lora_tune.workloads.proposed_space import OUTPUT, SEED, Proposal, propose
+from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose
 from lora_tune.workloads.script_options import Option
 
 RELAY = ("python", "-m", "lora_tune.recipes.relay")
@@ -17,7 +17,7 @@ UNREAD = "EDIT: not known without a log; run the script once and give init its o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ScriptFacts:
     """What is known of a script.
 
     Parameters
@@ -41,7 +41,7 @@ class Found:
     writes_files: bool = False
 
 
-def study_text(found: Found) -> str:
+def study_text(found: ScriptFacts) -> str:
     """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
     proposals = propose(found.options)
     words = _words(found, proposals)
@@ -64,7 +64,7 @@ def _text(value: str) -> str:
     return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
 
 
-def _words(found: Found, proposals: Sequence[Proposal]) -> list[str]:
+def _words(found: ScriptFacts, proposals: Sequence[ProposedParameter]) -> list[str]:
     """The command with a place for each parameter, the seed and a folder of the trial's own."""
     words = list(found.command) or ["python", "train.py"]
     filled = [(p.option, "{" + p.place + "}") for p in proposals]
@@ -81,7 +81,7 @@ def _words(found: Found, proposals: Sequence[Proposal]) -> list[str]:
     return words
 
 
-def _argv(found: Found, words: list[str]) -> str:
+def _argv(found: ScriptFacts, words: list[str]) -> str:
     lines = []
     if not found.command:
         lines.append("# EDIT: the command that runs your script, a {NAME} where a parameter's value belongs")
@@ -101,7 +101,7 @@ def _argv(found: Found, words: list[str]) -> str:
     return "\n".join((*lines, "argv = [" + "\n        ".join(r.rstrip() for r in rows) + "]"))
 
 
-def _log(found: Found, proposals: Sequence[Proposal]) -> str:
+def _log(found: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     """``[workload.log]`` with the line that it was made from."""
     log = found.log
     if log is None:
@@ -140,7 +140,7 @@ def _shown(log: LogGuess) -> str:
     return f"{counted} read in it: {first.loss:g} at {log.unit} {first.samples:g}, {last.loss:g} at {last.samples:g}"
 
 
-def _space(proposals: Sequence[Proposal]) -> str:
+def _space(proposals: Sequence[ProposedParameter]) -> str:
     if not proposals:
         return (
             "[space]\n# EDIT: no option was recognised as a learning rate, batch size, rank or warm-up;\n"
@@ -171,7 +171,7 @@ def reachable(best: float, *, rising: bool) -> float:
     return float(f"{rounded:.6g}")
 
 
-def _search(proposals: Sequence[Proposal]) -> str:
+def _search(proposals: Sequence[ProposedParameter]) -> str:
     """Today's values as the first trial, where they are known."""
     today = [f"{p.place} = {p.today}" for p in proposals if p.today is not None and p.toml.startswith("{")]
     return f"[search]\nenqueue = [{{ {', '.join(today)} }}]   # trial 0 is what runs today\n" if today else ""

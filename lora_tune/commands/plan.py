@@ -9,7 +9,7 @@ from typing import Any
 from lora_tune.commands.options import sweep_paths
 from lora_tune.config.kept_study import text_to_keep
 from lora_tune.config.study import Study
-from lora_tune.controller.runtime import Plan
+from lora_tune.controller.runtime import DrivePlan
 from lora_tune.controller.signatures import read_key
 from lora_tune.workloads import load as load_workload
 
@@ -20,10 +20,10 @@ def plan_of(
     options: Mapping[str, Mapping[str, Any]],
     output: Path | None = None,
     signing_key: Path | None = None,
-) -> Plan:
+) -> DrivePlan:
     """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
     study = from_file.with_options(options)
-    return Plan(
+    return DrivePlan(
         file=file,
         text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
         study=study,

@@ -16,9 +16,9 @@ from lora_tune.commands.metrics import Metrics
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.dependencies import RealClock
-from lora_tune.controller.driver import Driver, Search
+from lora_tune.controller.driver import Driver, Proposer
 from lora_tune.controller.quota import NodeQuota, demand
-from lora_tune.controller.runtime import Environment, Plan, driver, make_clock
+from lora_tune.controller.runtime import DrivePlan, Environment, driver, make_clock
 from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import Enqueues
 from lora_tune.launchers import make_launcher
@@ -52,7 +52,7 @@ class _Clock(RealClock):
 class _Gated:
     """A search that proposes only while the cap leaves room for the study. denied: the last answer was no."""
 
-    def __init__(self, inner: Search, gate: NodeQuota, name: str) -> None:
+    def __init__(self, inner: Proposer, gate: NodeQuota, name: str) -> None:
         self._inner, self._gate, self._name = inner, gate, name
         self.denied = False
 
@@ -166,7 +166,7 @@ class Server:
         self._threads[row.name] = thread
         thread.start()
 
-    def _drive(self, plan: Plan, lease: Lease, store: Store) -> None:
+    def _drive(self, plan: DrivePlan, lease: Lease, store: Store) -> None:
         """One study until it is over, or the server ends."""
         name = plan.study.name
         self._metrics.driven(name, here=True)
@@ -187,11 +187,11 @@ class Server:
             self._metrics.driven(name, here=False)
             store.close()
 
-    def _drive_through(self, plan: Plan, lease: Lease, store: Store) -> str:
+    def _drive_through(self, plan: DrivePlan, lease: Lease, store: Store) -> str:
         """Why the study is over; "" when the server ends before it."""
         gated: list[_Gated] = []
 
-        def search(session: Search) -> Search:
+        def search(session: Proposer) -> Proposer:
             gated.append(_Gated(session, self._gate, plan.study.name))
             return gated[0]
 
@@ -236,7 +236,7 @@ class Server:
             self._say(text)
 
 
-def plan_of(row: Registered, cap: int | None, key: SigningKey | None = None) -> Plan:
+def plan_of(row: Registered, cap: int | None, key: SigningKey | None = None) -> DrivePlan:
     """What the database says of a study as a plan. Raises LoraTuneError where it cannot be driven from here.
 
     key: drive only what is signed with it.
@@ -251,7 +251,7 @@ def plan_of(row: Registered, cap: int | None, key: SigningKey | None = None) -> 
         raise errors.InputError(
             f"its trials need up to {study.search_space.most_nodes} nodes, the cap is {cap}; raise --nodes"
         )
-    return Plan(
+    return DrivePlan(
         file=row.file,
         text=row.study_toml,
         study=study,

@@ -39,8 +39,8 @@ from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
+    DrivePlan,
     Environment,
-    Plan,
     doubts,
     driver,
     given_back,
@@ -124,7 +124,7 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     sys.exit(_sweep(plan, given["storage"], make_view(quiet, as_json), how))
 
 
-def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:
+def _register(plan: DrivePlan, storage: str | None, *, accept_changes: bool) -> None:
     """Write the study into the database, so that lora_tune.serve takes it up."""
     store = open_sweep(plan, storage, time.time())
     lease = take_lease(store, plan.study.name, time.time())
@@ -136,7 +136,7 @@ def _register(plan: Plan, storage: str | None, *, accept_changes: bool) -> None:
     click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
 
 
-def _sweep(plan: Plan, storage: str | None, watcher: Any, how: How) -> int:
+def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
     """Run the driver between taking and giving back the lease; returns the exit code."""
     study, paths = plan.study, plan.paths
     try:
@@ -190,7 +190,7 @@ def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
         watcher.line(f"{error}; the end of the sweep is not recorded; the same command records it")
 
 
-def _open_patiently(plan: Plan, storage: str | None, around: Environment) -> Store:
+def _open_patiently(plan: DrivePlan, storage: str | None, around: Environment) -> Store:
     """The sweep's database, also when it is away now: a standby waits for it."""
     said = ""
     while True:

@@ -21,7 +21,7 @@ def _known_objective(name: str | None) -> str | None:
     return None if name is None else OBJECTIVES.known(name)
 
 
-class Objective(Section):
+class ObjectiveSettings(Section):
     """What trials are compared by."""
 
     benchmark: str | None = Field(

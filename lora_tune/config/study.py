@@ -18,7 +18,7 @@ from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.format import number
 from lora_tune.base.kinds import LOG_READERS, WORKLOADS
 from lora_tune.config.checks import check_whole
-from lora_tune.config.objective import Objective, check_goal, filled_in
+from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in
 from lora_tune.config.parameters import Parameter, Value, as_parameter
 from lora_tune.config.problems import first_problem
 from lora_tune.config.section import Section
@@ -40,7 +40,7 @@ class Study(Section):
     workload: WorkloadTable
     site: Site = Field(default_factory=lambda: Site.model_validate({}))
     space: dict[str, Parameter] = Field(description="what may vary: LR = { type, low, high } and so on")
-    objective: Objective = Field(default_factory=Objective)
+    objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
     search: Search = Field(default_factory=Search)
     pruning: Pruning = Field(default_factory=Pruning)
     budget: Budget

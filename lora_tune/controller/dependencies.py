@@ -59,7 +59,7 @@ class View(Protocol):
     def line(self, text: str) -> None: ...
 
 
-class Search(Protocol):
+class Proposer(Protocol):
     """Who proposes and is told: the sampler of a sweep (``search.session``), or a race (``commands.confirm.race``).
 
     It is made from the records at each start and remembers nothing beyond them.
@@ -91,7 +91,7 @@ class Dependencies:
     workload: Workload
     launcher: Launcher
     store: Records
-    session: Search
+    session: Proposer
     clock: Clock
     view: View
     requests: Desk | None = None

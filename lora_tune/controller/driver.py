@@ -14,7 +14,7 @@ from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, eval_schedule
-from lora_tune.controller.dependencies import Clock, Dependencies, RealClock, Search, View
+from lora_tune.controller.dependencies import Clock, Dependencies, Proposer, RealClock, View
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs, proposal
 from lora_tune.controller.monitor import JobMonitor
@@ -32,7 +32,7 @@ from lora_tune.workloads.base import start
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
 
-__all__ = ["Clock", "Dependencies", "Driver", "Outcome", "RealClock", "Search", "View", "proposal"]
+__all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
 
 FILL_SECONDS = 0.5
 """Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""

@@ -32,7 +32,7 @@ UNSEEN_SECONDS = LEASE_SECONDS / 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenLock:
     """A lock as it lies there: whose, and when it was touched, by the file system's clock."""
 
     token: str
@@ -111,7 +111,7 @@ class FolderLock:
         process = {"host": host(), "pid": pid, "start": start_ticks(pid), "boot": boot()}
         write_json(self._path, {"token": self._token, "about": self._about, **process})
 
-    def _look(self) -> _Seen | None:
+    def _look(self) -> _SeenLock | None:
         """The lock, None where there is none; one that is damaged has no owner."""
         try:
             touched = self._path.stat().st_mtime
@@ -122,7 +122,7 @@ class FolderLock:
             return None
         pid, name = whole_of(content, "pid") or 0, text_of(content, "host")
         owner = f"{name} pid {pid} ({text_of(content, 'about')})"
-        return _Seen(
+        return _SeenLock(
             token=text_of(content, "token"),
             owner=owner,
             pid=pid,
@@ -132,7 +132,7 @@ class FolderLock:
             touched=touched,
         )
 
-    def _busy(self, seen: _Seen) -> str:
+    def _busy(self, seen: _SeenLock) -> str:
         return (
             f"{near(self._path.parent)} is in use by {seen.owner}: one folder is driven by one driver at a time; stop "
             "that one first, or use another --output"

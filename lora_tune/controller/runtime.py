@@ -17,7 +17,7 @@ from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.dependencies import Projects
-from lora_tune.controller.driver import Clock, Dependencies, Driver, RealClock, Search, View
+from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
 from lora_tune.controller.signatures import SigningKey
@@ -41,7 +41,7 @@ from lora_tune.workloads.base import Checks, Prepares, Workload, start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DrivePlan:
     """What is to be driven. from_file: the study as its file ``file`` with ``text`` says it.
 
     study: the same with the command line's ``options``, sections of the study, laid over it. key: to sign it with.
@@ -89,7 +89,7 @@ def doubts(workload: Workload) -> Sequence[str]:
     return workload.check() if isinstance(workload, Checks) else ()
 
 
-def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
+def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> Store:
     """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all.
 
     Raises ForeignFolderError where the two do not belong together; nothing is written then.
@@ -112,7 +112,7 @@ def open_sweep(plan: Plan, storage: str | None, now: float) -> Store:
     return store
 
 
-def record_study(plan: Plan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
+def record_study(plan: DrivePlan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
     """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``."""
     found = store.load(plan.study.name)
     assert found is not None, "the sweep's row is made before its lease"
@@ -156,12 +156,14 @@ class Environment:
     clock: Clock
     view: View
     pause: Callable[[float], None]
-    search: Callable[[Search], Search] = lambda session: session
+    search: Callable[[Proposer], Proposer] = lambda session: session
     fixed: bool = False
 
 
 @contextlib.contextmanager
-def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accept_changes: bool) -> Iterator[Driver]:
+def driver(
+    plan: DrivePlan, store: Store, lease: Lease, around: Environment, *, accept_changes: bool
+) -> Iterator[Driver]:
     """The sweep's driver, with what an earlier one could not save in the database and the preparation done.
 
     The lease is renewed meanwhile and given back at the end.
@@ -172,7 +174,7 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
         record_study(plan, store, lease, accept_changes=accept_changes)
         desk = Requests(store, plan.study.name, lease)
 
-        def search() -> Search:
+        def search() -> Proposer:
             return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, around.clock.now)
 
         tables = OptunaTables(plan.study, store, lease)
@@ -181,7 +183,7 @@ def driver(plan: Plan, store: Store, lease: Lease, around: Environment, *, accep
 
 
 @contextlib.contextmanager
-def own_folder(plan: Plan, store: Store, lease: Lease) -> Iterator[FolderLock]:
+def own_folder(plan: DrivePlan, store: Store, lease: Lease) -> Iterator[FolderLock]:
     """The folder of the plan, for this driver alone; the lease is kept while an earlier owner is waited for.
 
     Raises SweepBusyError, ForeignFolderError.
@@ -218,11 +220,11 @@ def noting(count: SaveCount) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_work(
-    plan: Plan,
+    plan: DrivePlan,
     store: Store,
     lease: Lease,
     around: Environment,
-    search: Callable[[], Search],
+    search: Callable[[], Proposer],
     prepared: SweepPaths,
     lock: FolderLock,
     desk: Desk | None = None,
@@ -261,7 +263,7 @@ def at_work(
         )
 
 
-def _session(plan: Plan, store: Store) -> Proposes:
+def _session(plan: DrivePlan, store: Store) -> Proposes:
     """The sweep's search, made from its records."""
     from lora_tune.search import priors
     from lora_tune.search.samplers import make_sampler
@@ -275,7 +277,7 @@ def _session(plan: Plan, store: Store) -> Proposes:
 
 
 def _prepare_once(
-    plan: Plan, ports: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
+    plan: DrivePlan, ports: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
 ) -> None:
     """What the workload wants made before the first trial."""
     if not isinstance(ports.workload, Prepares):

@@ -43,21 +43,21 @@ class Enqueues(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class SteeredStudy:
     """What the accepted requests make of a study. paused: nothing is proposed."""
 
     study: Study
     paused: bool = False
 
 
-def course(study: Study, requests: Sequence[Request]) -> Course:
+def course(study: Study, requests: Sequence[Request]) -> SteeredStudy:
     """The study as its budget was changed, in the order of the requests. Pure."""
-    found = Course(study)
+    found = SteeredStudy(study)
     for request in requests:
         if request.accepted and request.kind == "set":
-            found = Course(found.study.with_options({"budget": request.what}), found.paused)
+            found = SteeredStudy(found.study.with_options({"budget": request.what}), found.paused)
         elif request.accepted and request.kind in ("pause", "resume"):
-            found = Course(found.study, request.kind == "pause")
+            found = SteeredStudy(found.study, request.kind == "pause")
     return found
 
 
@@ -134,7 +134,7 @@ class Steering:
         self._given, self._desk, self._search = study, desk, search
         self._work, self._watch, self._events = work, watch, events
         self._handed: set[int] = set()  # numbers of requests whose points the search has, or had
-        self.course = Course(study)
+        self.course = SteeredStudy(study)
 
     def look(self, now: float) -> None:
         """Answer what is new, and follow what was accepted. A database that is away is asked again later."""

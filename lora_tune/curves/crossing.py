@@ -65,7 +65,7 @@ def estimate(
     usable = before_target(evals, target)
     step = quantum if quantum is not None and quantum > 0 else eval_interval(usable.samples)
     if len(usable.samples) == 0 or (stop is not None and not usable_samples(stop.samples)):
-        found = Found(math.inf, 0.0, math.inf, "no eval that can be used")
+        found = CrossingEstimate(math.inf, 0.0, math.inf, "no eval that can be used")
     elif stop is not None:
         fitted = None if healing > 0 else _of_reached(usable, target, stop.samples, family, step)
         found = fitted or _raw(stop.samples, step)
@@ -79,7 +79,7 @@ def estimate(
     )  # fmt: skip
 
 
-class Found(NamedTuple):
+class CrossingEstimate(NamedTuple):
     samples: float
     low: float
     high: float
@@ -87,7 +87,9 @@ class Found(NamedTuple):
     by_stop: bool = False
 
 
-def _of_reached(usable: Points, target: float, stop: float, family: Family | None, step: float) -> Found | None:
+def _of_reached(
+    usable: Points, target: float, stop: float, family: Family | None, step: float
+) -> CrossingEstimate | None:
     """The crossing of a run that reached the target, by its curve; None where the curve cannot be its own.
 
     Where it may not be, the raw stop with an interval that holds both: a lucky early stop looks the same.
@@ -105,7 +107,7 @@ def _of_reached(usable: Points, target: float, stop: float, family: Family | Non
     return found if family or found.samples >= stop - 2 * step else None
 
 
-def _ahead(usable: Points, second: Points, target: float, family: Family | None, healing: float) -> Found:
+def _ahead(usable: Points, second: Points, target: float, family: Family | None, healing: float) -> CrossingEstimate:
     """The forecast of the crossing of a run that has not reached the target."""
     if family is not None and not healing > 0:
         offset = fit_offset(usable, family)
@@ -114,16 +116,18 @@ def _ahead(usable: Points, second: Points, target: float, family: Family | None,
     own = free_family(second)
     if own is not None:
         return _cross(second, target, own, fit_offset(second, own), own=True)
-    return Found(math.inf, float(usable.samples[-1]), math.inf, "no falling curve to extend")
+    return CrossingEstimate(math.inf, float(usable.samples[-1]), math.inf, "no falling curve to extend")
 
 
-def _raw(stop: float, step: float) -> Found:
+def _raw(stop: float, step: float) -> CrossingEstimate:
     middle = max(stop - step / 2, stop / 2)
     margin = math.hypot(step / 2, Z90 * SEED_CV * middle)
-    return Found(middle, middle - margin, middle + margin, "raw stop less half an eval interval", by_stop=True)
+    return CrossingEstimate(
+        middle, middle - margin, middle + margin, "raw stop less half an eval interval", by_stop=True
+    )
 
 
-def _cross(usable: Points, target: float, family: Family, offset: Offset, *, own: bool = False) -> Found:
+def _cross(usable: Points, target: float, family: Family, offset: Offset, *, own: bool = False) -> CrossingEstimate:
     """The family's curve, shifted to the run, at the target.
 
     The interval adds the spread of seeds, the noise of the evals and, for a forecast, the drift of curves.
@@ -134,4 +138,4 @@ def _cross(usable: Points, target: float, family: Family, offset: Offset, *, own
     sd = math.sqrt(family.seed**2 + offset.sd**2 + (family.drift * ahead) ** 2)
     low = family.samples_at(target - offset.value + Z90 * sd)
     high = family.samples_at(target - offset.value - Z90 * sd)
-    return Found(samples, low, high, method)
+    return CrossingEstimate(samples, low, high, method)

@@ -20,7 +20,7 @@ from lora_tune.workloads.base import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PackRequest:
     """A trial that a pack is to train. folder: its attempt's. knobs: what a trial of its own would read.
 
     token, sweep: of the attempt and of its sweep, "" where there is none; the pack writes both into what it records.
@@ -71,7 +71,7 @@ class PackFolder:
         assert job.slot is not None, "only a trial that can share a job is asked for"
         if self.paths.closed.exists():
             return False
-        request = Request(
+        request = PackRequest(
             name=job.name,
             token=job.token,
             sweep=job.sweep,
@@ -101,7 +101,7 @@ class PackFolder:
         with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder: the trial is gone as well
             write_json(self.paths.stops / name, {"force": force})
 
-    def open_requests(self) -> Iterator[Request]:
+    def open_requests(self) -> Iterator[PackRequest]:
         """The trials that the pack was given and that have no end on record."""
         told = set()
         for place in (self.paths.requests, self.paths.taken):
@@ -127,7 +127,7 @@ class PackFolder:
 
     # The pack's side
 
-    def take(self) -> Iterator[Request]:
+    def take(self) -> Iterator[PackRequest]:
         """Take every request that waits, oldest first."""
         waiting = sorted(self.paths.requests.glob("*.json"), key=lambda file: (_age(file), file.name))
         for file in waiting:
@@ -170,14 +170,14 @@ def pack_of(folder: Path, token: str) -> PackFolder | None:
     return PackFolder(Path(place)) if place and token in ("", text_of(content, "token")) else None
 
 
-def _request_in(file: SmallFile) -> Request | None:
+def _request_in(file: SmallFile) -> PackRequest | None:
     """The request that a file holds; None where it holds none. Only a broken disk writes such a file."""
     content: Mapping[str, Any] = file.content or {}
     texts = {name: text_of(content, name) for name in ("name", "token", "sweep", "folder", "log")}
     knobs = content.get("knobs")
     if not all(texts[name] for name in ("name", "folder", "log")) or not isinstance(knobs, dict):
         return None
-    return Request(**texts, knobs={str(k): str(v) for k, v in knobs.items()})
+    return PackRequest(**texts, knobs={str(k): str(v) for k, v in knobs.items()})
 
 
 def _age(file: Path) -> float:

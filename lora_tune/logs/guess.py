@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_tune.logs.line_forms import ORDER, Pair, name_score, pairs, pattern, positions
+from lora_tune.logs.line_forms import ORDER, NamedNumber, name_score, pairs, pattern, positions
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import RunLog, as_number
 
@@ -137,7 +137,7 @@ def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
             example=examples[loss, place],
             unit=unit,
             is_eval=name_score(_words(loss)) > 8,
-            rising=not Pair(loss, "", 0, 0, 0).falls,
+            rising=not NamedNumber(loss, "", 0, 0, 0).falls,
         )
 
 
@@ -153,16 +153,16 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _words(name: str) -> list[str]:
-    return Pair(name, "", 0, 0, 0).words
+    return NamedNumber(name, "", 0, 0, 0).words
 
 
 def _unit(name: str) -> str:
-    return Pair(name, "", 0, 0, 0).progress
+    return NamedNumber(name, "", 0, 0, 0).progress
 
 
 def _trains(name: str, loss: str) -> bool:
     """Whether a name is of the training loss, beside the eval's."""
-    return name != loss and Pair(name, "", 0, 0, 0).trains and name_score(_words(loss)) > 8
+    return name != loss and NamedNumber(name, "", 0, 0, 0).trains and name_score(_words(loss)) > 8
 
 
 def _csv_rows(lines: Sequence[str]) -> Iterator[LogGuess]:
@@ -189,7 +189,7 @@ def _csv_rows(lines: Sequence[str]) -> Iterator[LogGuess]:
                 example=example.strip(),
                 unit=unit,
                 is_eval=name_score(_words(names[column])) > 8,
-                rising=not Pair(names[column], "", 0, 0, 0).falls,
+                rising=not NamedNumber(names[column], "", 0, 0, 0).falls,
             )
 
 
@@ -218,7 +218,7 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
             yield LogGuess(settings=settings, example=example.strip(), unit=unit, is_eval=whole > 8, rising=not falls)
 
 
-_Stated = Sequence[tuple[str, list[Pair]]]
+_Stated = Sequence[tuple[str, list[NamedNumber]]]
 
 
 def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
@@ -261,7 +261,7 @@ def _series(text: str, stated: _Stated) -> list[tuple[float, str]]:
     return series
 
 
-def _same(text: str, line: str, loss: Pair) -> bool:
+def _same(text: str, line: str, loss: NamedNumber) -> bool:
     """Whether the pattern finds this loss in its own line, and not another one."""
     found = re.search(text, line)
     return found is not None and found["loss"] == loss.number

@@ -33,7 +33,7 @@ _BEST = frozenset(("best", "lowest", "min", "previous", "target"))
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class NamedNumber:
     """A name and its number. begin, end: of the whole; at: where the number begins; tail: what stands behind it."""
 
     name: str
@@ -81,12 +81,12 @@ def name_score(words: list[str]) -> int:
     return max(0, 2 * kind + 1 + 2 * named)
 
 
-def pairs(line: str) -> Iterator[Pair]:
+def pairs(line: str) -> Iterator[NamedNumber]:
     """Every name with a number in a line, in order; of a name's words only those from the first one that matters."""
     for found in _PAIR.finditer(line):
         begin = found.start("name") + _idle(found["name"])
         name = line[begin : found.end("name")]
-        yield Pair(name, found["number"], begin, found.start("number"), found.end("number"))
+        yield NamedNumber(name, found["number"], begin, found.start("number"), found.end("number"))
 
 
 def _idle(name: str) -> int:
@@ -98,25 +98,25 @@ def _idle(name: str) -> int:
     return 0
 
 
-def _counted(line: str) -> Iterator[Pair]:
+def _counted(line: str) -> Iterator[NamedNumber]:
     """What is counted behind its number: ``after 1024 samples``."""
     for found in _COUNT.finditer(line):
         begin, end = found.span()
-        yield Pair(found["name"], found["number"], begin, begin, end, line[found.end("number") : end])
+        yield NamedNumber(found["name"], found["number"], begin, begin, end, line[found.end("number") : end])
 
 
-def losses(line: str) -> list[Pair]:
+def losses(line: str) -> list[NamedNumber]:
     """What measures quality in a line, most like an eval first."""
     return sorted((p for p in pairs(line) if p.score), key=lambda p: -p.score)
 
 
-def positions(line: str) -> list[Pair]:
+def positions(line: str) -> list[NamedNumber]:
     """What says how far the run is, the finest first."""
     found = [p for p in (*pairs(line), *_counted(line)) if p.progress and p.number[:1].isdigit()]
     return sorted(found, key=lambda p: ORDER.index(p.progress))
 
 
-def pattern(line: str, loss: Pair | None, progress: Pair | None, between: str = ".*?") -> str:
+def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, between: str = ".*?") -> str:
     """A pattern for lines like this one, with the groups ``loss`` and samples, step or epoch as far as they are given.
 
     What stands between the two may differ from line to line (``between``), and so may the lengths of numbers and of
@@ -135,7 +135,7 @@ def pattern(line: str, loss: Pair | None, progress: Pair | None, between: str = 
     return text
 
 
-def _guard(line: str, pair: Pair, *, first: bool) -> str:
+def _guard(line: str, pair: NamedNumber, *, first: bool) -> str:
     """What keeps ``loss`` from matching within ``train_loss``, where the pattern begins with it."""
     return r"(?<![\w/])" if first and pair.begin and line[pair.begin - 1].isspace() and pair.score else ""
 

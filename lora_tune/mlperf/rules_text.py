@@ -72,7 +72,7 @@ class _Asked(Mapping[str, object]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TextRule:
     """One statement of the text: key is an MLLOG key, or "evals". since, until: rulesets, inclusive; "" for any."""
 
     benchmarks: tuple[str, ...]
@@ -115,32 +115,34 @@ OLD_EVALS = "Deprecated benchmarks quality measure"
 LORA, PRETRAINING = ("llama2_70b_lora",), ("llama31_8b", "gpt_oss_20b")
 
 TABLE = (
-    Row(benchmarks=LORA, key="lora_alpha", value=32, source=HYPERPARAMETERS),
-    Row(benchmarks=LORA, key="lora_dropout", value=0.1, source=HYPERPARAMETERS),
-    Row(benchmarks=LORA, key="opt_adamw_weight_decay", value=1e-4, source=HYPERPARAMETERS),
-    Row(benchmarks=LORA, key="opt_gradient_clip_norm", value=0.3, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="lora_alpha", value=32, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="lora_dropout", value=0.1, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="opt_adamw_weight_decay", value=1e-4, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="opt_gradient_clip_norm", value=0.3, source=HYPERPARAMETERS),
     # The table says 8196 and "fixed to reference"; the reference trains on sequences of 8,192 tokens.
-    Row(benchmarks=LORA, key="max_sequence_length", value=8192, source=HYPERPARAMETERS),
-    Row(benchmarks=LORA, key="evals", source=EVALS,
+    TextRule(benchmarks=LORA, key="max_sequence_length", value=8192, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="evals", source=EVALS,
         grid=Grid(lambda _gbs: 384, lambda gbs: math.floor(0.125 * gbs + 2))),
-    Row(benchmarks=PRETRAINING, key="opt_end_learning_rate", source=HYPERPARAMETERS,
+    TextRule(benchmarks=PRETRAINING, key="opt_end_learning_rate", source=HYPERPARAMETERS,
         formula=_share("opt_base_learning_rate", 0.1)),
-    Row(benchmarks=PRETRAINING, key="evals", source=EVALS, grid=Grid(lambda _gbs: 12_288)),
-    Row(benchmarks=("llama31_405b",), key="opt_end_learning_rate", value=8e-7, source=HYPERPARAMETERS),
-    Row(benchmarks=("llama31_405b",), key="opt_learning_rate_warmup_steps", source=HYPERPARAMETERS,
+    TextRule(benchmarks=PRETRAINING, key="evals", source=EVALS, grid=Grid(lambda _gbs: 12_288)),
+    TextRule(benchmarks=("llama31_405b",), key="opt_end_learning_rate", value=8e-7, source=HYPERPARAMETERS),
+    TextRule(benchmarks=("llama31_405b",), key="opt_learning_rate_warmup_steps", source=HYPERPARAMETERS,
         formula=_steps_405b(8_000)),
-    Row(benchmarks=("llama31_405b",), key="evals", source="v5.0 specific rules", until="5.0.0",
+    TextRule(benchmarks=("llama31_405b",), key="evals", source="v5.0 specific rules", until="5.0.0",
         grid=Grid(lambda _gbs: 46_080)),
-    Row(benchmarks=("llama31_405b",), key="evals", source=EVALS, since="5.1.0",
+    TextRule(benchmarks=("llama31_405b",), key="evals", source=EVALS, since="5.1.0",
         grid=Grid(lambda _gbs: 18_432, lambda gbs: math.floor(0.0026 * gbs + 12))),
     # The checker has one equation for two keys: GBS = prompts x 16 generations.
-    Row(benchmarks=("qwen35_397b_grpo",), key="num_prompts_per_step", source="closed_qwen35_397b_grpo.yaml",
+    TextRule(benchmarks=("qwen35_397b_grpo",), key="num_prompts_per_step", source="closed_qwen35_397b_grpo.yaml",
         formula=_share("global_batch_size", 1 / 16)),
-    Row(benchmarks=("deepseekv3_671b",), key="evals", source=EVALS, grid=Grid(lambda gbs: gbs)),
-    Row(benchmarks=("bert",), key="evals", source=OLD_EVALS,
+    TextRule(benchmarks=("deepseekv3_671b",), key="evals", source=EVALS, grid=Grid(lambda gbs: gbs)),
+    TextRule(benchmarks=("bert",), key="evals", source=OLD_EVALS,
         grid=Grid(lambda gbs: math.floor(0.05 * (230.23 * gbs + 3_000_000) / 25_000) * 25_000, steps=False)),
-    Row(benchmarks=("retinanet",), key="evals", source=OLD_EVALS, grid=Grid(lambda _gbs: 1, steps=False)),
-    Row(benchmarks=("rgat", "dlrm_dcnv2"), key="evals", source=OLD_EVALS, grid=Grid(lambda _gbs: 0.05, steps=False)),
+    TextRule(benchmarks=("retinanet",), key="evals", source=OLD_EVALS,
+         grid=Grid(lambda _gbs: 1, steps=False)),
+    TextRule(benchmarks=("rgat", "dlrm_dcnv2"), key="evals", source=OLD_EVALS,
+         grid=Grid(lambda _gbs: 0.05, steps=False)),
 )  # fmt: skip
 
 

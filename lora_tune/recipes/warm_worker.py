@@ -42,7 +42,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
-class Trial:
+class WorkerTrial:
     """One request: ``pid`` is 0 while it waits for its GPUs."""
 
     connection: socket.socket
@@ -67,7 +67,7 @@ def gpus(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset(part.strip() for part in visible.split(",") if part.strip())
 
 
-def collide(one: Trial, other: Trial) -> bool:
+def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
     """Whether two trials must not run at one time."""
     a, b = gpus(one.environment), gpus(other.environment)
     return one.job != other.job and bool(a & b or "*" in a | b)
@@ -83,7 +83,7 @@ class Worker:
             for module in modules:
                 importlib.import_module(module)
         _check_cuda_untouched()
-        self._trials: list[Trial] = []
+        self._trials: list[WorkerTrial] = []
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         path.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class Worker:
         try:
             header, outputs, _, _ = socket.recv_fds(connection, HEADER.size, 2)
             body = json.loads(connection.recv(HEADER.unpack(header)[0], socket.MSG_WAITALL))
-            trial = Trial(connection, outputs, body["module"], body["environment"], body["cwd"])
+            trial = WorkerTrial(connection, outputs, body["module"], body["environment"], body["cwd"])
         except (OSError, ValueError, KeyError, struct.error) as error:
             print(f"warm worker: request refused: {type(error).__name__}: {error}", flush=True)
             for fd in outputs:
@@ -140,7 +140,7 @@ class Worker:
         self._selector.register(connection, selectors.EVENT_READ, trial)
         self._trials.append(trial)
 
-    def _message(self, trial: Trial) -> None:
+    def _message(self, trial: WorkerTrial) -> None:
         """A signal to pass on, or the end of the job that stands for the trial."""
         try:
             numbers = trial.connection.recv(64)
@@ -182,7 +182,7 @@ class Worker:
                 _kill(trial, signal.SIGKILL)
                 self._finish(trial, code if code >= 0 else 128 - code)
 
-    def _finish(self, trial: Trial, code: int) -> None:
+    def _finish(self, trial: WorkerTrial, code: int) -> None:
         self._trials.remove(trial)
         if trial.connection in self._selector.get_map():
             self._selector.unregister(trial.connection)
@@ -192,7 +192,7 @@ class Worker:
             print(f"warm worker: the job of pid {trial.pid} is gone; its trial ended with {code}", flush=True)
         trial.connection.close()
 
-    def _become(self, trial: Trial) -> NoReturn:
+    def _become(self, trial: WorkerTrial) -> NoReturn:
         """In the forked process: take on the job's environment, folder and output, run the recipe, and end."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -223,7 +223,7 @@ class Worker:
             os._exit(code)
 
 
-def _kill(trial: Trial, number: int) -> None:
+def _kill(trial: WorkerTrial, number: int) -> None:
     if trial.pid:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(trial.pid, number)

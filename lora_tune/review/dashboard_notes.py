@@ -23,7 +23,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _TAG = re.compile(r"(?<!\S)#([^\W\d][\w-]*)")
 
 
-class Desk(Protocol):
+class RemarkStore(Protocol):
     """Where people's remarks lie. Methods raise StoreError."""
 
     def latest(self) -> Mapping[int, Remark]: ...
@@ -68,7 +68,7 @@ def tags(text: str) -> list[str]:
     return list(dict.fromkeys(_TAG.findall(text)))
 
 
-def with_notes(inside: Application, facts: Facts, desk: Desk) -> Application:
+def with_notes(inside: Application, facts: Facts, desk: RemarkStore) -> Application:
     """``inside`` with a note for each trial in the answers that list trials, and with what people write kept."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -104,7 +104,9 @@ def _noted(detail: dict[str, Any], facts: Facts, remarks: Mapping[int, Remark]) 
     return detail
 
 
-def _write(environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, desk: Desk) -> Iterable[bytes]:
+def _write(
+    environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, desk: RemarkStore
+) -> Iterable[bytes]:
     """Keep what somebody has written, or say why not."""
     try:
         number, version, body = _wish(environ, facts)

@@ -45,7 +45,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRows:
+class TrialTable:
     """The table. states, sentences: one a trial. fits_from: pixels of a page that is wide enough for all columns."""
 
     numbers: Sequence[int]
@@ -64,7 +64,7 @@ class TrialRows:
         return list(zip(self.numbers, self.states, cells, self.sentences, strict=True))
 
 
-def trial_rows(study: Study, sweep: Sweep, now: float) -> TrialRows:
+def trial_rows(study: Study, sweep: Sweep, now: float) -> TrialTable:
     """Every trial of the sweep; a column in which all would be empty is left out. now: epoch seconds."""
     trials, objective = list(sweep.trials.values()), objective_of(study)
     made = [
@@ -83,7 +83,7 @@ def trial_rows(study: Study, sweep: Sweep, now: float) -> TrialRows:
     if max(attempts, default=0) > 1:
         made.append(Column(head="Attempts", numeric=True, cells=[Cell(str(n)) for n in attempts]))
     made += [_tuned(study, name, trials) for name in tuned_names(sweep)]
-    return TrialRows(
+    return TrialTable(
         numbers=[t.number for t in trials],
         states=[state_of(study, sweep, t) for t in trials],
         columns=made,

@@ -54,7 +54,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class SiteEffect:
     """How one site departs from the average of the public submissions, in the regression's own terms.
 
     level, gbs, steps: added to the constant and to the coefficients of g and ln(steps/1024).
@@ -67,11 +67,11 @@ class Site:
     learning_rate: float = 0.0
 
 
-AVERAGE = Site()
+AVERAGE = SiteEffect()
 """The average of the public submissions."""
 
 
-def ln_samples(recipe: Recipe, site: Site = AVERAGE) -> float:
+def ln_samples(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:
     """ln of the samples after which the median curve crosses the target, were the schedule never to end."""
     b0, b_g, b_gg, b_l, b_lg, b_s = (float(b) for b in _CONVERGENCE["coefficients"])
     g = math.log(recipe.gbs / 8)
@@ -101,7 +101,7 @@ def _bend(slope: float, distance: float) -> float:
     return -slope * near + 0.5 * BEND_BELOW * near**2 + max(0.0, distance - knee)
 
 
-def divergence_probability(recipe: Recipe, site: Site = AVERAGE) -> float:
+def divergence_probability(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:
     """Chance that a run blows up (assumption, see the module's text)."""
     warm = min(recipe.warmup_steps / recipe.steps, 0.1) / 0.1
     middle = math.log(DIVERGES_AT) + site.learning_rate + 0.35 * math.log(recipe.gbs / 8) + 0.5 * warm

@@ -64,7 +64,7 @@ def record_of(content: Mapping[str, Any] | None) -> JobRecord | None:
 
 
 @dataclass(slots=True)
-class Course:
+class JobCourse:
     """What a started job will do: its lines still to be written, when and how it ends."""
 
     lines: list[tuple[float, str]]
@@ -74,7 +74,7 @@ class Course:
     written: int = 0
 
 
-def course_of(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> Course:
+def course_of(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> JobCourse:
     """The job's lines in virtual epoch seconds, cut at its time limit, a node's failure or a preemption."""
     data = json.loads((Path(job.folder) / PARAMETERS).read_text(encoding="utf-8"))
     assert job.started_at is not None
@@ -96,7 +96,7 @@ def course_of(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> Cou
     ends_at, state = min(ends, key=lambda e: e[0])
     kept = [line for line in lines if line[0] <= ends_at]
     wakes = deque(t for t, text in kept if '"train_loss"' not in text or "NaN" in text)
-    return Course(lines=kept, wakes=wakes, ends_at=ends_at, state=state)
+    return JobCourse(lines=kept, wakes=wakes, ends_at=ends_at, state=state)
 
 
 def luck(name: str) -> np.random.Generator:

@@ -19,7 +19,7 @@ from lora_tune.base.small_files import read_json
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.simulation import SurfaceFunction, load
-from lora_tune.simulation.courses import PARAMETERS, Cluster, Course, JobRecord, course_of, luck, record_of
+from lora_tune.simulation.courses import PARAMETERS, Cluster, JobCourse, JobRecord, course_of, luck, record_of
 from lora_tune.workloads.base import Job
 
 RECORD = "simulated.json"
@@ -53,7 +53,7 @@ class SimulatedLauncher:
         self._surface, self._cluster = surface, cluster
         self._now = time.time() if start is None else start
         self._jobs: dict[str, JobRecord] = {}
-        self._courses: dict[str, Course] = {}
+        self._courses: dict[str, JobCourse] = {}
         self._queue: set[str] = set()
         self._live: set[str] = set()
         self._free = [f"sim{n:04d}" for n in range(cluster.nodes)]
@@ -76,7 +76,7 @@ class SimulatedLauncher:
         event = min(ahead, default=math.inf)
         self._pass_until(max(self._now + seconds, min(event, self._now + LONGEST_SLEEP)))
 
-    def _next_event(self, course: Course) -> float:
+    def _next_event(self, course: JobCourse) -> float:
         while course.wakes and course.wakes[0] <= self._now:
             course.wakes.popleft()
         return min(course.wakes[0] if course.wakes else math.inf, course.ends_at)

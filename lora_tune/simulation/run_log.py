@@ -51,7 +51,7 @@ def draw(machine: Machine, layout: Degrees, rng: np.random.Generator) -> Luck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class UndisturbedRun:
     """What a run would do on a machine that never fails. samples, losses: its evals up to the end of training.
 
     total: samples at which training ends. step: samples per optimizer step. blow_up: samples from which on losses are
@@ -67,7 +67,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """One simulated run. Seconds count from the start of the job; ``evals`` are (samples, loss, second) at eval end,
     ``train`` the same of train losses."""
 
@@ -82,7 +82,7 @@ class Outcome:
     samples: float
 
 
-def timed(course: Course, luck: Luck, cold_seconds: float, rng: np.random.Generator) -> Outcome:
+def timed(course: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.random.Generator) -> RunOutcome:
     """The course on a machine's clock; ``cold_seconds``: what the first block takes longer."""
     losses = np.where(course.samples > course.blow_up, math.nan, course.losses)
     reached = np.flatnonzero(losses <= course.target)
@@ -101,7 +101,7 @@ def timed(course: Course, luck: Luck, cold_seconds: float, rng: np.random.Genera
         "success" if success else "oom" if luck.dies_after is not None else "aborted"
     )
     last = evals[-1][2] if evals and evals[-1][0] >= stop else float(ends[-1])
-    return Outcome(
+    return RunOutcome(
         init_seconds=luck.init_seconds,
         samples_per_second=luck.samples_per_second,
         block_seconds=tuple(blocks.tolist()),
@@ -115,7 +115,7 @@ def timed(course: Course, luck: Luck, cold_seconds: float, rng: np.random.Genera
 
 
 def _train_losses(
-    course: Course, edges: Array, begins: Array, ends: Array, rng: np.random.Generator
+    course: UndisturbedRun, edges: Array, begins: Array, ends: Array, rng: np.random.Generator
 ) -> tuple[tuple[float, float, float], ...]:
     """A train loss every ten steps, as v4.x and v5.0 print them."""
     points = np.arange(10 * course.step, edges[-1] + 1, 10 * course.step)
@@ -131,7 +131,7 @@ def _train_losses(
 Line = Callable[..., tuple[float, str]]
 
 
-def log_lines(outcome: Outcome, header: Mapping[str, object]) -> Iterator[tuple[float, str]]:
+def log_lines(outcome: RunOutcome, header: Mapping[str, object]) -> Iterator[tuple[float, str]]:
     """The outcome as a job log in MLLOG form, in time order, with the second at which each line appears.
 
     header: keys and values printed at the start, such as ``global_batch_size`` and ``seed``.
@@ -163,7 +163,7 @@ def log_lines(outcome: Outcome, header: Mapping[str, object]) -> Iterator[tuple[
     yield line(outcome.end_seconds, "run_stop", None, "INTERVAL_END", samples_count=outcome.samples, status=outcome.end)
 
 
-def _blocks(outcome: Outcome, line: Line) -> Iterator[tuple[float, str]]:
+def _blocks(outcome: RunOutcome, line: Line) -> Iterator[tuple[float, str]]:
     """Training blocks with their losses, each followed by its eval."""
     waiting = deque(outcome.train)
     begin, samples = outcome.init_seconds, 0.0

@@ -11,9 +11,9 @@ import numpy as np
 
 from lora_tune.mlperf.registry import LORA, find_benchmark
 from lora_tune.simulation import convergence
-from lora_tune.simulation.convergence import AVERAGE, TARGET, Array, Recipe, Site
+from lora_tune.simulation.convergence import AVERAGE, TARGET, Array, Recipe, SiteEffect
 from lora_tune.simulation.machine import Degrees, Machine
-from lora_tune.simulation.run_log import Course, Outcome, draw, log_lines, timed
+from lora_tune.simulation.run_log import RunOutcome, UndisturbedRun, draw, log_lines, timed
 
 Score = Literal["time_to_target", "mlperf_score"]
 DRAWS = 512
@@ -46,7 +46,7 @@ class SimulatedRun:
 
     machine: Machine
     score: Score = "mlperf_score"
-    site: Site = AVERAGE
+    site: SiteEffect = AVERAGE
 
     def __call__(self, parameters: Mapping[str, object], seed: int) -> Iterator[tuple[float, str]]:
         """The job's log: (virtual seconds since its start, line)."""
@@ -74,7 +74,7 @@ class SimulatedRun:
         level, rate, gbs, steps, speed, evals, memory, init = rng.normal(size=8)
         return replace(
             self,
-            site=Site(level=0.028 * level, learning_rate=0.15 * rate, gbs=0.023 * gbs, steps=0.02 * steps),
+            site=SiteEffect(level=0.028 * level, learning_rate=0.15 * rate, gbs=0.023 * gbs, steps=0.02 * steps),
             machine=self.machine.elsewhere(number, speed, evals, memory, init),
         )
 
@@ -87,7 +87,7 @@ class SimulatedRun:
             warmup_steps=float(str(parameters.get("WARMUP_STEPS") or 0)),
         )
 
-    def outcome(self, parameters: Mapping[str, object], seed: int) -> Outcome:
+    def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
         """One run, with this seed's luck."""
         rng = np.random.default_rng([seed, 7])
         layout, recipe = Degrees.of(parameters), self.recipe(parameters)
@@ -96,7 +96,7 @@ class SimulatedRun:
         blow_up = rng.uniform(0.02, 0.3) * recipe.total_samples if diverges else math.inf
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
         crossing = math.exp(convergence.ln_samples(recipe, self.site))
-        course = Course(
+        course = UndisturbedRun(
             samples=at,
             losses=convergence.noisy_losses(convergence.median_losses(at, crossing, recipe.gbs), rng, 1)[0],
             total=recipe.total_samples,

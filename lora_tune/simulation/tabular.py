@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from lora_tune.base.errors import InputError
 from lora_tune.simulation.machine import Degrees, Machine
-from lora_tune.simulation.run_log import Course, Outcome, draw, log_lines, timed
+from lora_tune.simulation.run_log import RunOutcome, UndisturbedRun, draw, log_lines, timed
 
 Array = npt.NDArray[np.float64]
 TABLES = Path(__file__).parent / "tables"
@@ -146,7 +146,7 @@ class TabularSurface:
         seen = _evaluated(samples, float(str(parameters.get("VAL_CHECK_INTERVAL") or 0)))
         return samples[seen], losses[:, seen]
 
-    def outcome(self, parameters: Mapping[str, object], seed: int) -> Outcome:
+    def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
         """One run: a measured seed's curve, this seed's luck with memory and start-up."""
         rng = np.random.default_rng([seed, 8])
         layout = Degrees.of(parameters)
@@ -155,7 +155,7 @@ class TabularSurface:
         curve = losses[int(rng.integers(self.table.seeds))]
         gone = np.flatnonzero(~np.isfinite(curve))
         total = self._total(parameters)
-        course = Course(
+        course = UndisturbedRun(
             samples=samples,
             losses=curve,
             total=total if math.isfinite(total) else float(samples[-1]),

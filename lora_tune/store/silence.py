@@ -31,7 +31,7 @@ class Silence(psycopg.OperationalError):
     """The server keeps the connection open and says nothing."""
 
 
-class Server:
+class ServerSilence:
     """What this process knows of one server. silent: it did not answer, and a thread waits until it does."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class Server:
             self.silent = False
 
 
-_servers: dict[tuple[str, ...], Server] = {}
+_servers: dict[tuple[str, ...], ServerSilence] = {}
 
 
-def server(parameters: Mapping[str, Any]) -> Server:
+def server(parameters: Mapping[str, Any]) -> ServerSilence:
     """The server to which these connection parameters lead."""
     where = tuple(str(parameters.get(name, "")) for name in ("service", "host", "hostaddr", "port"))
-    return _servers.setdefault(where, Server())
+    return _servers.setdefault(where, ServerSilence())
 
 
 class Limited(psycopg.Connection[Any]):
@@ -75,7 +75,7 @@ class Limited(psycopg.Connection[Any]):
     making: tables are being made; see ``MAKING_SECONDS``.
     """
 
-    server: Server
+    server: ServerSilence
     parameters: Mapping[str, Any]
     making = False
 

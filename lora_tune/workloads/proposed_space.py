@@ -18,7 +18,7 @@ Range = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class ProposedParameter:
     """One option as a parameter of a study.
 
     Parameters
@@ -52,7 +52,7 @@ class _Knob:
     searched: bool = True
 
 
-def propose(options: Sequence[Option]) -> list[Proposal]:
+def propose(options: Sequence[Option]) -> list[ProposedParameter]:
     """The parameters of a study for these options, in the order of how much they usually matter."""
     found = []
     for knob in _KNOBS:
@@ -65,7 +65,7 @@ def propose(options: Sequence[Option]) -> list[Proposal]:
             if today is None:
                 continue
             toml, why = today, f"not searched yet; a range to try: {toml}"
-        found.append(Proposal(place=knob.place, toml=toml, why=why, today=today, option=option))
+        found.append(ProposedParameter(place=knob.place, toml=toml, why=why, today=today, option=option))
     return found
 
 

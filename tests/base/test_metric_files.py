@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.base.metric_files import EventFile, MetricFiles, TableFile
+from lora_tune.base.metric_files import MetricFiles, TableFile, TensorBoardFile
 from lora_tune.recipes import relay
 
 
@@ -35,7 +35,7 @@ ROWS = [{"step": step, tag: value} for tag, value, step in SCALARS]
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_events_are_read_in_pieces_of_any_size(piece: int, tmp_path: Path) -> None:
-    data, reader = events(tmp_path, SCALARS), EventFile()
+    data, reader = events(tmp_path, SCALARS), TensorBoardFile()
     assert [row for at in range(0, len(data), piece) for row in reader.take(data[at : at + piece])] == ROWS
 
 
@@ -48,14 +48,14 @@ def test_a_tensor_with_one_number_is_a_scalar(tmp_path: Path) -> None:
     value = Summary.Value(tag="epoch_loss", tensor=make_tensor_proto(0.75, dtype=float))
     message = Event(step=3, summary=Summary(value=[value])).SerializeToString()
     frame = len(message).to_bytes(8, "little") + b"0000" + message + b"0000"
-    assert list(EventFile().take(frame)) == [{"step": 3, "epoch_loss": 0.75}]
+    assert list(TensorBoardFile().take(frame)) == [{"step": 3, "epoch_loss": 0.75}]
 
 
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_events_give_no_error(data: bytes) -> None:
-    list(EventFile().take(data))
+    list(TensorBoardFile().take(data))
     frame = len(data).to_bytes(8, "little") + b"0000" + data + b"0000"
-    list(EventFile().take(frame))
+    list(TensorBoardFile().take(frame))
 
 
 def test_a_table_that_grows(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lora_tune.commands.steer import main as steer
 from lora_tune.config.conditions import Conditions
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
-from lora_tune.controller.steering import Course, course, have_run
+from lora_tune.controller.steering import SteeredStudy, course, have_run
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
@@ -186,7 +186,7 @@ def test_the_course_is_the_sum_of_what_was_accepted(home: House) -> None:
     found = course(home.study, asked)
     assert (found.study.budget.parallel, found.study.budget.trials, found.paused) == (9, 7, True)
     assert course(home.study, [*asked, request("resume")]).paused is False
-    assert course(home.study, []) == Course(home.study)
+    assert course(home.study, []) == SteeredStudy(home.study)
 
 
 def test_scancel_by_a_person_is_no_fault_of_the_machine(home: House) -> None:

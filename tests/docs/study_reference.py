@@ -14,11 +14,11 @@ from pydantic_core import PydanticUndefined
 from lora_tune.base.kinds import WORKLOADS
 from lora_tune.config import parameters, tables
 from lora_tune.config.campaign import SweepTable
-from lora_tune.config.objective import Objective
+from lora_tune.config.objective import ObjectiveSettings
 from lora_tune.config.site import Site
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
-    ("[objective]", "what is minimised", Objective),
+    ("[objective]", "what is minimised", ObjectiveSettings),
     ("[search]", "how trials are proposed", tables.Search),
     ("[pruning]", "when a trial is stopped", tables.Pruning),
     ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", tables.Budget),

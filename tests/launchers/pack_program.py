@@ -15,12 +15,12 @@ from pathlib import Path
 
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
-from lora_tune.launchers.pack_folder import PackFolder, Request
+from lora_tune.launchers.pack_folder import PackFolder, PackRequest
 
 IDLE_SECONDS = 2.0
 
 
-def start(request: Request) -> subprocess.Popen[bytes] | None:
+def start(request: PackRequest) -> subprocess.Popen[bytes] | None:
     try:
         create_json(request.attempt.claim, describe(os.getpid(), request.token))
     except FileExistsError:
@@ -34,7 +34,7 @@ def start(request: Request) -> subprocess.Popen[bytes] | None:
 
 
 def main(folder: PackFolder) -> None:
-    running: dict[str, tuple[Request, subprocess.Popen[bytes]]] = {}
+    running: dict[str, tuple[PackRequest, subprocess.Popen[bytes]]] = {}
     busy_at = time.monotonic()
     while True:
         for request in folder.take():

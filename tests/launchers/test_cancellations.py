@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from lora_tune.launchers.slurm.cancellations import Controller, by_cluster, canceller, controller
-from lora_tune.launchers.slurm.parse import Row
+from lora_tune.launchers.slurm.parse import JobRow
 
 ANNA, BERT, SLURM, ROOT = 1000, 1001, 64030, 0
 LONG_AGO, SUBMITTED, SINCE = 500.0, 1000.0, 1500.0
-ROW = Row(
+ROW = JobRow(
     job_id="17", name="study-0001-0", state="CANCELLED", submitted=SUBMITTED, started=1010, ended=1600, nodes=("n1",)
 )
 
 
 def whose(
-    by: int | None, *, booted_at: float | None = LONG_AGO, user: int = ANNA, row: Row = ROW, output: bool = True
+    by: int | None, *, booted_at: float | None = LONG_AGO, user: int = ANNA, row: JobRow = ROW, output: bool = True
 ) -> str:
     return by_cluster(row, Controller(booted_at, SLURM), by, user=user, output=output)
 

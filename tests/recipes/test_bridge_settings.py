@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.bridge.healing import heal
-from lora_tune.recipes.bridge.settings import REFUSED, SPELLINGS, Settings, read
+from lora_tune.recipes.bridge.settings import REFUSED, SPELLINGS, BridgeSettings, read
 from lora_tune.recipes.megatron.description import description
 from lora_tune.recipes.megatron.shapes import SHAPES
 
 TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
 
 
-def settings(world: int = 8, **variables: object) -> Settings:
+def settings(world: int = 8, **variables: object) -> BridgeSettings:
     return read({"DATA_ROOT": str(TINY), **{k: str(v) for k, v in variables.items()}}, world)
 
 

@@ -15,12 +15,12 @@ from lora_tune.recipes import packed_data, text
 from lora_tune.recipes.megatron.processes import Processes, first_host, read_processes
 from lora_tune.recipes.megatron.schedule import rule_schedule
 from lora_tune.recipes.megatron.shapes import SHAPES
-from lora_tune.recipes.nemo.settings import Settings, read
+from lora_tune.recipes.nemo.settings import NemoSettings, read
 
 TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
 
 
-def settings(world: int = 8, **variables: object) -> Settings:
+def settings(world: int = 8, **variables: object) -> NemoSettings:
     return read({"DATADIR": str(TINY), **{k: str(v) for k, v in variables.items()}}, world)
 
 

@@ -20,7 +20,7 @@ from lora_tune.config.layout import LayoutAxes
 from lora_tune.config.study import Study
 from lora_tune.review import plots
 from lora_tune.review.plots import curves, parallel, speed, spending, svg
-from lora_tune.review.plots.chart import Axis, Bars, Chart, Lines, Points, Rule, extent
+from lora_tune.review.plots.chart import Axis, Bars, Chart, Lines, Markers, Rule, extent
 from lora_tune.review.plots.figures import figure
 from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
 from lora_tune.review.plots.units import time_unit
@@ -139,8 +139,8 @@ def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: 
         root = ET.fromstring(svg.standalone(chart))
         assert chart.title in [t.text for t in root.iter(f"{NAMESPACE}text")]
         dots = len([c for c in root.iter(f"{NAMESPACE}circle") if "clipPath" not in c.tag])
-        points = sum(len(m.points) for m in chart.marks if isinstance(m, Points))
-        keys = sum(isinstance(m, Points) for m in chart.marks if m.name) if len(chart.marks) > 1 else 0
+        points = sum(len(m.points) for m in chart.marks if isinstance(m, Markers))
+        keys = sum(isinstance(m, Markers) for m in chart.marks if m.name) if len(chart.marks) > 1 else 0
         assert dots in (points, points + keys)
         for number in (float(v) for e in root.iter() for k, v in e.attrib.items() if k in ("x", "y", "cx", "cy")):
             assert math.isfinite(number)
@@ -232,7 +232,7 @@ def test_ticks_lie_within_the_range_and_can_be_told_apart(low: float, factor: fl
 @example([(5e-324, 0.0)], False)
 @given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)), min_size=1, max_size=20), st.booleans())
 def test_an_axis_always_has_a_range_that_holds_what_it_can(points: list[tuple[float, float]], log: bool) -> None:
-    marks = (Points(name="p", points=points, colour="one"), Rule(name="r", value=1.0))
+    marks = (Markers(name="p", points=points, colour="one"), Rule(name="r", value=1.0))
     chart = Chart(title="t", x=Axis(label="x", log=log), y=Axis(label="y"), marks=marks)
     low, high = extent(chart, "x")
     assert low < high

@@ -20,14 +20,14 @@ from lora_tune.commands import export, report
 from lora_tune.commands.again import again
 from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
-from lora_tune.commands.confirm.submission import Checks, check, run_text, write_results
+from lora_tune.commands.confirm.submission import CheckerResult, check, run_text, write_results
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
 from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.driver import proposal
-from lora_tune.controller.runtime import Environment, Plan, at_work, doubts, given_back, make_clock, own_folder
+from lora_tune.controller.runtime import DrivePlan, Environment, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
@@ -150,9 +150,9 @@ def replicate_study(study: Study, parallel: int | None, node_hours: float | None
     )
 
 
-def _plan(options: Options) -> Plan:
+def _plan(options: Options) -> DrivePlan:
     review = options.review
-    return Plan(
+    return DrivePlan(
         file=review.file,
         text=review.sweep.study_toml,
         study=options.study,
@@ -237,7 +237,7 @@ def _hand_over(
     return errors.EXIT_NOTHING_REACHED if found.chosen is None else errors.EXIT_DONE
 
 
-def _say_checks(checks: Checks | None, folder: Path | None) -> None:
+def _say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
     if checks is None or folder is None:
         return
     for sentence in checks.sentences:

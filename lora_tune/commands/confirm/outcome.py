@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankedContender:
     """One contender. mean, low, high: what the study compares and its 90% interval, None where no run has a result.
     missed: runs that have none."""
 
@@ -68,7 +68,7 @@ class Confirmation:
     sentence: str
     decided: bool
     chosen: int | None
-    places: tuple[Place, ...]
+    places: tuple[RankedContender, ...]
     scored: Scored | None
     runs: int
     node_hours: float
@@ -107,9 +107,11 @@ def confirmation(
     )
 
 
-def _place(trial: int, runs: Sequence[Replicate], mean: tuple[float, float, float] | None, chosen: int | None) -> Place:
+def _place(
+    trial: int, runs: Sequence[Replicate], mean: tuple[float, float, float] | None, chosen: int | None
+) -> RankedContender:
     middle, low, high = mean or (None, None, None)
-    return Place(
+    return RankedContender(
         trial=trial,
         runs=len(runs),
         missed=missed(runs),
@@ -221,7 +223,7 @@ def summary(study: Study, sweep: Sweep, found: Confirmation) -> str:
     return "\n".join(lines)
 
 
-def _place_words(study: Study, place: Place, sweep: Sweep) -> str:
+def _place_words(study: Study, place: RankedContender, sweep: Sweep) -> str:
     scale, text = scale_of(study), objective_of(study).text
     missed = f", {place.missed} {scale.missed}" if place.missed else ""
     shown = parameters_text(sweep.trials[place.trial])

@@ -16,7 +16,7 @@ from lora_tune.workloads.base import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class CheckerResult:
     """What MLPerf's own checkers say: ``applies`` False where the logs are of something else, then nothing was run."""
 
     applies: bool
@@ -65,7 +65,7 @@ def write_results(folder: Path, texts: Sequence[str]) -> list[Path]:
     return written
 
 
-def check(folder: Path, ruleset: str | None = None) -> Checks:
+def check(folder: Path, ruleset: str | None = None) -> CheckerResult:
     """Run MLPerf's compliance and RCP checkers on a result folder, where they apply.
 
     ruleset: of the study; None: the newest that has the logs' benchmark.
@@ -76,9 +76,9 @@ def check(folder: Path, ruleset: str | None = None) -> Checks:
         words = (
             f"MLPerf's compliance and RCP checks do not apply: the logs name the benchmark {shown}, none of MLPerf's"
         )
-        return Checks(False, False, (words,))
+        return CheckerResult(False, False, (words,))
     found = read_submission(folder, ruleset)
-    return Checks(True, passes(found), tuple(sentences(found)))
+    return CheckerResult(True, passes(found), tuple(sentences(found)))
 
 
 def _benchmark(path: Path) -> str:

@@ -12,7 +12,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from lora_tune.launchers.slurm.parse import WHOLE_SECONDS, Row
+from lora_tune.launchers.slurm.parse import WHOLE_SECONDS, JobRow
 
 _DAEMONS_REASONS = r"NodeDown|SystemFailure|JobLaunchFailure|InactiveLimit"
 """Reasons (squeue(1), JOB REASON CODES) with which Slurm ends a job that had started; scancel leaves it without one."""
@@ -42,7 +42,7 @@ def canceller(state: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def by_cluster(row: Row, slurmctld: Controller, by: int | None, *, user: int, output: bool) -> str:
+def by_cluster(row: JobRow, slurmctld: Controller, by: int | None, *, user: int, output: bool) -> str:
     """Why a cancelled job counts as ended by Slurm itself; "" where a person may have ended it.
 
     A person is never taken for Slurm where the accounting names one. Where nobody says who it was, a slurmctld that was
@@ -82,6 +82,6 @@ def by_cluster(row: Row, slurmctld: Controller, by: int | None, *, user: int, ou
     return ""
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: JobRow) -> float:
     """From its start to its end; infinite where Slurm does not say."""
     return math.inf if row.started is None or row.ended is None else row.ended - row.started

@@ -117,7 +117,7 @@ class SlurmLauncher:
             if output.is_relative_to(folder)
         ]
 
-    def _of_row(self, row: parse.Row, ticket: Ticket) -> JobStatus:
+    def _of_row(self, row: parse.JobRow, ticket: Ticket) -> JobStatus:
         status = parse.status(row, ticket.submitted_at)
         if row.restarts and status.state.alive:
             # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
@@ -165,7 +165,7 @@ def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
     )
 
 
-def _accounted(tickets: Sequence[Ticket], user: str) -> dict[str, parse.Row | None] | None:
+def _accounted(tickets: Sequence[Ticket], user: str) -> dict[str, parse.JobRow | None] | None:
     """The accounting's row of each job by its name; None where no accounting answers (without slurmdbd none does)."""
     names = ",".join(sorted({ticket.name for ticket in tickets}))
     oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
@@ -190,7 +190,7 @@ def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatu
     return {t.name: _ended(row, t, row) if (row := rows.get(t.name)) else lost for t in tickets}
 
 
-def _ended(row: parse.Row, ticket: Ticket, accounted: parse.Row | None) -> JobStatus:
+def _ended(row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) -> JobStatus:
     """The status of a row; of a cancelled job also whether Slurm itself ended it."""
     status = parse.status(row, ticket.submitted_at)
     if status.state is JobState.CANCELLED:

@@ -81,7 +81,7 @@ SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,NodeList,C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class JobRow:
     """One job as a Slurm command shows it. Times are epoch seconds, None where Slurm has none."""
 
     job_id: str
@@ -98,7 +98,7 @@ class Row:
     reason: str = ""
 
 
-def squeue_rows(text: str) -> list[Row]:
+def squeue_rows(text: str) -> list[JobRow]:
     """The rows of ``squeue --noheader --Format=SQUEUE_FORMAT``."""
     rows = []
     for line in text.split("\n"):
@@ -106,7 +106,7 @@ def squeue_rows(text: str) -> list[Row]:
         if _count(values["JobID"]) is None:
             continue  # a banner of a site's wrapper; arrays are never ours
         rows.append(
-            Row(
+            JobRow(
                 job_id=values["JobID"],
                 name=values["Name"],
                 state=values["State"],
@@ -138,7 +138,7 @@ def _columns(line: str, widths: Mapping[str, int]) -> dict[str, str]:
     return values
 
 
-def sacct_rows(text: str) -> list[Row]:
+def sacct_rows(text: str) -> list[JobRow]:
     """The rows of ``sacct --noheader --parsable2 --format=SACCT_FORMAT``."""
     rows = []
     for line in text.split("\n"):
@@ -147,7 +147,7 @@ def sacct_rows(text: str) -> list[Row]:
             continue
         job_id, state, exit_code, derived, submit, start, end, nodes, comment, name = values
         rows.append(
-            Row(
+            JobRow(
                 job_id=job_id,
                 name=name,
                 state=state,
@@ -170,7 +170,7 @@ def detail_exit_code(text: str) -> int | None:
     return _worse(own[1] if own else "", derived[1] if derived else "")
 
 
-def status(row: Row, submitted_at: float) -> JobStatus:
+def status(row: JobRow, submitted_at: float) -> JobStatus:
     """A row in our own words. A state that Slurm may add one day counts as running: it is not known to be over.
 
     submitted_at: epoch seconds of our own submission, 0.0 when unknown.
@@ -203,7 +203,7 @@ def waits(reason: str) -> Waits:
     return next((kind for kind, pattern in WAITS.items() if re.match(pattern, words)), Waits.NORMAL)
 
 
-def _requeued(row: Row, state: JobState, submitted_at: float) -> JobStatus:
+def _requeued(row: JobRow, state: JobState, submitted_at: float) -> JobStatus:
     """A job that Slurm ran again although it was submitted with --no-requeue; its log would hold two runs.
 
     Its StartTime is that of the new run, or a guess, never the first run's: none is reported. SubmitTime becomes the
@@ -217,7 +217,7 @@ def _requeued(row: Row, state: JobState, submitted_at: float) -> JobStatus:
     return JobStatus(state=JobState.PREEMPTED, job_id=row.job_id, ended_at=ended, reason=reason)
 
 
-def find(rows: Iterable[Row], name: str, token: str, submitted_at: float) -> Row | None:
+def find(rows: Iterable[JobRow], name: str, token: str, submitted_at: float) -> JobRow | None:
     """The row of the job called ``name`` that carries ``token`` in its comment; the newest if there are several.
 
     The job id is no identity: a controller that crashes gives it out again. Where the cluster keeps no comments the

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes.bridge.settings import Settings
+from lora_tune.recipes.bridge.settings import BridgeSettings
 from lora_tune.recipes.megatron.adapters import adapters, gathered, own_part
 from lora_tune.recipes.megatron.shapes import Shape
 
@@ -39,7 +39,7 @@ def join_qkv(parts: dict[str, torch.Tensor], shape: Shape) -> torch.Tensor:
     return torch.cat(groups, dim=1).flatten(0, 2)
 
 
-def config_of(settings: Settings) -> dict[str, Any]:
+def config_of(settings: BridgeSettings) -> dict[str, Any]:
     """What peft wants to know of an adapter."""
     return {
         "peft_type": "LORA",
@@ -55,7 +55,7 @@ def config_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def save(models: list[Any], folder: Path, settings: Settings) -> None:
+def save(models: list[Any], folder: Path, settings: BridgeSettings) -> None:
     """Write the adapters of all ranks to ``folder``; every rank calls it, and the first one writes."""
     own: dict[str, torch.Tensor] = {}
     for core in models:
@@ -72,7 +72,7 @@ def save(models: list[Any], folder: Path, settings: Settings) -> None:
 
 
 def _peft_tensors(
-    layer: int, target: str, a: torch.Tensor, b: torch.Tensor, settings: Settings
+    layer: int, target: str, a: torch.Tensor, b: torch.Tensor, settings: BridgeSettings
 ) -> dict[str, torch.Tensor]:
     parts = split_qkv(b, settings.shape) if target == "linear_qkv" else {PROJECTION: b}
     found = {}
@@ -86,7 +86,7 @@ def _key(layer: int, name: str, matrix: str) -> str:
     return f"{ROOT}.{layer}.self_attn.{name}.lora_{matrix}.weight"
 
 
-def check(folder: Path, settings: Settings) -> None:
+def check(folder: Path, settings: BridgeSettings) -> None:
     """Raise InputError where ``folder`` holds no adapter that these settings can continue."""
     where = f"ADAPTER={str(folder)!r}"
     try:
@@ -108,7 +108,7 @@ def check(folder: Path, settings: Settings) -> None:
         raise InputError(f"{where}: target_modules are {said['target_modules']}; allowed are q, k, v and o_proj")
 
 
-def load(models: list[Any], folder: Path, settings: Settings) -> None:
+def load(models: list[Any], folder: Path, settings: BridgeSettings) -> None:
     """Fill the adapters of these chunks from ``folder``.
 
     Raises InputError for a missing tensor, one of another size, and for queries, keys and values of different A

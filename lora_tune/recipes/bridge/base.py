@@ -11,12 +11,12 @@ from megatron.core import dist_checkpointing, parallel_state
 
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.bridge import adapter_files
-from lora_tune.recipes.bridge.settings import Settings
+from lora_tune.recipes.bridge.settings import BridgeSettings
 from lora_tune.recipes.megatron import adapters, checkpoint, hf, recompute
 from lora_tune.recipes.megatron.shapes import Shape
 
 
-def prepare(settings: Settings, lora: Any) -> Callable[[list[Any]], list[Any]]:
+def prepare(settings: BridgeSettings, lora: Any) -> Callable[[list[Any]], list[Any]]:
     """The hook that gives the chunks of a fresh model their base weights, and their adapters of this seed."""
 
     def hook(models: list[Any]) -> list[Any]:

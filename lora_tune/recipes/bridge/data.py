@@ -14,15 +14,15 @@ from megatron.bridge.training.config import DatasetProvider
 from megatron.core import parallel_state
 
 from lora_tune.recipes import text
-from lora_tune.recipes.bridge.settings import Settings
-from lora_tune.recipes.megatron.data import Rows, batch, load
+from lora_tune.recipes.bridge.settings import BridgeSettings
+from lora_tune.recipes.megatron.data import NumberedSequences, batch, load
 from lora_tune.recipes.text import Sequences
 
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass(kw_only=True)
-class PackedData(DatasetProvider):
+class BridgeData(DatasetProvider):
     """``train`` and ``validation`` of the data folder.
 
     The order of the training data depends on the seed and the global batch only, so that every layout of one global
@@ -39,19 +39,19 @@ class PackedData(DatasetProvider):
         return _training_batches(self.settings, self.train, pin_memory=self.pin_memory), None, None
 
 
-def packed_data(settings: Settings, *, cuda: bool) -> PackedData:
+def packed_data(settings: BridgeSettings, *, cuda: bool) -> BridgeData:
     """Raises InputError for data that cannot be used."""
     train, validation = load(settings)
     workers = settings.speed.workers
-    return PackedData(settings=settings, train=train, validation=validation, num_workers=workers, pin_memory=cuda)
+    return BridgeData(settings=settings, train=train, validation=validation, num_workers=workers, pin_memory=cuda)
 
 
-def _training_batches(settings: Settings, train: Sequences, *, pin_memory: bool) -> Iterator[Batch]:
+def _training_batches(settings: BridgeSettings, train: Sequences, *, pin_memory: bool) -> Iterator[Batch]:
     layout = settings.layout
     steps = itertools.islice(text.order(len(train), layout.batch, settings.seed), settings.max_steps)
     rank = parallel_state.get_data_parallel_rank()
     own = np.concatenate([numbers[rank * layout.minibs : (rank + 1) * layout.minibs] for numbers in steps])
-    rows = Rows(train, own)
+    rows = NumberedSequences(train, own)
     return iter(
         torch.utils.data.DataLoader(
             rows,
@@ -64,7 +64,7 @@ def _training_batches(settings: Settings, train: Sequences, *, pin_memory: bool)
     )
 
 
-def evaluation_batches(settings: Settings, validation: Sequences) -> list[Batch]:
+def evaluation_batches(settings: BridgeSettings, validation: Sequences) -> list[Batch]:
     """This rank's share of an evaluation; sequences that do not count fill up, so that every rank has as many."""
     size, ranks = settings.speed.val_mbs, settings.layout.dp
     own = share(len(validation), size, parallel_state.get_data_parallel_rank(), ranks)

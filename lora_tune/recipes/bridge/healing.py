@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from lora_tune.recipes.megatron import fields
-from lora_tune.recipes.megatron.settings import Precision
+from lora_tune.recipes.megatron.settings import PrecisionSettings
 
 
-def heal(cores: Iterable[Any], precision: Precision) -> None:
+def heal(cores: Iterable[Any], precision: PrecisionSettings) -> None:
     """Let the layers of ``cores`` compute in ``precision`` from the next forward pass on.
 
     Megatron-Core asks its configuration for the precision at every pass. The weights of an FP4 run are in bf16, so no
@@ -23,7 +23,7 @@ def heal(cores: Iterable[Any], precision: Precision) -> None:
                 vars(config).update(words)
 
 
-def told(precision: Precision) -> dict[str, Any]:
+def told(precision: PrecisionSettings) -> dict[str, Any]:
     """What Megatron-Core's configuration says of a precision, by the names of its fields."""
     if not precision.fp8:
         return {"fp4": None, "fp8": None}

@@ -18,9 +18,9 @@ from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from lora_tune.base.errors import SetupError
-from lora_tune.recipes.bridge.data import PackedData
+from lora_tune.recipes.bridge.data import BridgeData
 from lora_tune.recipes.bridge.imports import present
-from lora_tune.recipes.bridge.settings import Settings, Speed
+from lora_tune.recipes.bridge.settings import BridgeSettings, BridgeSpeed
 from lora_tune.recipes.megatron import fields
 from lora_tune.recipes.megatron.attention import SdpaAttention
 from lora_tune.recipes.megatron.machine import check_without_te
@@ -36,7 +36,7 @@ def attention_name() -> str:
     return "transformer_engine" if HAVE_TE else "sdpa"
 
 
-def check_machine(settings: Settings, *, cuda: bool) -> None:
+def check_machine(settings: BridgeSettings, *, cuda: bool) -> None:
     """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
     layout, speed = settings.layout, settings.speed
     blocks = {
@@ -98,7 +98,7 @@ def llama(shape: Shape, seq: int) -> dict[str, Any]:
     }
 
 
-def build_model(settings: Settings, *, cuda: bool) -> GPTModelProvider:
+def build_model(settings: BridgeSettings, *, cuda: bool) -> GPTModelProvider:
     """The base model, its weights still to come."""
     layout, speed = settings.layout, settings.speed
     dtype = torch.bfloat16 if cuda else torch.float32
@@ -125,7 +125,7 @@ def build_model(settings: Settings, *, cuda: bool) -> GPTModelProvider:
     )
 
 
-def _offloading(speed: Speed) -> dict[str, Any]:
+def _offloading(speed: BridgeSpeed) -> dict[str, Any]:
     """Layers whose activations are kept in host memory instead of on the GPU."""
     if not speed.offloaded:
         return {}
@@ -137,12 +137,12 @@ def _offloading(speed: Speed) -> dict[str, Any]:
     }
 
 
-def build_lora(settings: Settings) -> Any:
+def build_lora(settings: BridgeSettings) -> Any:
     """LoRA on the attention's projections."""
     return LoRA(**fields.lora(settings, all_to_all=settings.speed.lora_a2a))
 
 
-def build_config(settings: Settings, model: GPTModelProvider, data: PackedData, *, cuda: bool) -> Any:
+def build_config(settings: BridgeSettings, model: GPTModelProvider, data: BridgeData, *, cuda: bool) -> Any:
     """All of it, as ``megatron.bridge.training.pretrain`` takes it.
 
     LoRA is no part of it: Bridge's own path insists on a checkpoint in its own form, and a hook of the model serves
@@ -167,7 +167,7 @@ def build_config(settings: Settings, model: GPTModelProvider, data: PackedData, 
     )
 
 
-def _schedule(settings: Settings) -> dict[str, Any]:
+def _schedule(settings: BridgeSettings) -> dict[str, Any]:
     """Steps, and what Bridge would do between them: evaluations and log lines are Run's."""
     return {
         "train": bridge.TrainingConfig(
@@ -184,7 +184,7 @@ def _schedule(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _optimization(settings: Settings, *, cuda: bool) -> dict[str, Any]:
+def _optimization(settings: BridgeSettings, *, cuda: bool) -> dict[str, Any]:
     """The optimizer, its weight decay (rates are set by Run), and what data-parallel ranks tell each other."""
     layout, communication, decay = settings.layout, settings.communication, settings.weight_decay
     sharded = communication.sharded and cuda
@@ -206,7 +206,7 @@ def _optimization(settings: Settings, *, cuda: bool) -> dict[str, Any]:
     }
 
 
-def _mixed_precision(settings: Settings) -> Any:
+def _mixed_precision(settings: BridgeSettings) -> Any:
     precision = settings.precision
     common = partial(
         MixedPrecisionConfig,

@@ -15,9 +15,9 @@ from megatron.bridge.training.train import (
 from mlperf_logging.mllog import constants
 
 from lora_tune.recipes.bridge import adapter_files, warm_up
-from lora_tune.recipes.bridge.data import Batch, PackedData, evaluation_batches
+from lora_tune.recipes.bridge.data import Batch, BridgeData, evaluation_batches
 from lora_tune.recipes.bridge.healing import heal
-from lora_tune.recipes.bridge.settings import Settings
+from lora_tune.recipes.bridge.settings import BridgeSettings
 from lora_tune.recipes.bridge.step import LOSS, evaluate
 from lora_tune.recipes.megatron.adapters import cores
 from lora_tune.recipes.megatron.blocks import Blocks
@@ -27,10 +27,10 @@ from lora_tune.recipes.schedule import learning_rate
 from lora_tune.recipes.trial_log import TrialLog
 
 
-class Run(Callback):
+class BridgeRun(Callback):
     """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
 
-    def __init__(self, settings: Settings, log: TrialLog, data: PackedData, *, cuda: bool) -> None:
+    def __init__(self, settings: BridgeSettings, log: TrialLog, data: BridgeData, *, cuda: bool) -> None:
         self._settings, self._log, self._data = settings, log, data
         self._batch = settings.layout.batch
         self._eval_batches: list[Batch] = []

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
-from lora_tune.recipes.megatron.layout import Layout
-from lora_tune.recipes.megatron.settings import CommonSettings, Precision, Recompute, read_common, read_recompute
+from lora_tune.recipes.megatron.layout import ProcessLayout
+from lora_tune.recipes.megatron.settings import (
+    CommonSettings,
+    PrecisionSettings,
+    Recompute,
+    read_common,
+    read_recompute,
+)
 
 SPELLINGS = {
     "SEQ": ("MAX_SEQLEN", "SEQ"),
@@ -60,7 +66,7 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class BridgeSpeed:
     """What changes seconds and memory, but not the arithmetic.
 
     offloaded: layers whose activations lie in host memory. val_mbs: sequences of a forward pass in an evaluation.
@@ -86,24 +92,24 @@ class Healing:
     """After ``step`` optimizer steps an FP4 run computes in ``precision``."""
 
     step: int
-    precision: Precision
+    precision: PrecisionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(CommonSettings):
+class BridgeSettings(CommonSettings):
     """One trial, checked; see ``docs/bridge.md`` for the variables.
 
     healing: None where the precision stays. adapter: peft folder to start from; save_adapter: one to write at the end.
     """
 
     communication: Communication
-    speed: Speed
+    speed: BridgeSpeed
     healing: Healing | None
     adapter: Path | None
     save_adapter: Path | None
 
 
-def read(environment: Mapping[str, str], world: int) -> Settings:
+def read(environment: Mapping[str, str], world: int) -> BridgeSettings:
     """The settings that ``environment`` asks for on ``world`` processes.
 
     Raises InputError for the first value that is not allowed, and for a layout that does not fit.
@@ -115,7 +121,7 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
     common = read_common(knobs, world, low_precision=True)
     if common["layout"].vp > 1:
         raise InputError(f"VP={common['layout'].vp}: allowed is 1; losses of interleaved pipelines were not reproduced")
-    precision: Precision = common["precision"]
+    precision: PrecisionSettings = common["precision"]
     if knobs.switch("FP4", default=False):
         precision = common["precision"] = _four_bits(knobs, precision)
     if precision.dpa and (head := common["shape"].head) != FP8_HEAD:
@@ -125,7 +131,7 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
     speed, healing = _speed(knobs, common["layout"]), _healing(knobs, precision)
     if healing and speed.cuda_graph:
         raise InputError("MCORE_CUDA_GRAPH=1: allowed is 0 with HEALING_ITER; a captured graph keeps its precision")
-    return Settings(
+    return BridgeSettings(
         **common,
         communication=_communication(knobs),
         speed=speed,
@@ -135,7 +141,7 @@ def read(environment: Mapping[str, str], world: int) -> Settings:
     )
 
 
-def _four_bits(knobs: Knobs, precision: Precision) -> Precision:
+def _four_bits(knobs: Knobs, precision: PrecisionSettings) -> PrecisionSettings:
     """Products in NVFP4; weights and attention stay in bf16."""
     if knobs.given("FP8") and precision.fp8:
         raise InputError("FP4=1 FP8=1: allowed is one of them")
@@ -143,7 +149,7 @@ def _four_bits(knobs: Knobs, precision: Precision) -> Precision:
     return replace(precision, fp4=True, fp8=False, params=False, dpa=False, act=False)
 
 
-def _healing(knobs: Knobs, precision: Precision) -> Healing | None:
+def _healing(knobs: Knobs, precision: PrecisionSettings) -> Healing | None:
     step = knobs.integer("HEALING_ITER", 0, low=0)
     recipe = HEALED[knobs.choice("HEALING_PRECISION", tuple(HEALED))]
     if step == 0:
@@ -177,7 +183,7 @@ def _communication(knobs: Knobs) -> Communication:
     )
 
 
-def _speed(knobs: Knobs, layout: Layout) -> Speed:
+def _speed(knobs: Knobs, layout: ProcessLayout) -> BridgeSpeed:
     recompute = read_recompute(knobs)
     graph = knobs.switch("MCORE_CUDA_GRAPH", default=False)
     offloaded = knobs.switch("CPU_OFFLOADING", default=False)
@@ -193,7 +199,7 @@ def _speed(knobs: Knobs, layout: Layout) -> Speed:
             " were seen to learn worse with it"
         )
     knobs.choice("CUDA_GRAPH_SCOPE", ("full_iteration",))
-    return Speed(
+    return BridgeSpeed(
         recompute=recompute,
         cp_comm=knobs.choice("CP_COMM_TYPE", ("a2a", "p2p", "all_gather")),
         cuda_graph=graph,

@@ -19,14 +19,14 @@ from lora_tune.recipes.bridge.model import (  # noqa: E402
     build_model,
     check_machine,
 )
-from lora_tune.recipes.bridge.run import Run  # noqa: E402
-from lora_tune.recipes.bridge.settings import Settings  # noqa: E402
+from lora_tune.recipes.bridge.run import BridgeRun  # noqa: E402
+from lora_tune.recipes.bridge.settings import BridgeSettings  # noqa: E402
 from lora_tune.recipes.bridge.step import forward_step  # noqa: E402
 from lora_tune.recipes.megatron import checkpoint, hf, start  # noqa: E402
 from lora_tune.recipes.megatron.processes import Processes  # noqa: E402
 
 
-def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
+def run(settings: BridgeSettings, processes: Processes, *, cuda: bool) -> bool:
     """Train until the target, the last step or divergence, and print the log; returns whether the target was met.
 
     Raises InputError for data, an adapter or a checkpoint that cannot be used and SetupError for what this machine
@@ -45,6 +45,6 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     start.log_settings(log, settings, processes, texts=texts, attention=attention_name(), cuda=cuda)
     model = build_model(settings, cuda=cuda)
     model.register_pre_wrap_hook(base.prepare(settings, build_lora(settings)))
-    watch = Run(settings, log, data, cuda=cuda)
+    watch = BridgeRun(settings, log, data, cuda=cuda)
     pretrain(build_config(settings, model, data, cuda=cuda), forward_step, callbacks=[watch])
     return watch.reached

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from lora_tune.recipes.bridge.settings import Settings
+from lora_tune.recipes.bridge.settings import BridgeSettings
 from lora_tune.recipes.bridge.step import forward_backward, passes
 from lora_tune.recipes.megatron.data import synthetic
 from lora_tune.recipes.megatron.states import random_states_kept, reset_fp8
 
 
-def run(models: list[Any], optimizer: Any, settings: Settings) -> None:
+def run(models: list[Any], optimizer: Any, settings: BridgeSettings) -> None:
     """Some training steps without the optimizer's, and some forward passes as in an evaluation, on random tokens.
 
     Weights are never touched; gradients, random states and FP8 scaling histories are put back. A CUDA graph is
@@ -49,7 +49,7 @@ def run(models: list[Any], optimizer: Any, settings: Settings) -> None:
         torch.cuda.synchronize()
 
 
-def _starts(settings: Settings) -> range:
+def _starts(settings: BridgeSettings) -> range:
     return range(0, settings.layout.minibs, settings.layout.mbs)
 
 

@@ -12,7 +12,7 @@ from lora_tune.recipes.megatron.settings import CommonSettings
 from lora_tune.recipes.text import Sequences
 
 
-class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+class NumberedSequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """The sequences of these numbers, in this order; number -1 is a sequence in which nothing counts."""
 
     def __init__(self, sequences: Sequences, numbers: npt.NDArray[np.int64]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lora_tune.recipes.megatron.layout import Layout
-from lora_tune.recipes.megatron.settings import TARGETS, CommonSettings, Precision, Recompute
+from lora_tune.recipes.megatron.layout import ProcessLayout
+from lora_tune.recipes.megatron.settings import TARGETS, CommonSettings, PrecisionSettings, Recompute
 from lora_tune.recipes.megatron.shapes import Shape
 
 
@@ -28,7 +28,7 @@ def llama(shape: Shape, seq: int, *, te: bool) -> dict[str, Any]:
     }
 
 
-def parallelism(layout: Layout) -> dict[str, Any]:
+def parallelism(layout: ProcessLayout) -> dict[str, Any]:
     """The degrees of parallelism within a copy of the model."""
     return {
         "tensor_model_parallel_size": layout.tp,
@@ -51,7 +51,7 @@ def recomputation(recompute: Recompute) -> dict[str, Any]:
     return fields
 
 
-def fp8(precision: Precision) -> dict[str, Any]:
+def fp8(precision: PrecisionSettings) -> dict[str, Any]:
     """How FP8 scales its numbers, and what else is kept or computed in it."""
     return {
         "fp8_recipe": precision.recipe,

@@ -10,7 +10,7 @@ from lora_tune.recipes.megatron.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ProcessLayout:
     """How the model lies over the processes: degrees of tensor, pipeline (virtual), context and data parallelism.
 
     sp: sequence parallel. minibs: sequences per data-parallel rank and step. mbs: sequences per forward pass.
@@ -36,7 +36,7 @@ class Layout:
         return self.minibs // self.mbs
 
 
-def read_layout(knobs: Knobs, world: int) -> Layout:
+def read_layout(knobs: Knobs, world: int) -> ProcessLayout:
     """The layout that the variables ask for on ``world`` processes. Raises InputError where they do not divide."""
     tp, pp, cp = (knobs.integer(name, 1, low=1) for name in ("TP", "PP", "CP"))
     if world % (tp * pp * cp):
@@ -51,7 +51,7 @@ def read_layout(knobs: Knobs, world: int) -> Layout:
                 f"GLOBAL_BATCH_SIZE={batch}: allowed is a multiple of the {dp} data-parallel ranks, and no other MINIBS"
             )
     minibs = knobs.integer("MINIBS", default, low=1)
-    return Layout(
+    return ProcessLayout(
         tp=tp,
         pp=pp,
         vp=knobs.integer("VP", 1, low=1),
@@ -63,7 +63,7 @@ def read_layout(knobs: Knobs, world: int) -> Layout:
     )
 
 
-def check_layout(layout: Layout, shape: Shape, seq: int) -> None:
+def check_layout(layout: ProcessLayout, shape: Shape, seq: int) -> None:
     """Raise InputError for the first rule of Megatron-Core's that the layout breaks."""
     stages, shards = layout.pp * layout.vp, layout.tp * layout.cp
     rules = [

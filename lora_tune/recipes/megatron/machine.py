@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.recipes.megatron.layout import Layout
+from lora_tune.recipes.megatron.layout import ProcessLayout
 from lora_tune.recipes.megatron.shapes import Shape
 
 
-def check_without_te(wants: Mapping[str, bool], shape: Shape, layout: Layout, *, cuda: bool) -> None:
+def check_without_te(wants: Mapping[str, bool], shape: Shape, layout: ProcessLayout, *, cuda: bool) -> None:
     """Raise SetupError or InputError for what needs Transformer Engine, or a GPU that computes in bf16.
 
     wants: variable -> whether it asks for what only Transformer Engine has.

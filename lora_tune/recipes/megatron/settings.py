@@ -9,7 +9,7 @@ from typing import Any
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
 from lora_tune.recipes.megatron import hf
-from lora_tune.recipes.megatron.layout import Layout, check_layout, read_layout
+from lora_tune.recipes.megatron.layout import ProcessLayout, check_layout, read_layout
 from lora_tune.recipes.megatron.schedule import RULE_INTERVAL, EvalSchedule, schedule
 from lora_tune.recipes.megatron.shapes import Shape, read_shape
 
@@ -20,7 +20,7 @@ TARGETS = ("linear_qkv", "linear_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class PrecisionSettings:
     """fp8 and what goes with it, or fp4 in its place; without both the run computes in bf16 (float32 on a CPU).
 
     params: keep the frozen weights in FP8 only. dpa: FP8 attention. act: FP8 store of the activation function's input.
@@ -63,8 +63,8 @@ class CommonSettings:
     """One trial, checked, without what only one library knows. Losses are nats a token, learning rates per step."""
 
     shape: Shape
-    layout: Layout
-    precision: Precision
+    layout: ProcessLayout
+    precision: PrecisionSettings
     evals: EvalSchedule
     seq: int
     lr: float
@@ -199,9 +199,9 @@ def _shape(knobs: Knobs, model: Path | None) -> Shape:
     return stated
 
 
-def _precision(knobs: Knobs, *, default: bool) -> Precision:
+def _precision(knobs: Knobs, *, default: bool) -> PrecisionSettings:
     fp8 = knobs.switch("FP8", default=default)
-    return Precision(
+    return PrecisionSettings(
         fp8=fp8,
         params=fp8 and knobs.switch("FP8_PARAMS", default=default),
         dpa=fp8 and knobs.switch("FP8_DPA", default=default),

@@ -15,7 +15,7 @@ from lora_tune.recipes.megatron.adapters import cores
 from lora_tune.recipes.megatron.blocks import Blocks
 from lora_tune.recipes.megatron.loss import over_ranks
 from lora_tune.recipes.nemo import warm_up
-from lora_tune.recipes.nemo.settings import Settings
+from lora_tune.recipes.nemo.settings import NemoSettings
 from lora_tune.recipes.trial_log import TrialLog
 
 
@@ -25,7 +25,7 @@ class Seeds(pl.Callback):
     NeMo seeds Megatron's states with a constant: without this, every seed would start from the same adapters.
     """
 
-    def __init__(self, settings: Settings, *, cuda: bool) -> None:
+    def __init__(self, settings: NemoSettings, *, cuda: bool) -> None:
         self._settings, self._cuda = settings, cuda
 
     def on_train_start(self, *_: Any) -> None:
@@ -43,7 +43,7 @@ class Seeds(pl.Callback):
 class Base(pl.Callback):
     """Loads a Hugging Face base before the adapters are made (a NeMo folder is loaded by NeMo)."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NemoSettings) -> None:
         self._settings = settings
 
     def on_fit_start(self, trainer: Any, *_: Any) -> None:
@@ -61,10 +61,10 @@ class Recomputation(pl.Callback):
             recompute.let_gradients_in(core)
 
 
-class Run(pl.Callback):
+class NemoRun(pl.Callback):
     """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
 
-    def __init__(self, settings: Settings, log: TrialLog, *, cuda: bool, sequences: int) -> None:
+    def __init__(self, settings: NemoSettings, log: TrialLog, *, cuda: bool, sequences: int) -> None:
         self._settings, self._log = settings, log
         self._sequences = sequences
         self._batch = settings.layout.batch

@@ -11,8 +11,8 @@ from nemo.lightning.data import WrappedDataLoader
 from nemo.lightning.pytorch.plugins import MegatronDataSampler
 
 from lora_tune.recipes import text
-from lora_tune.recipes.megatron.data import Rows, load
-from lora_tune.recipes.nemo.settings import Settings
+from lora_tune.recipes.megatron.data import NumberedSequences, load
+from lora_tune.recipes.nemo.settings import NemoSettings
 
 
 class IdTokenizer:
@@ -30,7 +30,7 @@ class PackedData(pl.LightningDataModule):
     batch reads the same. Raises InputError for data that cannot be used.
     """
 
-    def __init__(self, settings: Settings, *, pin_memory: bool) -> None:
+    def __init__(self, settings: NemoSettings, *, pin_memory: bool) -> None:
         super().__init__()
         layout = settings.layout
         self.seq_length, self.micro_batch_size, self.global_batch_size = settings.seq, layout.mbs, layout.batch
@@ -51,15 +51,15 @@ class PackedData(pl.LightningDataModule):
         batches = itertools.islice(
             text.order(len(self.train), settings.layout.batch, settings.seed), settings.max_steps + 1
         )
-        return self._loader("train", Rows(self.train, np.concatenate(list(batches))))
+        return self._loader("train", NumberedSequences(self.train, np.concatenate(list(batches))))
 
     def val_dataloader(self) -> Any:
         count, whole = len(self.validation), self.global_batch_size
         numbers = np.full(-(-count // whole) * whole, -1, np.int64)
         numbers[:count] = np.arange(count)
-        return self._loader("validation", Rows(self.validation, numbers))
+        return self._loader("validation", NumberedSequences(self.validation, numbers))
 
-    def _loader(self, mode: str, rows: Rows) -> Any:
+    def _loader(self, mode: str, rows: NumberedSequences) -> Any:
         workers = self._settings.speed.workers
         return WrappedDataLoader(
             mode=mode,

@@ -24,7 +24,7 @@ from lora_tune.recipes.megatron.machine import check_without_te
 from lora_tune.recipes.megatron.processes import Processes
 from lora_tune.recipes.nemo.data import IdTokenizer
 from lora_tune.recipes.nemo.loss import PerSequenceLoss
-from lora_tune.recipes.nemo.settings import Settings
+from lora_tune.recipes.nemo.settings import NemoSettings
 
 FROZEN_OVERLAP = {
     "tp_comm_bulk_wgrad": False,
@@ -42,7 +42,7 @@ def attention_name() -> str:
     return "transformer_engine" if HAVE_TE else "sdpa"
 
 
-def check_machine(settings: Settings, *, cuda: bool) -> None:
+def check_machine(settings: NemoSettings, *, cuda: bool) -> None:
     """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
     layout = settings.layout
     if HAVE_TE:
@@ -71,7 +71,7 @@ def forward_step(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return loss
 
 
-def build_model(settings: Settings, *, cuda: bool) -> Any:
+def build_model(settings: NemoSettings, *, cuda: bool) -> Any:
     """The base model, its weights still to come."""
     shape, speed = settings.shape, settings.speed
     config = llm.LlamaConfig(
@@ -110,7 +110,7 @@ class SeededLoRA(llm.peft.LoRA):
         return adapted
 
 
-def build_lora(settings: Settings) -> Any:
+def build_lora(settings: NemoSettings) -> Any:
     """LoRA on the attention's projections."""
     if not HAVE_TE:
         _without_transformer_engine()
@@ -127,7 +127,7 @@ def _without_transformer_engine() -> None:
     lora.te = types.SimpleNamespace(Linear=type("NoTransformerEngine", (), {}))
 
 
-def build_optimizer(settings: Settings, *, cuda: bool) -> Any:
+def build_optimizer(settings: NemoSettings, *, cuda: bool) -> Any:
     """AdamW with MLPerf's constants, linear warm-up and a half cosine to MIN_LR."""
     config = OptimizerConfig(**fields.adam(settings, cuda=cuda, sharded=cuda))
     cosine = CosineAnnealingScheduler(
@@ -147,7 +147,7 @@ class Strategy(nl.MegatronStrategy):
         pass
 
 
-def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any], *, cuda: bool) -> Any:
+def build_trainer(settings: NemoSettings, processes: Processes, callbacks: list[Any], *, cuda: bool) -> Any:
     """Trainer and strategy on these processes; evaluates at the schedule's first step, Run sees to the rest."""
     overlap = [
         MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg=OVERLAP, tp_comm_bootstrap_backend="nccl")
@@ -172,7 +172,7 @@ def build_trainer(settings: Settings, processes: Processes, callbacks: list[Any]
     )
 
 
-def _strategy(settings: Settings, *, cuda: bool) -> Any:
+def _strategy(settings: NemoSettings, *, cuda: bool) -> Any:
     """How the model lies over the processes."""
     return Strategy(
         **fields.parallelism(settings.layout),
@@ -189,7 +189,7 @@ def _strategy(settings: Settings, *, cuda: bool) -> Any:
     )
 
 
-def _mixed_precision(settings: Settings, *, cuda: bool) -> Any:
+def _mixed_precision(settings: NemoSettings, *, cuda: bool) -> Any:
     dtype = torch.bfloat16 if cuda else torch.float32
     return nl.MegatronMixedPrecision(
         precision="bf16-mixed" if cuda else "32",

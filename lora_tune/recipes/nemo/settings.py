@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.knobs import Knobs
-from lora_tune.recipes.megatron.layout import Layout
+from lora_tune.recipes.megatron.layout import ProcessLayout
 from lora_tune.recipes.megatron.settings import CommonSettings, Recompute, read_common, read_recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class NemoSpeed:
     """What changes seconds and memory, but not the arithmetic."""
 
     recompute: Recompute
@@ -30,23 +30,23 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(CommonSettings):
+class NemoSettings(CommonSettings):
     """One trial, checked; see ``docs/nemo.md`` for the variables."""
 
-    speed: Speed
+    speed: NemoSpeed
 
 
-def read(environment: Mapping[str, str], world: int) -> Settings:
+def read(environment: Mapping[str, str], world: int) -> NemoSettings:
     """The settings that ``environment`` asks for on ``world`` processes.
 
     Raises InputError for the first value that is not allowed, and for a layout that does not fit.
     """
     knobs = Knobs(environment)
     common = read_common(knobs, world, low_precision=False)
-    return Settings(**common, speed=_speed(knobs, common["layout"], fp8=common["precision"].fp8))
+    return NemoSettings(**common, speed=_speed(knobs, common["layout"], fp8=common["precision"].fp8))
 
 
-def _speed(knobs: Knobs, layout: Layout, *, fp8: bool) -> Speed:
+def _speed(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> NemoSpeed:
     recompute = read_recompute(knobs)
     overlap = knobs.switch("TP_COMM_OVERLAP", default=False)
     if overlap and not layout.sp:
@@ -63,7 +63,7 @@ def _speed(knobs: Knobs, layout: Layout, *, fp8: bool) -> Speed:
     graph = knobs.switch("MCORE_CUDA_GRAPH", default=False)
     if graph and recompute.granularity == "full":
         raise InputError("MCORE_CUDA_GRAPH=1: allowed is 0 with RECOMPUTE_GRANULARITY=full")
-    return Speed(
+    return NemoSpeed(
         recompute=recompute,
         tp_overlap=overlap,
         cp_comm=knobs.choice("CP_COMM_TYPE", ("a2a", "p2p", "all_gather")),

@@ -18,7 +18,7 @@ from nemo.utils import logging as nemo_logging
 from lora_tune.recipes.megatron import checkpoint, hf, start
 from lora_tune.recipes.megatron.processes import Processes
 from lora_tune.recipes.megatron.states import bound_waiting
-from lora_tune.recipes.nemo.callbacks import Base, Recomputation, Run, Seeds
+from lora_tune.recipes.nemo.callbacks import Base, NemoRun, Recomputation, Seeds
 from lora_tune.recipes.nemo.data import PackedData
 from lora_tune.recipes.nemo.model import (
     attention_name,
@@ -28,7 +28,7 @@ from lora_tune.recipes.nemo.model import (
     build_trainer,
     check_machine,
 )
-from lora_tune.recipes.nemo.settings import Settings
+from lora_tune.recipes.nemo.settings import NemoSettings
 
 
 class Bounded(pl.Callback):
@@ -41,7 +41,7 @@ class Bounded(pl.Callback):
         bound_waiting(self._seconds)
 
 
-def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
+def run(settings: NemoSettings, processes: Processes, *, cuda: bool) -> bool:
     """Train until the target, the last step or divergence, and print the log; returns whether the target was met.
 
     Raises InputError for data or a checkpoint that cannot be used and SetupError for what this machine cannot
@@ -59,7 +59,7 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     texts = (len(data.train), len(data.validation))
     start.log_settings(log, settings, processes, texts=texts, attention=attention_name(), cuda=cuda)
     lora = build_lora(settings)
-    watch = Run(settings, log, cuda=cuda, sequences=len(data.validation))
+    watch = NemoRun(settings, log, cuda=cuda, sequences=len(data.validation))
     callbacks = [Bounded(settings.timeout), Seeds(settings, cuda=cuda), lora, watch]
     if foreign:
         callbacks.insert(0, Base(settings))
@@ -78,7 +78,7 @@ def run(settings: Settings, processes: Processes, *, cuda: bool) -> bool:
     return watch.reached
 
 
-def _base(settings: Settings) -> Any:
+def _base(settings: NemoSettings) -> Any:
     """A NeMo folder to take the frozen weights from; None leaves them random, which is enough to measure speed."""
     if settings.model is None:
         return None
@@ -87,7 +87,7 @@ def _base(settings: Settings) -> Any:
 
 
 @contextlib.contextmanager
-def _log_folder(settings: Settings) -> Iterator[str]:
+def _log_folder(settings: NemoSettings) -> Iterator[str]:
     """NeMo writes its own log files somewhere: into LOGDIR, or nowhere that lasts."""
     if settings.logdir:
         yield str(settings.logdir)

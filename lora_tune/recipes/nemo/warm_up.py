@@ -8,10 +8,10 @@ import torch
 
 from lora_tune.recipes.megatron.data import synthetic
 from lora_tune.recipes.megatron.states import random_states_kept, reset_fp8
-from lora_tune.recipes.nemo.settings import Settings
+from lora_tune.recipes.nemo.settings import NemoSettings
 
 
-def run(trainer: Any, settings: Settings) -> None:
+def run(trainer: Any, settings: NemoSettings) -> None:
     """Some training passes (forward and backward, no optimizer step) and some evaluation passes on random tokens.
 
     Weights are never touched; gradients, random states and FP8 scaling histories are put back.

@@ -11,7 +11,7 @@ import torch
 
 from lora_tune.base.identity import ATTEMPT_KEY, SWEEP_KEY
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.launchers.pack_folder import Request
+from lora_tune.launchers.pack_folder import PackRequest
 from lora_tune.recipes.packed.group import Rows
 
 OF_ATTEMPT = frozenset({"SAVE_ADAPTER"})
@@ -44,7 +44,7 @@ class Checkpoint:
     log: str
 
 
-def save(request: Request, device: str, step: int, rows: Rows, clock: Clock) -> None:
+def save(request: PackRequest, device: str, step: int, rows: Rows, clock: Clock) -> None:
     """Write it into the attempt's folder, whole or not at all. Raises OSError."""
     path = request.attempt.checkpoint
     partial = path.with_suffix(".partial")
@@ -53,7 +53,7 @@ def save(request: Request, device: str, step: int, rows: Rows, clock: Clock) -> 
     partial.replace(path)
 
 
-def of_earlier_attempt(request: Request, device: str) -> Checkpoint | None:
+def of_earlier_attempt(request: PackRequest, device: str) -> Checkpoint | None:
     """What the newest earlier attempt of the same trial, on the same kind of device, has left; None where nothing."""
     earlier = request.attempt.previous
     while earlier is not None:
@@ -80,5 +80,5 @@ def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Check
     return Checkpoint(step=found["step"], rows=rows, clock=clock, log="".join(own))
 
 
-def _of_trial(request: Request) -> dict[str, str]:
+def _of_trial(request: PackRequest) -> dict[str, str]:
     return {name: value for name, value in request.knobs.items() if name not in OF_ATTEMPT}

@@ -12,7 +12,7 @@ from lora_tune.base.identity import ATTEMPT_VARIABLE, SWEEP_VARIABLE
 from lora_tune.base.process import steady
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
-from lora_tune.launchers.pack_folder import Request
+from lora_tune.launchers.pack_folder import PackRequest
 from lora_tune.recipes.packed import checkpoint
 from lora_tune.recipes.packed.alone import Speed
 from lora_tune.recipes.packed.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ class Tenant:
     company. left_at: where it left off when memory was short.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: PackRequest) -> None:
         self.request, self.name = request, request.name
         self.share, self.bytes, self.packs = 0.0, 0, True
         self.left_at: Rows | None = None
@@ -41,7 +41,7 @@ class Tenant:
         self._began: float | None = None
 
     @classmethod
-    def claim(cls, request: Request) -> Tenant | None:
+    def claim(cls, request: PackRequest) -> Tenant | None:
         """The trial, claimed for this process; None where another one has it, or its folder or log cannot be used."""
         try:
             create_json(request.attempt.claim, describe(os.getpid(), request.token, request.sweep))
@@ -94,5 +94,5 @@ class Tenant:
             print(f"{self.name}: {line}; not written down: {unwritten}", flush=True)
 
 
-def _whose(request: Request) -> dict[str, str]:
+def _whose(request: PackRequest) -> dict[str, str]:
     return {"token": request.token, "sweep": request.sweep}

@@ -48,7 +48,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
+class Markers:
     """Markers at (x, y). spans: (low, high) on the y axis a point, drawn as whiskers; empty: none."""
 
     name: str
@@ -93,7 +93,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class AxisScale:
     """A horizontal axis of its own at height ``row``, from x = 0 to x = 1, with its name above and texts below.
 
     ticks: (x, text), x from 0 to 1.
@@ -104,7 +104,7 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
 
-Mark = Lines | Points | Band | Bars | Rule | Scale
+Mark = Lines | Markers | Band | Bars | Rule | AxisScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +148,13 @@ def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
     at = 0 if which == "x" else 1
     if isinstance(mark, Lines):
         return [point[at] for line in mark.lines for point in line]
-    if isinstance(mark, Points):
+    if isinstance(mark, Markers):
         spans = [v for span in mark.spans for v in span] if which == "y" else []
         return [*(point[at] for point in mark.points), *spans]
     if isinstance(mark, Band):
         return [v for edge in mark.edges for v in (edge[:1] if which == "x" else edge[1:])]
     if isinstance(mark, Bars):
         return [v for _, start, length in mark.bars for v in (start, start + length)] if which == "x" else []
-    if isinstance(mark, Scale):
+    if isinstance(mark, AxisScale):
         return [0.0, 1.0] if which == "x" else [mark.row]
     return [mark.value] if mark.axis == which else []

@@ -13,7 +13,7 @@ from lora_tune.analysis.summary import STOPPED_EARLY, ranked
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
 from lora_tune.objectives import objective_of
-from lora_tune.review.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Points, Rule
+from lora_tune.review.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Markers, Rule
 from lora_tune.store.records import Sweep, Trial, Verdict
 
 Line = list[tuple[float, float]]
@@ -228,9 +228,9 @@ def samples_to_target(study: Study, sweep: Sweep) -> Chart | None:
     )
 
 
-def _group(data: ConvergenceData, gbs: object, colour: Colour) -> Points:
+def _group(data: ConvergenceData, gbs: object, colour: Colour) -> Markers:
     rows = data.groups[gbs]
-    return Points(
+    return Markers(
         name="trials" if gbs is None else f"GBS {gbs}",
         points=[(value, samples) for value, samples, _, _, _ in rows],
         spans=[(low, high) if math.isfinite(high) else (low, s) for _, s, low, high, _ in rows],

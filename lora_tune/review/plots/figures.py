@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, Scale, extent
+from lora_tune.review.plots.chart import Axis, AxisScale, Band, Bars, Chart, Lines, Mark, Markers, Rule, extent
 from lora_tune.review.plots.marks import escape
 from lora_tune.review.plots.svg import LIGHT
 from lora_tune.review.plots.ticks import log_ticks, tick_text
@@ -27,7 +27,7 @@ def figure(chart: Chart, theme: Mapping[str, str] = LIGHT) -> dict[str, Any]:
         if isinstance(mark, Rule):
             shapes.append(_rule(mark, theme))
             notes.append(_rule_words(mark, theme))
-        elif isinstance(mark, Scale):
+        elif isinstance(mark, AxisScale):
             shapes.append({"type": "line", "x0": 0, "x1": 1, "y0": mark.row, "y1": mark.row, "line": {"width": 1}})
             notes += _scale_words(mark, theme)
         else:
@@ -88,7 +88,7 @@ def _lines(mark: Lines, theme: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _points(mark: Points, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _points(mark: Markers, theme: Mapping[str, str]) -> list[dict[str, Any]]:
     whiskers = {}
     if mark.spans:
         up = [high - y for (_, y), (_, high) in zip(mark.points, mark.spans, strict=True)]
@@ -161,7 +161,7 @@ def _rule_words(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
     return words | (across if mark.axis == "y" else up)
 
 
-def _scale_words(mark: Scale, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _scale_words(mark: AxisScale, theme: Mapping[str, str]) -> list[dict[str, Any]]:
     """The name of a scale above its line, the texts of its ticks below."""
     plain = {"showarrow": False, "font": {"color": theme["soft"], "size": 11}}
     name = {"x": 0, "y": mark.row, "text": f"<b>{escape(mark.name)}</b>", "xanchor": "left", "yanchor": "bottom"}
@@ -179,7 +179,7 @@ def _faded(colour: str) -> str:
 
 _TRACES: dict[type[Mark], Callable[..., list[dict[str, Any]]]] = {
     Lines: _lines,
-    Points: _points,
+    Markers: _points,
     Band: _band,
     Bars: _bars,
 }

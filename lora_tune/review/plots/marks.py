@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_tune.base.format import visible
-from lora_tune.review.plots.chart import Band, Bars, Lines, Mark, Points, Rule, Scale
+from lora_tune.review.plots.chart import AxisScale, Band, Bars, Lines, Mark, Markers, Rule
 
 CHARACTER = 7.0
 """Width of a character in pixels, about."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PlotFrame:
     """Data to pixels."""
 
     left: float
@@ -45,7 +45,7 @@ def text_at(x: float, y: float, text: str, anchor: str, colour: str = "soft") ->
     return f'<text class="f-{colour}" x="{px(x)}" y="{px(y)}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _lines(mark: Lines, f: Frame) -> str:
+def _lines(mark: Lines, f: PlotFrame) -> str:
     classes = f"s-{mark.colour}" + (" faint" if mark.faint else "") + (" dash" if mark.dashed else "")
     paths = [_path(line, f, steps=mark.steps) for line in mark.lines]
     if not mark.texts and not mark.trials:  # one element for them all
@@ -54,17 +54,17 @@ def _lines(mark: Lines, f: Frame) -> str:
     return f'<g class="{classes.replace(" faint", " faints")}" stroke-width="{mark.width:g}">{inner}</g>'
 
 
-def _whose(mark: Lines | Points | Bars, i: int) -> str:
+def _whose(mark: Lines | Markers | Bars, i: int) -> str:
     """The attribute that names the trial which the i-th element of a mark shows."""
     return f' data-t="{mark.trials[i]}"' if mark.trials else ""
 
 
-def _end(tag: str, mark: Lines | Points | Bars, i: int) -> str:
+def _end(tag: str, mark: Lines | Markers | Bars, i: int) -> str:
     """The rest of an element: what it says when pointed at."""
     return f">{_title(mark.texts[i])}</{tag}>" if mark.texts else "/>"
 
 
-def _path(line: Sequence[tuple[float, float]], f: Frame, *, steps: bool) -> str:
+def _path(line: Sequence[tuple[float, float]], f: PlotFrame, *, steps: bool) -> str:
     """Path data; a value that cannot be shown interrupts the line."""
     parts, pen, before = [], "M", ""
     for x, y in line:
@@ -80,7 +80,7 @@ def _path(line: Sequence[tuple[float, float]], f: Frame, *, steps: bool) -> str:
     return "".join(parts)
 
 
-def _points(mark: Points, f: Frame) -> str:
+def _points(mark: Markers, f: PlotFrame) -> str:
     parts = []
     for i, (x, y) in enumerate(mark.points):
         if not (math.isfinite(x) and math.isfinite(y)):
@@ -92,18 +92,18 @@ def _points(mark: Points, f: Frame) -> str:
     return "".join(parts)
 
 
-def dot(x: float, y: float, mark: Points, whose: str = "", end: str = "/>") -> str:
+def dot(x: float, y: float, mark: Markers, whose: str = "", end: str = "/>") -> str:
     paint = f's-{mark.colour} f-paper" stroke-width="1.5' if mark.hollow else f"area f-{mark.colour}"
     return f'<circle{whose} class="{paint}" cx="{px(x)}" cy="{px(y)}" r="{mark.size:g}"{end}'
 
 
-def _band(mark: Band, f: Frame) -> str:
+def _band(mark: Band, f: PlotFrame) -> str:
     there = [(x, high) for x, _, high in mark.edges]
     back = [(x, low) for x, low, _ in reversed(mark.edges)]
     return f'<path class="area band f-{mark.colour}" d="{_path([*there, *back], f, steps=False)}Z"/>'
 
 
-def _bars(mark: Bars, f: Frame) -> str:
+def _bars(mark: Bars, f: PlotFrame) -> str:
     parts = []
     for i, (row, start, length) in enumerate(mark.bars):
         left, right = f.x(start), f.x(start + length)
@@ -115,7 +115,7 @@ def _bars(mark: Bars, f: Frame) -> str:
     return "".join(parts)
 
 
-def _rule(mark: Rule, f: Frame) -> str:
+def _rule(mark: Rule, f: PlotFrame) -> str:
     if mark.axis == "y":
         start, end = (f.left, f.y(mark.value)), (f.right, f.y(mark.value))
         words = text_at(f.left + 4, f.y(mark.value) - 5, mark.name, "start", mark.colour)
@@ -129,7 +129,7 @@ _OVER_LINES = "ink s-paper halo"
 """The class of a text that lines pass behind."""
 
 
-def _scale(mark: Scale, f: Frame) -> str:
+def _scale(mark: AxisScale, f: PlotFrame) -> str:
     """The axis with its name above and, below, the texts that leave each other room."""
     at = f.y(mark.row)
     parts = [
@@ -172,14 +172,14 @@ def px(value: float) -> str:
 
 _DRAW: dict[type, Callable[..., str]] = {
     Lines: _lines,
-    Points: _points,
+    Markers: _points,
     Band: _band,
     Bars: _bars,
     Rule: _rule,
-    Scale: _scale,
+    AxisScale: _scale,
 }
 
 
-def draw(mark: Mark, frame: Frame) -> str:
+def draw(mark: Mark, frame: PlotFrame) -> str:
     """A mark of a chart as SVG."""
     return _DRAW[type(mark)](mark, frame)

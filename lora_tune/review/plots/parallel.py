@@ -14,7 +14,7 @@ from lora_tune.analysis.summary import ranked
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.objectives import Objective, objective_of
-from lora_tune.review.plots.chart import Axis, Chart, Colour, Lines, Mark, Scale
+from lora_tune.review.plots.chart import Axis, AxisScale, Chart, Colour, Lines, Mark
 from lora_tune.store.records import Sweep, Trial
 
 ROW = 1.0
@@ -111,7 +111,7 @@ def parallel_coordinates(study: Study, sweep: Sweep) -> Chart | None:
         if numbers
     ]
     rows = len(axes)
-    marks += [Scale(name=a.name, row=ROW * (rows - 1 - i), ticks=a.ticks) for i, a in enumerate(axes)]
+    marks += [AxisScale(name=a.name, row=ROW * (rows - 1 - i), ticks=a.ticks) for i, a in enumerate(axes)]
     return Chart(
         title="Parallel coordinates",
         x=Axis(label="", low=-0.02, high=1.02, bare=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.config.study import Study
 from lora_tune.objectives import objectives_of
-from lora_tune.review.plots.chart import Axis, Chart, Points
+from lora_tune.review.plots.chart import Axis, Chart, Markers
 from lora_tune.search.recorded import in_memory
 from lora_tune.store.records import Sweep, Trial
 
@@ -28,8 +28,8 @@ def pareto(study: Study, sweep: Sweep) -> Chart | None:
     numbers = {t.number for t in best}
     rest = [t for t in first.ranked(sweep) if t.metrics.second_objective is not None and t.number not in numbers]
 
-    def points(name: str, trials: list[Trial], *, winners: bool) -> Points:
-        return Points(
+    def points(name: str, trials: list[Trial], *, winners: bool) -> Markers:
+        return Markers(
             name=name,
             points=[(t.metrics.second_objective or 0.0, t.objective) for t in trials],
             texts=[

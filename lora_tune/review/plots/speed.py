@@ -10,7 +10,7 @@ from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.summary import ranked
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
-from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Points
+from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
 from lora_tune.review.plots.units import time_unit
 from lora_tune.store.records import Sweep, Trial
 
@@ -132,7 +132,7 @@ def throughput(study: Study, sweep: Sweep) -> Chart | None:
                     f"{x.layout}: median {median(x.speeds):.4g} samples/s over {len(x.speeds)} trials" for x in found
                 ],
             ),
-            Points(name="one trial", points=points, colour="two", size=3, texts=texts, trials=whose),
+            Markers(name="one trial", points=points, colour="two", size=3, texts=texts, trials=whose),
         ),
         note="Trials that differ in nothing that costs time agree within a percent; else the machine is noisy.",
         height=90 + 24 * len(found),

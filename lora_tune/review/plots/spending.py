@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
-from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Lines, Mark, Points
+from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Lines, Mark, Markers
 from lora_tune.review.plots.units import time_unit
 from lora_tune.store.records import Sweep, Trial, Verdict
 
@@ -152,7 +152,7 @@ def spending(study: Study, sweep: Sweep) -> Chart | None:
         x=Axis(label="node-hours spent", low=0.0),
         y=Axis(label=f"time to the target ({unit.name})" if unit else objective.unit),
         marks=(
-            Points(
+            Markers(
                 name="a trial that reached the target" if objective.has_target else "a trial",
                 points=[(p.node_hours, p.trial.objective / scale) for p in reached],
                 colour="good",

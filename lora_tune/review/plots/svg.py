@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
-from lora_tune.review.plots.chart import Axis, Band, Bars, Chart, Lines, Mark, Points, Rule, Scale, extent
-from lora_tune.review.plots.marks import CHARACTER, Frame, dot, draw, escape, line_between, px, text_at
+from lora_tune.review.plots.chart import Axis, AxisScale, Band, Bars, Chart, Lines, Mark, Markers, Rule, extent
+from lora_tune.review.plots.marks import CHARACTER, PlotFrame, dot, draw, escape, line_between, px, text_at
 from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
 
 WIDTH = 580
@@ -87,7 +87,7 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
     below = _BOTTOM if chart.x.label or not chart.x.bare else _BARE_BOTTOM
     bottom = top + legend_height + chart.height - _BOTTOM
     x_range, y_range = extent(chart, "x"), extent(chart, "y")
-    frame = Frame(left, top + legend_height, WIDTH - _RIGHT, bottom, x_range, y_range, chart.x.log, chart.y.log)
+    frame = PlotFrame(left, top + legend_height, WIDTH - _RIGHT, bottom, x_range, y_range, chart.x.log, chart.y.log)
     axes = _axes(chart, frame, y_ticks)
     clip = f"clip{crc32(chart.title.encode())}"
     box = f'<clipPath id="{clip}"><rect x="{px(frame.left)}" y="{px(frame.top)}" width="{px(frame.right - frame.left)}"'
@@ -113,7 +113,7 @@ def _wrapped(name: str) -> list[str]:
     return textwrap.wrap(name, _ROW_NAME) or [""]
 
 
-def _axes(chart: Chart, f: Frame, y_ticks: Sequence[tuple[float, str]]) -> str:
+def _axes(chart: Chart, f: PlotFrame, y_ticks: Sequence[tuple[float, str]]) -> str:
     parts = []
     for value, text in y_ticks:
         at = f.y(value)
@@ -135,11 +135,11 @@ def _axes(chart: Chart, f: Frame, y_ticks: Sequence[tuple[float, str]]) -> str:
     return "".join(parts)
 
 
-_Named = Lines | Points | Band | Bars
+_Named = Lines | Markers | Band | Bars
 
 
 def _legend_entries(marks: Sequence[Mark]) -> list[_Named]:
-    return [m for m in marks if m.name and not isinstance(m, Rule | Scale)]
+    return [m for m in marks if m.name and not isinstance(m, Rule | AxisScale)]
 
 
 def _legend(marks: Sequence[_Named], top: int) -> tuple[str, int]:
@@ -158,7 +158,7 @@ def _key(mark: _Named, x: float, y: float) -> str:
     if isinstance(mark, Lines):
         dash = " dash" if mark.dashed else ""
         return line_between(f"s-{mark.colour}{dash}", (x, y), (x + 15, y), 2.5)
-    if isinstance(mark, Points):
+    if isinstance(mark, Markers):
         return dot(x + 8, y, mark)
     band = " band" if isinstance(mark, Band) else ""
     return f'<rect class="area f-{mark.colour}{band}" x="{px(x + 1)}" y="{px(y - 6)}" width="13" height="12" rx="2"/>'
