@@ -167,7 +167,7 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
     code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, store, say=how.say)
-    still_there(store, driving.sweep, paths.rescued, time.time())
+    still_there(store, driving.sweep, driving.requests, paths.rescued, time.time())
     return code
 
 

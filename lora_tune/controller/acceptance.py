@@ -70,7 +70,7 @@ def why_untrue(
         or _no_training(study, trial, run)
         or _lost_evals(study, run)
         or impossible_times(run, status, stamped=stamped)
-        or _no_time(study, trial, status, run, read_at_once)
+        or _no_time(study, trial, status, run, read_at_once, stamped=stamped)
     )
 
 
@@ -148,22 +148,32 @@ def _earlier(points: list[Eval | TrainPoint], allowed: float) -> tuple[Eval | Tr
 
 
 def _no_time(
-    study: Study, trial: Trial, status: JobStatus, run: RunLog, read_at_once: Callable[[float], float | None]
+    study: Study,
+    trial: Trial,
+    status: JobStatus,
+    run: RunLog,
+    read_at_once: Callable[[float], float | None],
+    *,
+    stamped: bool,
 ) -> Diagnosis | None:
-    """A target whose time nobody knows: all lines came at once, though the job was watched, and have no time stamps."""
+    """A target whose time nobody knows: all lines came at once, or at one time by their stamps.
+
+    Where the job outlived the look that brought them, they lay in a buffer, and would again. Others were over too soon
+    to be told apart: that is chance on a busy machine, and says nothing of the next attempt.
+    """
     stop = _stop(study, trial, run)
     if stop is None:
         return None
     unseen = read_at_once(stop.seconds)
     outlived = unseen is not None and status.seconds is not None and status.seconds > unseen + LIFE_SECONDS
-    if stop.seconds > 0 and not outlived:
+    what = f"the log has the target {stop.seconds:.1f} s after its run began"
+    remedy = f"its lines came all at once and have no time stamps: {FLUSH}, or print the seconds"
+    if outlived:
+        what = f"{what}, though its job ran for {status.seconds:.0f} s"
+        return Diagnosis(FailureKind.CONFIGURATION, what, remedy)
+    if stop.seconds > 0:
         return None
-    after = f", though its job ran for {status.seconds:.0f} s" if outlived else ""
-    return Diagnosis(
-        FailureKind.CONFIGURATION,
-        f"the log has the target {stop.seconds:.1f} s after its run began{after}",
-        f"its lines came all at once and have no time stamps: {FLUSH}, or print the seconds",
-    )
+    return _clock(what) if stamped else Diagnosis(FailureKind.CLOCK, what, f"the trial is measured again; {remedy}")
 
 
 def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:

@@ -7,6 +7,7 @@ tick: jobs that run are adopted, none is lost, none is started twice. The driver
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.requests import Request
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.base import start
 
@@ -79,7 +81,9 @@ class Driver:
         self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
         self._steering = Steering(study, ports.requests, ports.session, self._work, self._watch, self._events)
-        self._records = SweepRecords(ports.store, lease, self._work.sweep, paths, self._events, self._now)
+        self._records = SweepRecords(
+            ports.store, lease, self._work.sweep, paths, self._events, self._now, lambda: self.requests
+        )
         self._orphans = Orphans(ports.launcher, paths, self._events)
         self._submissions = Submissions(study, paths, ports, self._work, self._jobs, self._events, self._save)
 
@@ -92,6 +96,11 @@ class Driver:
     def sweep(self) -> Sweep:
         """The records as they are now."""
         return self._work.sweep
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """What people asked of the sweep, as far as it was read, with the answers."""
+        return self._steering.requests
 
     def run(self) -> Outcome:
         """Tick until nothing is left to do or to wait for."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from lora_tune.base.errors import DatabaseChangedError, SetupError
 from lora_tune.base.small_files import sync_folder
-from lora_tune.store import Records, Store
+from lora_tune.store import Records, Store, sqlite_url
 from lora_tune.store.records import Sweep
+from lora_tune.store.requests import Request, Requests
 
 
-def still_there(store: Store, sweep: Sweep, path: Path, now: float) -> None:
+def still_there(store: Store, sweep: Sweep, requests: Sequence[Request], path: Path, now: float) -> None:
     """The last look of a driver that is about to end: what it wrote is in the sweep's database.
 
-    Raises SetupError where the database was deleted or exchanged meanwhile, after keeping the sweep at ``path``.
+    requests: what people asked of the sweep. Raises SetupError where the database was deleted or exchanged meanwhile,
+    after keeping the sweep at ``path``.
     """
     try:
         store.saves(sweep.name)
     except DatabaseChangedError as error:
         rescue = Rescue(path, store)
-        rescue.keep(str(error), sweep, now)
+        rescue.keep(str(error), sweep, requests, now)
         raise SetupError(rescue.advice) from error
 
 
@@ -33,14 +37,16 @@ class Rescue:
         self._path, self._store = path, store
         self.lost = ""
 
-    def keep(self, lost: str, sweep: Sweep, now: float) -> None:
+    def keep(self, lost: str, sweep: Sweep, requests: Sequence[Request], now: float) -> None:
         """Write the whole sweep, in place of what was kept before. Raises StoreError or OSError; what was kept stays.
 
-        lost: what happened to its database, a sentence.
+        lost: what happened to its database, a sentence. requests: what people asked, with the answers.
         """
         self.lost = lost
         partial = self._path.with_name(f"{self._path.name}.partial")
         self._store.rescue(partial, sweep, now)
+        with contextlib.closing(Store(sqlite_url(partial))) as fresh:
+            Requests(fresh, sweep.name).copy_in(requests)
         partial.replace(self._path)
         sync_folder(self._path.parent)
 

@@ -96,8 +96,8 @@ def have_run(requests: Iterable[Request], trials: Iterable[Trial], conditions: C
     """Numbers of the requests that one of these trials was made for, each trial counted for one. Pure.
 
     Records of earlier releases name no request: they say it in words, or, where the sampler had words of its own, by
-    their values alone. None counts for a request that was asked after it was proposed: numbers begin anew where a
-    database was rescued. An answer before the question comes from two clocks.
+    their values alone. None counts for a request that was asked after it was proposed: numbers began anew where an
+    earlier release rescued a database. An answer before the question comes from two clocks.
     """
     known, asked_for, run = list(trials), list(requests), set()
     for made_for in (_by_number, _by_words, partial(_by_values, conditions)):
@@ -134,21 +134,37 @@ class Steering:
         self._given, self._desk, self._search = study, desk, search
         self._work, self._watch, self._events = work, watch, events
         self._handed: set[int] = set()  # numbers of requests whose points the search has, or had
+        self._known: dict[int, Request] = {}
         self.course = SteeredStudy(study)
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """All that were ever read, oldest first, with their answers, whatever has become of the database."""
+        return tuple(self._known.values())
 
     def look(self, now: float) -> None:
         """Answer what is new, and follow what was accepted. A database that is away is asked again later."""
         if self._desk is None:
             return
         try:
-            found = [r if r.answered_at is not None else self._answer(r, now) for r in self._desk.all()]
+            self._read(self._desk.all())
+            for request in self.requests:
+                if request.answered_at is None:
+                    self._known[request.number] = self._answer(request, now)
         except StoreError as error:
             self._events.trouble("requests", str(error))
             return
         self._events.trouble("requests", "")
-        self._hand_over([r for r in found if r.accepted and r.kind == "enqueue"])
-        self.course = course(self._given, found)
+        self._hand_over([r for r in self.requests if r.accepted and r.kind == "enqueue"])
+        self.course = course(self._given, self.requests)
         self._watch.follow(self.course.study)
+
+    def _read(self, found: Iterable[Request]) -> None:
+        """Remember what is new. Where the database was set back, what it has forgotten is kept."""
+        for request in found:
+            known = self._known.get(request.number)
+            if known is None or known.answered_at is None:
+                self._known[request.number] = request
 
     def _hand_over(self, requests: Sequence[Request]) -> None:
         """Give the search the points of accepted requests, but for those that an earlier driver has run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lora_tune.base.errors import DatabaseChangedError, StoreError
 from lora_tune.base.paths import SweepPaths
@@ -12,13 +12,14 @@ from lora_tune.controller.rescue import Rescue
 from lora_tune.store import Changes, Lease
 from lora_tune.store.port import Records
 from lora_tune.store.records import Sweep
+from lora_tune.store.requests import Request
 
 
 class SweepRecords:
     """One sweep in the database, written under a lease.
 
     away: the database took nothing when it was last asked, at ``asked_at`` (epoch seconds). sweep: the records as they
-    are, a live view.
+    are, a live view. requests: what people asked, as far as the driver has read it.
     """
 
     def __init__(
@@ -29,8 +30,10 @@ class SweepRecords:
         paths: SweepPaths,
         events: EventLog,
         now: Callable[[], float],
+        requests: Callable[[], Sequence[Request]],
     ) -> None:
         self._store, self._lease, self._sweep, self._events, self._now = store, lease, sweep, events, now
+        self._requests = requests
         self._rescue = Rescue(paths.rescued, store)
         self.unsaved = Changes()
         self.away = False
@@ -66,7 +69,7 @@ class SweepRecords:
     def _keep_elsewhere(self, error: DatabaseChangedError) -> None:
         """All that is known goes into a fresh database: the sweep's own was deleted, replaced or set back."""
         try:
-            self._rescue.keep(str(error), self._sweep, self._now())
+            self._rescue.keep(str(error), self._sweep, self._requests(), self._now())
         except (StoreError, OSError) as second:
             self._events.trouble("database", f"{error}; {second}: what is known is in memory only")
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from lora_tune.controller.rescue import still_there
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url
 from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.requests import Request, Requests
 from tests.builders import study_of, sweep_of
 from tests.controller.test_driver import House, assert_all_accounted_for
 from tests.fakes import FakeClock, FakeCluster, command_study
@@ -70,6 +72,49 @@ def test_with_the_kept_records_in_its_place_the_sweep_goes_on(house: House) -> N
     assert {n: house.sweep().trials[n].seconds for n in finished} == {n: t.seconds for n, t in finished.items()}
 
 
+def test_what_people_asked_is_done_by_the_driver_that_goes_on(house: House) -> None:
+    """A point that was accepted and had not run, one that nobody had answered, and a budget that was set."""
+    desk = Requests(house.store, house.study.name)
+    driver = house.driver(requests=desk)
+    desk._lease = driver._records._lease
+    run_until(driver, 1)
+    wish = Request(kind="enqueue", what={"values": {"LR": 0.002}}, who="ada@login1", asked_at=house.clock.now())
+    desk.ask(wish)
+    desk.ask(replace(wish, kind="set", what={"trials": TRIALS + 2}))
+    driver.tick()
+    asked = desk.all()
+    assert [r.accepted for r in asked] == [True, True]
+    assert not [t for t in driver.sweep.trials.values() if t.request is not None], "the slots were taken"
+    for path in files_of(house.paths.database):
+        path.unlink()
+    with pytest.raises(SetupError, match=r"rescued\.db"):
+        driver.run()
+    house.paths.rescued.replace(house.paths.database)
+    house.store = Store(sqlite_url(house.paths.database))
+    rescued = Requests(house.store, house.study.name)
+    assert rescued.all() == asked
+    house.driver(requests=rescued).run()
+    assert [t.tuned["LR"] for t in house.sweep().trials.values() if t.request == 0] == [0.002]
+    assert len(house.sweep().trials) == TRIALS + 2
+
+
+def test_a_database_that_was_set_back_takes_no_request_from_the_driver(house: House) -> None:
+    desk = Requests(house.store, house.study.name)
+    driver = house.driver(requests=desk)
+    desk._lease = driver._records._lease
+    driver.tick()
+    desk.ask(Request(kind="pause", what={}, who="ada@login1", asked_at=house.clock.now()))
+    driver.tick()
+    asked = desk.all()
+    with contextlib.closing(sqlite3.connect(house.paths.database)) as database, database:
+        database.execute("DELETE FROM lora_tune_request")
+        database.execute("UPDATE lora_tune_lease SET saves = 1")
+    with pytest.raises(SetupError, match=r"was set back to an earlier state"):
+        driver.run()
+    with contextlib.closing(Store(sqlite_url(house.paths.rescued), read_only=True)) as store:
+        assert Requests(store, house.study.name).all() == asked
+
+
 def test_a_backup_put_into_its_place_starts_nothing_again(house: House, tmp_path: Path) -> None:
     driver = house.driver()
     run_until(driver, 1)
@@ -90,12 +135,12 @@ def test_a_database_that_goes_while_the_driver_says_goodbye_is_missed(house: Hou
     house.driver().run()
     kept = tmp_path / "rescued.db"
     sweep = house.sweep()
-    still_there(house.store, sweep, kept, 0.0)
+    still_there(house.store, sweep, [], kept, 0.0)
     assert not kept.exists()
     for path in Path(house.store.url.removeprefix("sqlite:///")).parent.glob("*.db*"):
         path.unlink()
     with pytest.raises(SetupError, match=r"was deleted while a driver was using it.*rescued\.db"):
-        still_there(house.store, sweep, kept, 0.0)
+        still_there(house.store, sweep, [], kept, 0.0)
     with contextlib.closing(Store(sqlite_url(kept), read_only=True)) as store:
         assert store.load(sweep.name) == sweep
 
