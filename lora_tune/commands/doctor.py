@@ -71,7 +71,7 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
     yield files.free_space(paths.root, SWEEP_GB, "logs and the database grow there")
     yield files.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
     if isinstance(workload, MlperfWorkload):
-        yield from files.implementation(workload, study)
+        yield from files.implementation(workload, study, paths.attempt(0, 0).folder)
         known = _known_places(study, workload)
         yield (files.container if workload.engine == "pyxis" else files.docker_image)(known.get("CONT"))
         benchmark = study.benchmark

@@ -36,12 +36,12 @@ from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
     DrivePlan,
     Environment,
-    doubts,
     driver,
     given_back,
     make_clock,
@@ -252,7 +252,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
     from lora_tune.search.session import Session
 
     try:
-        remarks = doubts(workload)
+        remarks = doubts(workload, study, paths)
     except errors.SetupError as error:
         remarks = [f"no trial would run: {error}"]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)

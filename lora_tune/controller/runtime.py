@@ -17,6 +17,7 @@ from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.base_watch import refuse_departed
 from lora_tune.controller.dependencies import Projects
+from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
@@ -37,7 +38,7 @@ from lora_tune.store import (
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
 from lora_tune.store.requests import Requests
-from lora_tune.workloads.base import Checks, Prepares, Workload, start
+from lora_tune.workloads.base import Prepares, Workload, start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +85,13 @@ def make_clock(study: Study, launcher: Launcher) -> Clock:
     return cast(Clock, launcher) if launcher_kind(study.site).keeps_time else RealClock()
 
 
-def doubts(workload: Workload) -> Sequence[str]:
-    """What its trials need and may not find, a sentence each. Raises SetupError for what is surely missing."""
-    return workload.check() if isinstance(workload, Checks) else ()
-
-
 def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> Store:
     """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all.
 
     Raises ForeignFolderError where the two do not belong together; nothing is written then.
     """
     root, study = plan.paths.root, plan.study
-    doubts(plan.workload)
+    doubts(plan.workload, study, plan.paths)
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not os.access(root, os.W_OK):
@@ -253,7 +249,7 @@ def at_work(
             requests=desk,
             projection=projection,
         )
-        for doubt in doubts(plan.workload):
+        for doubt in doubts(plan.workload, plan.study, plan.paths):
             around.view.line(doubt)
         _prepare_once(plan, ports, lease, around.pause, prepared)
         grace = plan.launcher_kind.submit_grace_seconds

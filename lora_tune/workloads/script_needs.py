@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_tune.workloads.base import Job
+
 _SET = re.compile(r"(?:^|[;&]\s*)set\s+([^;&|]+)|^#!\S*bash\s+(-\S+)$")
 _NOUNSET = re.compile(r"(?:^|\s)([-+])(?:[A-Za-z]*u[A-Za-z]*|[A-Za-z]*o\s+nounset)(?=\s|$)")
 _SOURCES = re.compile(r"^\s*(?:source|\.)\s+[\"']?(?:\S*/)?([\w.-]+\.sh)\b", re.MULTILINE)
@@ -32,6 +34,11 @@ _SAVED_ENVIRONMENT = re.compile(
     r"(?<![\w./-])(?:export -p|declare -x|printenv|env)[ \t]*(?:\|[^\n>]*)?>>?[ \t]*([^\s;&|]+)"
 )
 _OWN_NODES = re.compile(r"^#SBATCH\s+(?:-w\s*|--nodelist[= ]\s*)(\S+)", re.MULTILINE)
+_CUT = re.compile(
+    r"(?:\b(?:cd|pushd|source|dirname|realpath|readlink)|(?:^|\s)\.)[ \t]+(?:-\w+[ \t]+)*"
+    r"\$(?:\(|0\b|\{?(BASH_SOURCE|PWD|SLURM_SUBMIT_DIR|\w*(?:DIR|HERE|ROOT|PATH))\b)"
+)
+"""Where a path is used without quotes: bash cuts it at its blanks."""
 _OPENS = re.compile(r"^(?:if|case)\b")
 _CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
 
@@ -109,6 +116,25 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
             found.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
     return found
+
+
+def path_doubts(job: Job) -> list[str]:
+    """Which paths of a job have blanks in them and are used without quotes by its script, a sentence each."""
+    place = job.cwd or job.folder
+    found: dict[str, str] = {}
+    for script in (word for word in job.argv if word.endswith((".sh", ".sub"))):
+        text = job.files.get(script) or _text(place / script)
+        for line in _code(text).splitlines():
+            for match in _CUT.finditer(line):
+                path = job.environment.get(match[1] or "", str(place))
+                if re.search(r"\s", path):
+                    cut = f"{script} uses it without quotes, where bash cuts it: `{' '.join(line.split())[:120]}`"
+                    found.setdefault(path, f"{path} has a space in it, and {cut}; use a path without spaces")
+    return list(found.values())
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def own_nodes(script: Path) -> str:

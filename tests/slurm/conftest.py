@@ -14,11 +14,11 @@ from tests.slurm.house import House
 
 @pytest.fixture
 def house(slurm: Cluster, tmp_path: Path) -> Iterator[Callable[..., House]]:
-    """Makes a :class:`House`; its drivers are ended with the test."""
+    """Makes a :class:`House`, below a folder of the given name; its drivers are ended with the test."""
     made: list[House] = []
 
-    def make(**settings: Any) -> House:
-        folder = tmp_path / str(len(made)) if made else tmp_path
+    def make(name: str = "", **settings: Any) -> House:
+        folder = tmp_path / (name or (str(len(made)) if made else ""))
         folder.mkdir(exist_ok=True)
         found = House(folder, slurm, **settings)
         made.append(found)

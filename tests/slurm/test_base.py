@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from lora_tune.store.records import Verdict
+from tests.cluster import wait_until
 from tests.slurm.house import House
 
 pytestmark = pytest.mark.slurm
@@ -44,6 +46,38 @@ def test_the_config_of_today_is_trial_0_and_the_best_is_told_against_it(house: C
     for exported in home.paths.best.glob("config_*.sh"):
         assert not (home.implementation / exported.name).exists()
         assert str(home.implementation) not in exported.read_text()
+
+
+def test_folders_whose_names_have_spaces_from_the_base_config_to_the_line_by_hand(house: Callable[..., House]) -> None:
+    """The study, the tree, the base's own folder in it, the sweep's output and that of the export."""
+    environment = {"STANDIN_SECONDS": "1"}
+    home = house("runs of today", trials=3, parallel=3, target=0.97, environment=environment)
+    place = home.implementation / "configs of ours"
+    place.mkdir()
+    text = (home.implementation / CONFIG).read_text().replace("/config_common.sh", "/../config_common.sh")
+    (place / CONFIG).write_text(text)
+    study = home.study.read_text().replace(
+        "first_eval = 256\neval_every = 128\n", f'base = "configs of ours/{CONFIG}"\n'
+    )
+    home.study.write_text(study.replace("low = 60, high = 120, step = 20", "low = 400, high = 800, step = 100"))
+
+    assert home.finish(240) == 0, home.said
+    trials = home.sweep().trials
+    assert {t.verdict for t in trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}
+    first = trials[0]
+    assert (first.verdict, first.metrics.base, first.tuned["LR"]) == (Verdict.REACHED, CONFIG, 4e-4)
+
+    exported = home.paths.root.parent / "best of today"
+    told = command(home, "export", "--to", str(exported), "--check")
+    line = next(row for row in told.splitlines() if row.startswith("run it: ")).removeprefix("run it: ")
+    results = home.paths.root.parent / "by hand"
+    results.mkdir()
+    variables = {"LOGDIR": str(results), "DATESTAMP": "hand", "CONT": "standin.sqsh"}
+    data = dict.fromkeys(("DATADIR", "MODEL"), str(home.paths.root.parent / "data"))
+    shell = f"cd {shlex.quote(str(exported))} && {line.replace('sbatch ', 'sbatch --parsable ')}"
+    job = home.cluster.run("bash", "-c", shell, environment={**variables, **data}).strip()
+    wait_until(lambda: home.cluster.job_state(job) == "COMPLETED", 90, "the job by hand ends")
+    assert '"status": "success"' in (results / "hand_1.log").read_text()
 
 
 def command(home: House, name: str, *options: str) -> str:

@@ -399,7 +399,7 @@ class TestDoctor:
     """``doctor`` says which config trials start from, and which one they pass over."""
 
     def told(self, workload: MlperfWorkload) -> str:
-        return "\n".join(str(finding) for finding in implementation(workload, workload.study))
+        return "\n".join(str(finding) for finding in implementation(workload, workload.study, Path("/tmp/trial")))
 
     def test_with_and_without_a_base(self, tree: Path) -> None:
         workload = made(tree)

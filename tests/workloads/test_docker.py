@@ -29,6 +29,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.docker import DockerWorkload, base_for
 from lora_tune.workloads.implementation import sourced_file
+from lora_tune.workloads.script_needs import path_doubts
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 from tests.recorded import recorded
@@ -122,6 +123,16 @@ class TestJob:
         study, found = workload(tree)
         files = found.job(some_proposal(study), tmp_path / "a").files
         assert "configs/config_MI300X_1x8x1xtp1pp1cp1.sh" in files
+
+    def test_a_script_that_cuts_paths_at_blanks_counts_where_trials_run(self, tree: Path, tmp_path: Path) -> None:
+        """The scripts are copied to the trial, so its folder may have no blanks; that of the tree may."""
+        script = tree / "run_with_docker.sh"
+        script.write_text(script.read_text().replace('cd "$(dirname', 'SCRIPT_DIR="$(dirname') + "cd $SCRIPT_DIR\n")
+        study, found = workload(tree.rename(tmp_path / "my tree"))
+        job = {name: found.job(some_proposal(study), tmp_path / name) for name in ("sweep", "my sweep")}
+        assert path_doubts(job["sweep"]) == []
+        (doubt,) = path_doubts(job["my sweep"])
+        assert doubt.startswith(f"{tmp_path}/my sweep has a space in it")
 
     @pytest.mark.parametrize("named", ["config_shared.sh", "$(dirname ${BASH_SOURCE[0]})/config_shared.sh"])
     def test_what_the_base_sources_from_its_folder_reaches_a_trial(

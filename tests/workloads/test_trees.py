@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError
+from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
+from lora_tune.controller.doubts import doubts
 from lora_tune.workloads import load
-from lora_tune.workloads.base import some_proposal
+from lora_tune.workloads.base import Job, some_proposal
 from lora_tune.workloads.implementation import read_implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.script_needs import needed_variables, own_nodes, script_doubts
+from lora_tune.workloads.script_needs import needed_variables, own_nodes, path_doubts, script_doubts
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 
@@ -211,6 +214,44 @@ class TestWhatAScriptNeeds:
         assert any("needs WORK_DIR" in doubt for doubt in found.check())
         _, told = workload(tree, environment={"WORK_DIR": "/work"})
         assert not any("needs WORK_DIR" in doubt for doubt in told.check())
+
+
+class TestPathsWithBlanks:
+    """Launch scripts name their own folder and the log folder without quotes: where these have blanks no trial runs."""
+
+    @pytest.mark.parametrize(
+        ("line", "cut"),
+        [
+            ("export HERE=$(dirname $(scontrol show job $SLURM_JOB_ID | sed -n s/Command=//p))", "tree"),
+            ("cd $SCRIPT_DIR", "tree"),
+            ("source ${RUNSUB_DIR}/config_mounts.sh", "tree"),
+            (". $(dirname $0)/mounts.sh", "tree"),
+            ('srun --container-mounts="$(realpath ${LOGDIR}):/results" true', "logs"),
+            ('cd "${SCRIPT_DIR}" && source "$(dirname "$0")/mounts.sh" && ls $(realpath "$LOGDIR")', ""),
+            ("# cd $SCRIPT_DIR", ""),
+            ("cd ..", ""),
+        ],
+    )
+    def test_are_told_with_the_line_that_cuts_them(self, tmp_path: Path, line: str, cut: str) -> None:
+        places = {name: tmp_path / f"my {name}" for name in ("tree", "logs")}
+        places["tree"].mkdir()
+        (places["tree"] / "run.sub").write_text(f"set -eux\n{line}\n")
+        job = Job(
+            name="x", folder=tmp_path, argv=("run.sub",), cwd=places["tree"], log=tmp_path / "log",
+            environment={"LOGDIR": str(places["logs"])},
+        )  # fmt: skip
+        told = path_doubts(job)
+        assert [f"{places[cut]} has a space in it" in words and line in words for words in told] == [True] * bool(cut)
+        plain = replace(job, environment={"LOGDIR": "/logs"}, cwd=places["tree"].rename(tmp_path / "tree"))
+        assert path_doubts(plain) == []
+
+    def test_a_sweep_says_it_before_its_first_trial(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "run.sub").open("a").write("cd $SCRIPT_DIR\n")
+        for place, told in ((tree, False), (tmp_path / "my tree", True)):
+            study, found = workload(tree.rename(place))
+            said = doubts(found, study, SweepPaths(tmp_path / "sweep"))
+            assert any(f"{place} has a space in it" in words for words in said) is told
+            tree = place
 
 
 class TestStartersOfTheirOwn:

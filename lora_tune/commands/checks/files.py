@@ -18,7 +18,7 @@ from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.implementation import Implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base, same_machine
-from lora_tune.workloads.script_needs import own_nodes, script_doubts
+from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts
 
 GB = 1e9
 MODEL_GB = 130
@@ -188,8 +188,8 @@ def server(url: str) -> Finding:
         return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")
 
 
-def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
-    """The implementation's folder, and whether it reads every knob of the study."""
+def implementation(workload: MlperfWorkload, study: Study, trial: Path) -> Iterator[Finding]:
+    """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
     try:
         found = workload.implementation
     except LoraTuneError as error:
@@ -205,11 +205,8 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
             "which variables have an effect, only the container can tell",
             'nothing to do where the names are right; workload.reads = "folder" if the code is here',
         )
-    if re.search(r"\s", str(found.folder)):
-        what = f"{found.folder} has a space in it"
-        yield problem(what, "its scripts do not quote their paths", "move the folder to a path without spaces")
     try:
-        job = workload.job(some_proposal(study), Path("/tmp/doctor"))
+        job = workload.job(some_proposal(study), trial)
         if not found.in_container:
             yield good(f"it reads all of {', '.join(study.space)}")
         nodes = own_nodes(found.folder / Path(job.argv[-1]).name)
@@ -219,7 +216,8 @@ def implementation(workload: MlperfWorkload, study: Study) -> Iterator[Finding]:
                 "they are another cluster's, or too many for a trial",
                 "name yours in site.nodelist, which overrides that line",
             )
-        for doubt in script_doubts(found.folder / Path(job.argv[-1]).name, job.environment):
+        launched = found.folder / Path(job.argv[-1]).name
+        for doubt in (*path_doubts(job), *script_doubts(launched, job.environment)):
             what, _, fix = doubt.rpartition("; ")
             yield problem(what, "every trial would run into it", fix)
     except LoraTuneError as error:

@@ -26,8 +26,9 @@ from lora_tune.commands.options import Review, guarded, load_review, output_opti
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
 from lora_tune.controller.base_watch import refuse_departed
+from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
-from lora_tune.controller.runtime import DrivePlan, Environment, at_work, doubts, given_back, make_clock, own_folder
+from lora_tune.controller.runtime import DrivePlan, Environment, at_work, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
@@ -167,7 +168,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
     """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
     study, review = options.study, options.review
     plan = _plan(options)
-    doubts(plan.workload)  # what is surely missing is said before anything is recorded
+    doubts(plan.workload, study, options.paths)  # what is surely missing is said before anything is recorded
     options.paths.root.mkdir(parents=True, exist_ok=True)
     if say:
         click.echo(introduction(options.review.study, options.field, options.settings))
