@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+import click
+
 from lora_tune.base.errors import InputError, LoraTuneError
+from lora_tune.commands import steer
 from lora_tune.commands.web_server import Application
-from lora_tune.commands.wishes import wishes
+from lora_tune.commands.wishes import WISHED, wishes
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, words
 from lora_tune.review.steer_page import SET, Form, steer_html
@@ -152,20 +155,25 @@ def _clone(given: Mapping[str, str], sweep: Sweep) -> int | None:
     return number
 
 
+_OPTIONS = click.Command("steer", params=[option for option in steer.main.params if option.name in WISHED])
+"""The options of ``steer`` that wish for something: what the command line takes for a number, a form does."""
+
+
 def _options(study: Study, given: Mapping[str, str], clone: int | None) -> dict[str, Any]:
-    """A form as the options of ``steer``. Raises InputError for a text that is no number or no choice's place."""
-    tuned = {name.removeprefix(SET): text for name, text in given.items() if name.startswith(SET) and text}
-    enqueue = "enqueue" in given
-    stop = given.get("stop")
-    numbers: dict[str, Any] = {name: _budget(name, given.get(name, "")) for name in SETTINGS}
-    return {
-        "stops": [] if stop is None else [_trial(stop)],
-        "enqueue": enqueue,
-        "values": [f"{name}={_value(study, name, text)}" for name, text in tuned.items()] if enqueue else [],
-        "clone": clone if enqueue else None,
-        "pause": {"pause": True, "resume": False}.get(given.get("pause", "")),
-        **numbers,
-    }
+    """A form as the options of ``steer``. Raises InputError for what the command line cannot read either."""
+    words = [f"--{name.replace('_', '-')}={given[name]}" for name in SETTINGS if given.get(name)]
+    if "stop" in given:
+        words.append(f"--stop={given['stop']}")
+    if given.get("pause") in ("pause", "resume"):
+        words.append(f"--{given['pause']}")
+    if "enqueue" in given:
+        tuned = {name.removeprefix(SET): text for name, text in given.items() if name.startswith(SET) and text}
+        words += ["--enqueue", *(f"--set={name}={_value(study, name, text)}" for name, text in tuned.items())]
+        words += [] if clone is None else [f"--clone={clone}"]
+    try:
+        return _OPTIONS.make_context("steer", words).params
+    except click.UsageError as error:
+        raise InputError(error.format_message().replace("'--", "'")) from error
 
 
 def _value(study: Study, name: str, text: str) -> str:
@@ -179,22 +187,5 @@ def _value(study: Study, name: str, text: str) -> str:
     return str(choices[place])
 
 
-def _trial(text: str) -> int:
-    number = _number(text)
-    if number is None:
-        raise InputError(f"{text!r} is not the number of a trial")
-    return number
-
-
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-
-
-def _budget(name: str, text: str) -> int | float | None:
-    """A key of the budget as it was typed; None where its field is empty."""
-    if not text:
-        return None
-    try:
-        return int(text) if name in ("parallel", "trials") else float(text)
-    except ValueError:
-        raise InputError(f"{name}: {text!r} is not a number") from None

@@ -16,6 +16,9 @@ from lora_tune.controller.steering import SETTINGS, refusal_of_values
 from lora_tune.store.records import Sweep, TrialState
 from lora_tune.store.requests import Request
 
+WISHED = ("stops", "enqueue", "values", "clone", "pause", *SETTINGS)
+"""Names of the options of ``steer`` that wish for something."""
+
 
 def this_person() -> str:
     """Who asks, as user@host."""
@@ -32,7 +35,7 @@ def wishes(study: Study, sweep: Sweep, given: Mapping[str, Any], now: float) -> 
     sweep : Sweep
         Its records.
     given : mapping
-        The options of ``steer`` by their names: stops, enqueue, values, clone, pause, and those of ``SETTINGS``.
+        The options of ``steer`` by their names, all of ``WISHED``.
     now : float
         Epoch seconds.
 

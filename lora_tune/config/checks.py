@@ -101,7 +101,7 @@ def within(distribution: BaseDistribution, value: Value) -> bool:
 
     try:
         create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
-    except ValueError:
+    except (ValueError, OverflowError):  # the second: an integer that no float holds
         return False
     return True
 

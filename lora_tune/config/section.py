@@ -10,12 +10,17 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from lora_tune.logs.run import as_number
 
+LONGEST = 18
+"""Digits of an integer that every database, and a float nearly, can hold."""
+
 
 def numbers_are_numbers(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     """Refuse ``trials = "6"`` and ``trials = true``, which would pass for 6 and 1; a validator of fields, before.
 
     Raises ValueError, as pydantic wants it.
     """
+    if type(value) is int and abs(value) >= 10**LONGEST:
+        raise ValueError(f"must be an integer of at most {LONGEST} digits")
     kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
     if kinds & {int, float} and type(value) not in kinds:
         if isinstance(value, str) and as_number(value) is not None:

@@ -77,7 +77,7 @@ def test_resolves_what_a_trial_reads() -> None:
         (("[workload]", 'name = "../x"\n[workload]'), "name", "must be of the form"),
         (("DROPOUT = 0.1", "DROPOUT = nan"), "space.DROPOUT.value", "finite"),
         (("DROPOUT = 0.1", f"DROPOUT = {'9' * 400}"), "space.DROPOUT.value", "finite"),
-        (("DROPOUT = 0.1", f'N = {{ type = "int", low = 1, high = {"9" * 400} }}'), "space.N", "must be finite"),
+        (("DROPOUT = 0.1", f'N = {{ type = "int", low = 1, high = {"9" * 400} }}'), "space.N.high", "at most 18"),
     ],
 )
 def test_names_the_file_the_key_and_the_remedy(change: tuple[str, str], key: str, problem: str) -> None:

@@ -233,6 +233,8 @@ class TestCommand:
             (("--enqueue", "--set", "LR=7"), "LR = 7.0 is not within"),
             (("--set", "LR=0.002"), "add --enqueue"),
             (("--clone", "9", "--enqueue"), "--clone 9: there is no such trial"),
+            (("--parallel", "9" * 400), "budget.parallel: must be an integer of at most 18 digits"),
+            (("--stop", "9" * 400), "there is no such trial"),
             (("--parallel", "0"), "parallel"),
         ],
     )
