@@ -6,8 +6,7 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from importlib import resources
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,15 @@ from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import UNRUN, Recommended
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
-from lora_tune.workloads.base import Workload
-from lora_tune.workloads.base_config import Difference, differences, equal, read_base
+from lora_tune.workloads.base import KnowsVariables, Workload
+from lora_tune.workloads.base_config import Difference, differences, equal
 from lora_tune.workloads.config_file import value_text
-from lora_tune.workloads.implementation import LIBRARY_PREFIXES, files_reading, sourced, sourced_file
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_export import export_place
-from lora_tune.workloads.recipe import RecipeWorkload
+from lora_tune.workloads.implementation import sourced, sourced_file
 from lora_tune.workloads.sandbox import source_files
+from lora_tune.workloads.tree import TreeWorkload
 
 TWIN_VERSION = 1
 """Grows when a key of the twin changes its meaning."""
-
-_BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLTIME_RUNANDTIME"})
-"""What launch scripts and sbatch read, not the training."""
-
-_LAUNCH = "sbatch and the launch script"
 
 
 def twin(
@@ -146,18 +138,16 @@ def changed_against(base: Path, config: Path, workload: Workload | None = None) 
     that is not there may be named relative to the implementation's folder, as ``workload.base`` is. Raises InputError
     when it is nowhere.
     """
-    if isinstance(workload, MlperfWorkload) and not base.is_absolute() and not base.exists():
-        base = workload.implementation.folder / base
-    if isinstance(workload, MlperfWorkload) and workload.is_recorded(base):
-        assert workload.base is not None
-        recorded = workload.base.lasting
+    tree = workload if isinstance(workload, TreeWorkload) else None
+    if tree is not None and not base.is_absolute() and not base.exists():
+        base = tree.implementation.folder / base
+    if tree is not None and (recorded := tree.recorded_values(base)) is not None:
         return differences(recorded, {**recorded, **_changed_lines(config, recorded)})
     if not base.is_file():
         raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
     file = base.resolve()
-    if isinstance(workload, MlperfWorkload) and file.is_relative_to(root := workload.implementation.folder):
-        before = read_base(root, str(file.relative_to(root)), workload.settings.before).values
-        return differences(before, exported_by(config, workload))
+    if tree is not None and file.is_relative_to(tree.implementation.folder):
+        return differences(tree.values_of(file), exported_by(config, tree))
     return differences(source_files([file]).values, sourced_beside(config, file.parent))
 
 
@@ -170,63 +160,18 @@ def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
 
 def home(workload: Workload) -> Path | None:
     """The folder in which this workload's configs are sourced; None: anywhere."""
-    if isinstance(workload, MlperfWorkload):
-        return workload.implementation.folder / export_place(workload)
-    return None
+    return workload.implementation.folder / workload.config_place if isinstance(workload, TreeWorkload) else None
 
 
 def exported_by(config: Path, workload: Workload) -> dict[str, str]:
     """What ``config`` exports where this workload's users source it. Raises SetupError when it cannot be sourced."""
-    root = workload.implementation.folder if isinstance(workload, MlperfWorkload) else None
+    root = workload.implementation.folder if isinstance(workload, TreeWorkload) else None
     return sourced_beside(config, home(workload), root)
 
 
 def readers(names: Iterable[str], workload: Workload) -> dict[str, str]:
     """Who reads each variable, in words; "" for nobody. Empty where nobody can know (another's command)."""
-    if isinstance(workload, RecipeWorkload):
-        known = _recipe_variables()
-        return {n: "the recipe" if n in known else _LAUNCH if n in _BY_THE_SITE else "" for n in names}
-    if not isinstance(workload, MlperfWorkload):
-        return {}
-    found, by_file = workload.implementation, files_reading(workload.implementation.folder)
-
-    def reader(name: str) -> str:
-        if name in by_file:
-            more = f" and {len(by_file[name]) - 1} more" if len(by_file[name]) > 1 else ""
-            return f"{by_file[name][0]}{more}"
-        if name in _BY_THE_SITE:
-            return _LAUNCH
-        if name.startswith(LIBRARY_PREFIXES):
-            return "a library in the container, as its name says"
-        if found.in_container:
-            return "only the container can tell: the training code is not here"
-        return "no file here; the config that it sources sets it" if name in found.values else ""
-
-    return {name: reader(name) for name in names}
-
-
-def known_variables(workload: Workload) -> Callable[[str], bool] | None:
-    """Which variables have an effect on this workload's trials; None where nobody can know (another's command)."""
-    if isinstance(workload, MlperfWorkload):
-        implementation = workload.implementation
-        return lambda name: implementation.knows(name) or name in implementation.values or name in _BY_THE_SITE
-    if isinstance(workload, RecipeWorkload):
-        names = _recipe_variables()
-        return lambda name: name in names or name in _BY_THE_SITE
-    return None
-
-
-def _recipe_variables() -> frozenset[str]:
-    """Every capital name that our recipes' sources quote. Read as text: importing them would import torch."""
-    found: set[str] = set()
-    waiting = [resources.files("lora_tune.recipes")]
-    while waiting:
-        for entry in waiting.pop().iterdir():
-            if entry.is_dir():
-                waiting.append(entry)
-            elif entry.name.endswith(".py"):
-                found |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", entry.read_text(encoding="utf-8")))
-    return frozenset(found)
+    return workload.readers(names) if isinstance(workload, KnowsVariables) else {}
 
 
 def without_effect(config: Path, workload: Workload) -> list[str] | None:
@@ -235,8 +180,9 @@ def without_effect(config: Path, workload: Workload) -> list[str] | None:
     Sources it in a clean bash as its user would. Raises SetupError when it cannot be sourced.
     """
     exported = exported_by(config, workload)
-    known = known_variables(workload)
-    return None if known is None else sorted(name for name in exported if not known(name))
+    if not isinstance(workload, KnowsVariables):
+        return None
+    return sorted(name for name in exported if not workload.knows_variable(name))
 
 
 def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> list[str]:

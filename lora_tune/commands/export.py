@@ -33,7 +33,7 @@ from lora_tune.search.recommendation import Recommended, recommended
 from lora_tune.store.records import Sweep, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
-from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.tree import TreeWorkload
 
 _PACKAGES = ("optuna", "submitit", "torch")
 
@@ -158,7 +158,7 @@ def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) ->
 def as_measured(workload: Workload, sweep: Sweep) -> Workload:
     """The workload with the machine's own config as the sweep measured it, where it has that on record."""
     base = base_trial(sweep)
-    if base is None or not base.base_values or not isinstance(workload, MlperfWorkload):
+    if base is None or not base.base_values or not isinstance(workload, TreeWorkload):
         return workload
     return workload.as_recorded(str(base.metrics.base), base.base_values)
 

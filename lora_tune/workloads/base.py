@@ -6,7 +6,7 @@ It is pure; it never starts anything. A trial knows nothing of Optuna or the dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -149,6 +149,24 @@ class Starts(Protocol):
 
     def start_values(self) -> Mapping[str, str]:
         """What its files set now, as ``Start.values`` has it. Raises SetupError when they cannot be read."""
+        ...
+
+
+LAUNCH = "sbatch and the launch script"
+BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLTIME_RUNANDTIME"})
+"""Variables that launch scripts and sbatch read, not the training."""
+
+
+@runtime_checkable
+class KnowsVariables(Protocol):
+    """A workload that knows which variables its trials read."""
+
+    def knows_variable(self, name: str) -> bool:
+        """Whether ``name`` has an effect on trials, or may have one."""
+        ...
+
+    def readers(self, names: Iterable[str]) -> dict[str, str]:
+        """Who reads each variable, in words; "" for nobody."""
         ...
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from lora_tune.base.errors import StudyError
 from lora_tune.base.paths import AttemptPaths
@@ -24,19 +22,18 @@ from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Start, Value
-from lora_tune.workloads.base_config import BaseConfig, as_value, equal, read_base, recorded_base, stated_defaults
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.base_config import as_value, equal
 from lora_tune.workloads.config_file import render, source_lines, value_text
-from lora_tune.workloads.implementation import Implementation, implementation_folder, read_implementation
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.mlperf_names import ALIASES, probe_values, refuse_illegal, spelled
 from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.places import given_by_site, places
 from lora_tune.workloads.recipe import layout_of
-from lora_tune.workloads.starting_point import Effective, starting_point
+from lora_tune.workloads.tree import TreeWorkload
 
 
-class MlperfWorkload:
+class MlperfWorkload(TreeWorkload):
     """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
 
     Settings = MlperfSettings
@@ -58,70 +55,7 @@ class MlperfWorkload:
                 "site.container_mounts",
                 "cannot reach run.sub's steps: pyxis takes mounts from srun's command line only; add them there",
             )
-        self.study = study
-        self.settings = settings
-        self._recorded: tuple[str, Mapping[str, str]] = ("", {})
-
-    @functools.cached_property
-    def base(self) -> BaseConfig | None:
-        """The machine's own config, or what a sweep recorded of it; None where none is named. Raises SetupError."""
-        name, values = self._recorded
-        if not (file := self.settings.base or name or self._usual_base()):
-            return None
-        folder, before = implementation_folder(self.settings.implementation), self.settings.before
-        return recorded_base(folder, file, before, values) if values else read_base(folder, file, before)
-
-    def _usual_base(self) -> str:
-        """The config that trials start from where the study names none, relative to the folder; "" for none."""
-        return ""
-
-    def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
-        """The same with the base config as a sweep has it on record, whatever its files say now, or if they are gone.
-
-        name, values: those of ``Start`` when the sweep began.
-        """
-        made = type(self)(self.study, self.settings)
-        made._recorded = (name, dict(values))
-        return made
-
-    def is_recorded(self, file: Path) -> bool:
-        """Whether ``file`` is the base config, of which a sweep's record is known."""
-        folder = implementation_folder(self.settings.implementation)
-        return (
-            bool(self._recorded[1]) and self.base is not None and (folder / self.base.file).resolve() == file.resolve()
-        )
-
-    @functools.cached_property
-    def implementation(self) -> Implementation:
-        """The folder as read now. Raises SetupError when it is not there."""
-        settings = self.settings
-        folder = implementation_folder(settings.implementation)
-        own = None if self.base is None else self.base.values
-        return read_implementation(folder, settings.script, settings.common, settings.before, settings.reads, own)
-
-    @functools.cached_property
-    def _start(self) -> Start | None:
-        if self.base is None:
-            return None
-        effective = Effective(self.base.values, self._defaults)
-        found = starting_point(self.base.name, effective, self.study.search_space)
-        return replace(found, values=self.base.lasting)
-
-    @functools.cached_property
-    def _defaults(self) -> Mapping[str, str]:
-        return stated_defaults(self.implementation.folder)
-
-    def start(self) -> Start | None:
-        """The base config as trial 0 measures it. Raises SetupError when it cannot be read."""
-        return self._start
-
-    def start_values(self) -> Mapping[str, str]:
-        """What the base config's files set now, without what is another each time; nothing without a base."""
-        if (known := self.base) is None:
-            return {}
-        folder, before = implementation_folder(self.settings.implementation), self.settings.before
-        now = read_base(folder, known.file, before)
-        return replace(now, passing=now.passing | known.passing).lasting
+        super().__init__(study, settings)
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """The attempt's config file and run.sub with exactly its environment.

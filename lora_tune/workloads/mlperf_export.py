@@ -27,7 +27,7 @@ def export(
 
     Raises InputError where no name for it is free.
     """
-    place = export_place(workload)
+    place = workload.config_place
     limits = {} if submit else _limits(workload, proposal)  # sbatch alone is given a limit
     exports = {**_system(workload), **workload.exports(proposal), **limits}
     after = [WALLTIME] if limits else []
@@ -67,13 +67,6 @@ def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[s
         "DGXNGPU": str(workload.study.site.gpus_per_node),
     }
     return {n: v for n, v in wanted.items() if given.get(n, "") == "" and n in workload.implementation.reads}
-
-
-def export_place(workload: MlperfWorkload) -> Path:
-    """Where an export belongs, relative to the implementation: beside what it sources."""
-    if workload.base is not None:
-        return workload.base.place
-    return Path(*workload.implementation.common[:1]).parent
 
 
 def assignment(name: str, value: str) -> str:

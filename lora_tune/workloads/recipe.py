@@ -6,8 +6,11 @@ exported one, so what was measured is what is handed over.
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +23,7 @@ from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.objectives import objective_of
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Slot, Value
+from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, Slot, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.pack_gain import doubts_of_packing
@@ -107,6 +110,15 @@ class RecipeWorkload:
             ),
         )
 
+    def knows_variable(self, name: str) -> bool:
+        """Whether a recipe reads ``name``."""
+        return name in _recipe_variables() or name in BY_THE_SITE
+
+    def readers(self, names: Iterable[str]) -> dict[str, str]:
+        """Who reads each variable, in words; "" for nobody."""
+        known = _recipe_variables()
+        return {n: "the recipe" if n in known else LAUNCH if n in BY_THE_SITE else "" for n in names}
+
     def _of_attempt(self, folder: Path) -> dict[str, Value]:
         """Variables that only an attempt has, and no export of its configuration."""
         return {}
@@ -160,6 +172,20 @@ class RecipeWorkload:
         if proposal.probe:
             values["PROBE"] = 1
         return values
+
+
+@functools.cache
+def _recipe_variables() -> frozenset[str]:
+    """Every capital name that our recipes' sources quote. Read as text: importing them would import torch."""
+    names: set[str] = set()
+    waiting = [resources.files("lora_tune.recipes")]
+    while waiting:
+        for entry in waiting.pop().iterdir():
+            if entry.is_dir():
+                waiting.append(entry)
+            elif entry.name.endswith(".py"):
+                names |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", entry.read_text(encoding="utf-8")))
+    return frozenset(names)
 
 
 class PeftWorkload(RecipeWorkload):

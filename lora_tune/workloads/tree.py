@@ -1,0 +1,127 @@
+"""A folder of somebody's launch scripts as a workload sees it: what they set and read, and the user's own config."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from lora_tune.config.study import Study
+from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start
+from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, stated_defaults
+from lora_tune.workloads.implementation import (
+    LIBRARY_PREFIXES,
+    Implementation,
+    files_reading,
+    implementation_folder,
+    read_implementation,
+)
+from lora_tune.workloads.mlperf_settings import MlperfSettings
+from lora_tune.workloads.starting_point import Effective, starting_point
+
+
+class TreeWorkload:
+    """What workloads share that drive launch scripts as they are. The folder is read when it is asked for."""
+
+    engine: str
+    """What starts the container: Slurm's plugin, or a command that the launch script calls."""
+
+    def __init__(self, study: Study, settings: MlperfSettings) -> None:
+        self.study = study
+        self.settings = settings
+        self._recorded: tuple[str, Mapping[str, str]] = ("", {})
+
+    @functools.cached_property
+    def base(self) -> BaseConfig | None:
+        """The machine's own config, or what a sweep recorded of it; None where none is named. Raises SetupError."""
+        name, values = self._recorded
+        if not (file := self.settings.base or name or self._usual_base()):
+            return None
+        folder, before = implementation_folder(self.settings.implementation), self.settings.before
+        return recorded_base(folder, file, before, values) if values else read_base(folder, file, before)
+
+    def _usual_base(self) -> str:
+        """The config that trials start from where the study names none, relative to the folder; "" for none."""
+        return ""
+
+    def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
+        """The same with the base config as a sweep has it on record, whatever its files say now, or if they are gone.
+
+        name, values: those of ``Start`` when the sweep began.
+        """
+        made = type(self)(self.study, self.settings)
+        made._recorded = (name, dict(values))
+        return made
+
+    def recorded_values(self, file: Path) -> Mapping[str, str] | None:
+        """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
+        folder = implementation_folder(self.settings.implementation)
+        if not self._recorded[1] or self.base is None or (folder / self.base.file).resolve() != file.resolve():
+            return None
+        return self.base.lasting
+
+    @functools.cached_property
+    def implementation(self) -> Implementation:
+        """The folder as read now. Raises SetupError when it is not there."""
+        settings = self.settings
+        folder = implementation_folder(settings.implementation)
+        own = None if self.base is None else self.base.values
+        return read_implementation(folder, settings.script, settings.common, settings.before, settings.reads, own)
+
+    @functools.cached_property
+    def _start(self) -> Start | None:
+        if self.base is None:
+            return None
+        effective = Effective(self.base.values, self._defaults)
+        found = starting_point(self.base.name, effective, self.study.search_space)
+        return replace(found, values=self.base.lasting)
+
+    @functools.cached_property
+    def _defaults(self) -> Mapping[str, str]:
+        return stated_defaults(self.implementation.folder)
+
+    def start(self) -> Start | None:
+        """The base config as trial 0 measures it. Raises SetupError when it cannot be read."""
+        return self._start
+
+    def start_values(self) -> Mapping[str, str]:
+        """What the base config's files set now, without what is another each time; nothing without a base."""
+        if (known := self.base) is None:
+            return {}
+        folder, before = implementation_folder(self.settings.implementation), self.settings.before
+        now = read_base(folder, known.file, before)
+        return replace(now, passing=now.passing | known.passing).lasting
+
+    @property
+    def config_place(self) -> Path:
+        """Where configs lie and are sourced, relative to the implementation: beside what they source."""
+        return Path(*self.implementation.common[:1]).parent if self.base is None else self.base.place
+
+    def values_of(self, file: Path) -> Mapping[str, str]:
+        """What a config in the implementation's folder exports now. Raises SetupError where it cannot be sourced."""
+        root = self.implementation.folder
+        return read_base(root, str(file.relative_to(root)), self.settings.before).values
+
+    def knows_variable(self, name: str) -> bool:
+        """Whether ``name`` has an effect on trials, or may have one."""
+        return self.implementation.knows(name) or name in self.implementation.values or name in BY_THE_SITE
+
+    def readers(self, names: Iterable[str]) -> dict[str, str]:
+        """Who reads each variable, in words; "" for nobody."""
+        tree, by_file = self.implementation, files_reading(self.implementation.folder)
+
+        def reader(name: str) -> str:
+            if name in by_file:
+                more = f" and {len(by_file[name]) - 1} more" if len(by_file[name]) > 1 else ""
+                return f"{by_file[name][0]}{more}"
+            if name in BY_THE_SITE:
+                return LAUNCH
+            if name.startswith(LIBRARY_PREFIXES):
+                return "a library in the container, as its name says"
+            if tree.in_container:
+                return "only the container can tell: the training code is not here"
+            return "no file here; the config that it sources sets it" if name in tree.values else ""
+
+        return {name: reader(name) for name in names}
