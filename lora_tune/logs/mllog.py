@@ -80,9 +80,9 @@ class MllogReader:
         held = self._tail + chunk if self._tail else chunk
         lines = held.rfind(b"\n") + 1
         if self._prolog:
-            begins = held.find(_RUN_BEGINS)
-            self._printed |= printed_settings(held[:begins] if begins >= 0 else held)
-            self._prolog = begins < 0
+            text, begun, _ = held.partition(_RUN_BEGINS)
+            self._printed |= printed_settings(text)
+            self._prolog = not begun
         at = 0
         while (brace := held.find(b"{", at, lines)) >= 0:
             end = held.find(b"\n", brace + WINDOW, lines) + 1 or lines
@@ -123,9 +123,8 @@ class MllogReader:
     def run(self) -> RunLog:
         """The run of the last ``run_start``; what there is while none was seen."""
         builders = [*self._earlier, self._current]
-        return next((b for b in reversed(builders) if b.run_start is not None), self._current).run(
-            self._dropped, self._printed
-        )
+        last = next((b for b in reversed(builders) if b.run_start is not None), self._current)
+        return last.run(self._dropped, self._printed)
 
     def runs(self) -> tuple[RunLog, ...]:
         """Every run in the log, oldest first (the last 33 at most)."""
