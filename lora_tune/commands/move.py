@@ -82,7 +82,8 @@ def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: f
 
 def _copy(source: Store, target: Store, sweep: Sweep, saved: Path, now: float) -> None:
     saves = source.saves(sweep.name)[1] + 1
-    target.copy_in(sweep, now, saves)
+    where = next((placed for placed in source.registered() if placed.name == sweep.name), None)
+    target.copy_in(sweep, now, saves, where)
     copied = target.load(sweep.name)
     assert copied is not None
     assert (copied.id, copied.trials, copied.attempts) == (sweep.id, sweep.trials, sweep.attempts)

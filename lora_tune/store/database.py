@@ -10,6 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Store:
         parsed = engine.parse_url(url)
         self.url = engine.full_url(url)
         self._saves: dict[str, int] = {}  # by sweep: the least count of saves that its database can have
+        self._placed: dict[str, Registered] = {}  # by sweep: from where it is driven, as this process wrote it down
         with engine.translated(url):
             if read_only:
                 self._engine = engine.reading_engine(parsed)
@@ -72,19 +74,19 @@ class Store:
         path.unlink(missing_ok=True)
         fresh = Store(engine.sqlite_url(path))
         try:
-            fresh.copy_in(sweep, now, self.counted(sweep.name) + 1)
+            fresh.copy_in(sweep, now, self.counted(sweep.name) + 1, self._placed.get(sweep.name))
         finally:
             fresh.close()
 
-    def copy_in(self, sweep: Sweep, now: float, saves: int) -> None:
+    def copy_in(self, sweep: Sweep, now: float, saves: int, where: Registered | None = None) -> None:
         """Write a whole sweep into this database, which holds none of its name; nobody drives it then.
 
-        saves: how often it counts as written to.
+        saves: how often it counts as written to. where: from where it was driven, and whether it is over.
         """
         row = {"name": sweep.name, "digest": sweep.digest, "study_toml": sweep.study_toml, "id": sweep.id}
+        row |= {"folder": sweep.folder} if where is None else {**_place_columns(where), "ended": where.ended}
         with self._writing() as connection:
-            values = {**row, "began_at": sweep.began_at, "folder": sweep.folder}
-            connection.execute(self._insert(schema.sweeps).values(**values))
+            connection.execute(self._insert(schema.sweeps).values(**row, began_at=sweep.began_at))
         lease = self.take_lease(sweep.name, "a copy", now)
         evals = tuple((*key, i, e) for key, found in sweep.evals.items() for i, e in enumerate(found))
         self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)
@@ -98,13 +100,14 @@ class Store:
 
     def place(self, lease: Lease, where: Registered) -> None:
         """Note from where the sweep is driven, and that it goes on. Raises SweepBusyError when the lease is lost."""
-        places = {"cwd": str(where.cwd), "file": str(where.file), "folder": str(where.folder)}
-        options = json.dumps(where.options)
-        self._change(lease, **places, options=options, signature=where.signature, ended="")
+        self._change(lease, **_place_columns(where), ended="")
+        self._placed[lease.sweep] = replace(where, ended="")
 
     def finish(self, lease: Lease, reason: str) -> None:
         """Note that the sweep is over, and why. Raises SweepBusyError when the lease is lost."""
         self._change(lease, ended=reason)
+        if (where := self._placed.get(lease.sweep)) is not None:
+            self._placed[lease.sweep] = replace(where, ended=reason)
 
     def _change(self, lease: Lease, **values: str) -> None:
         with self._fenced(lease) as connection:
@@ -264,6 +267,12 @@ def _held(connection: sa.Connection, name: str) -> Held:
     columns = (schema.leases.c.owner, schema.leases.c.token, schema.leases.c.renewed_at)
     row = connection.execute(sa.select(*columns).where(schema.leases.c.name == name)).one_or_none()
     return Held(*row) if row is not None else Held()
+
+
+def _place_columns(where: Registered) -> dict[str, str]:
+    """What a sweep's row holds of the place from which it is driven."""
+    places = {"cwd": str(where.cwd), "file": str(where.file), "folder": str(where.folder)}
+    return {**places, "options": json.dumps(where.options), "signature": where.signature}
 
 
 def _ours(lease: Lease) -> Any:

@@ -33,9 +33,12 @@ def test_a_sweep_goes_on_in_another_database_and_not_in_the_old_one(tmp_path: Pa
         asked = Requests(store, "quick").ask(asked)
         for remark in written:
             Remarks(store, "quick").write(remark)
+        registered = store.registered()
     done = move(tmp_path, "--to", url)
     assert done.returncode == 0, done.stderr
     assert f"2 trials of quick copied from {old} to {url}" in done.stdout
+    with closing(Store(url, read_only=True)) as store:
+        assert store.registered() == registered, "from where it is driven, and that it is over"
     again = move(tmp_path, "--to", url)
     assert (again.returncode, "holds a sweep quick already" in again.stderr) == (2, True)
     assert sweep(tmp_path, "--trials", "3", "--storage", url).returncode in (0, 4)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from lora_tune.base.errors import DatabaseChangedError, SweepBusyError
 from lora_tune.projection.optuna_tables import OptunaTables
-from lora_tune.store import Changes, Lease, SaveCount, Store, sqlite_url
+from lora_tune.store import Changes, Lease, Registered, SaveCount, Store, sqlite_url
 from lora_tune.store.records import Trial
 from tests.builders import STUDY, study_of, sweep_of
 from tests.postgres import Postgres
@@ -158,15 +158,20 @@ def test_a_driver_that_was_overtaken_is_not_mistaken_for_it(url: str) -> None:
 
 
 def test_what_a_driver_knows_fits_into_the_place_of_its_database(url: str, tmp_path: Path) -> None:
-    store, _ = begun(url)
+    store, lease = begun(url)
     count = SaveCount(store, "built", tmp_path / "saved.json")
     count.refuse_older()
     count.note()
-    known = store.load("built")
+    folder = Path("/sweeps/built")
+    place = Registered(name="built", study_toml="", cwd=Path("/s"), file=Path("/s/a.toml"), folder=folder, options={})
+    store.place(lease, place)
+    store.finish(lease, "all 3 trials are proposed")
+    known, registered = store.load("built"), store.registered()
     assert known is not None
     store.rescue(tmp_path / "rescued.db", known, NOW)
     fresh = Store(sqlite_url(tmp_path / "rescued.db"))
     assert fresh.load("built") == known
+    assert fresh.registered() == registered, "a service drives it on, and a monitor knows that it is over"
     assert fresh.held("built").owner == ""
     SaveCount(fresh, "built", tmp_path / "saved.json").refuse_older()
     store.close()
