@@ -114,7 +114,8 @@ def closed_violations(study: Study) -> list[Violation]:
     from lora_tune.mlperf.gate import check_space
 
     space = study.search_space
-    return check_space(benchmark, {name: _ends(d) for name, d in space.distributions().items()}, space.each_layout())
+    ends = {name: _ends(d) for name, d in space.distributions().items()}
+    return check_space(benchmark, ends, space.each_layout(), space.following(ends), space.each_end(ends))
 
 
 def _ends(distribution: BaseDistribution) -> tuple[Value, ...]:

@@ -7,7 +7,7 @@ Optuna sees a flat set of distributions; the trial sees the resolved values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,6 +115,19 @@ class Space:
         if name is None:
             return [self._resolve(corner, frozenset())]
         return [self._resolve({**corner, name: str(x)}, frozenset()) for x in self.layouts(name).layouts]
+
+    def each_end(self, ends: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
+        """Resolved values with each tuned variable at each of its ``ends`` in turn, all else at its lower end."""
+        corner = self.corner()
+        return [self._resolve({**corner, n: end}, frozenset()) for n, both in ends.items() for end in both]
+
+    def following(self, tuned: Collection[str]) -> frozenset[str]:
+        """The derived values that change with one of the ``tuned`` variables, by their formulas."""
+        formulas = {n: Formula(p.formula).names for n, p in self.parameters.items() if isinstance(p, DerivedParameter)}
+        found: frozenset[str] = frozenset()
+        while (grown := frozenset(n for n, used in formulas.items() if not used.isdisjoint({*tuned, *found}))) != found:
+            found = grown
+        return found
 
     def check(self) -> None:
         """Raise SpaceError when no trial could be made of this space."""

@@ -48,20 +48,31 @@ def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Vio
 
 
 def check_range(
-    benchmark: Benchmark, tuned: Mapping[str, Sequence[object]], points: Sequence[Mapping[str, object]]
+    benchmark: Benchmark,
+    tuned: Mapping[str, Sequence[object]],
+    points: Sequence[Mapping[str, object]],
+    following: Collection[str] = (),
+    at_ends: Sequence[Mapping[str, object]] = (),
 ) -> list[Violation]:
     """What a search space breaks: each point as it is, and with each tuned variable at each of its ends.
 
     tuned: variable -> its ends, or its choices. points: resolved values, GBS among them, one for each layout; those
     that differ in nothing that a log announces count once, and the ends of a variable are tried at one of those that
     differ in nothing that its rule can read.
+
+    following: variables that change with tuned ones by a formula of the study. at_ends: resolved values with each tuned
+    variable at its ends: beside them the following ones are judged, and nowhere else.
     """
     found: dict[str, Violation] = {}
     keys = keys_of(benchmark.name)
-    bare = [{name: value for name, value in point.items() if name not in tuned} for point in points]
+    bare = [{n: value for n, value in point.items() if n not in tuned and n not in following} for point in points]
     for point in _distinct(bare, lambda point: announced(benchmark.name, point)):
         for violation in check_values(benchmark, point):
             found.setdefault(violation.name, violation)
+    for point in _distinct([*points, *at_ends] if following else [], lambda point: announced(benchmark.name, point)):
+        for violation in check_values(benchmark, point):
+            if violation.name in following:
+                found.setdefault(violation.name, violation)
     read = benchmark.read_by_others
     for name, ends in tuned.items():
         if name.upper() not in keys or name in found:
@@ -89,15 +100,19 @@ def _of_names(names: Collection[str], values: Mapping[str, object]) -> dict[str,
 
 
 def check_space(
-    benchmark: Benchmark, tuned: Mapping[str, Sequence[object]], points: Sequence[Mapping[str, object]]
+    benchmark: Benchmark,
+    tuned: Mapping[str, Sequence[object]],
+    points: Sequence[Mapping[str, object]],
+    following: Collection[str] = (),
+    at_ends: Sequence[Mapping[str, object]] = (),
 ) -> list[Violation]:
     """All that a search space breaks of the closed division: values, the eval schedule. Batch sizes that cannot win or
     have no reference, and runs that end before any submission has converged, are warned of.
 
-    tuned and points: as for :func:`check_range`.
+    All other arguments: as for :func:`check_range`.
     """
     batches = sorted({batch for point in points if isinstance(batch := point.get("GBS"), int)})
-    found = check_range(benchmark, tuned, points)
+    found = check_range(benchmark, tuned, points, following, at_ends)
     warned = [*_unreferenced(benchmark, batches), *([] if "MAX_STEPS" in tuned else _short_runs(benchmark, points))]
     return [*found, *_schedule_violations(benchmark, tuned, points), *warned]
 

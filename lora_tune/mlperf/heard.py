@@ -20,11 +20,18 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What is said to the root logger meanwhile; its own handlers hear nothing of it, and none is installed."""
+    """What is said to the root logger meanwhile; its own handlers hear nothing of it, and none is installed.
+
+    Heard too where the caller has switched logging off: the words are part of a verdict.
+    """
     root, collector = logging.getLogger(), _Collector()
-    before = root.handlers[:]
+    before, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
     root.handlers[:] = [collector]
+    root.setLevel(logging.WARNING)
+    logging.disable(logging.NOTSET)
     try:
         yield collector.messages
     finally:
+        logging.disable(disabled)
+        root.setLevel(level)
         root.handlers[:] = before

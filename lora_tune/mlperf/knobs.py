@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-INTERVAL_NAMES = ("VAL_CHECK_INTERVAL", "EVAL_INTERVAL", "EVAL_EVERY", "EVAL_STEPS")
+INTERVAL_NAMES = ("VAL_CHECK_INTERVAL", "PRIMUS_EVAL_INTERVAL", "EVAL_INTERVAL", "EVAL_EVERY", "EVAL_STEPS")
 """Variables that say how often a run evaluates, in samples or in steps."""
 
 INTERVAL_IN_STEPS = frozenset({"llama31_405b", "llama31_8b", "gpt_oss_20b", "deepseekv3_671b"})

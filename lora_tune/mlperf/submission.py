@@ -153,6 +153,7 @@ def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
     used = wanted or (newest_with(benchmark) if benchmark and rulesets_with(benchmark) else rulesets()[-1])
     files = [_result(name, log, used) for name, log in logs.items()]
     files += [ResultFile(name, None, (why,)) for name, why in unreadable.items()]
+    texts |= {name: [] for name in unreadable}  # for the other checkers a log without records, as an empty file is
     with tempfile.TemporaryDirectory(prefix="lora-tune-score-") as scratch:
         for name, text in texts.items():
             (Path(scratch) / name).write_text("\n".join(_short(text)) + "\n", encoding="latin-1")

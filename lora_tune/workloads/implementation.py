@@ -33,7 +33,7 @@ LIBRARY_PREFIXES = ("NCCL_", "NVTE_", "CUDA_", "CUDNN_", "CUBLAS_", "TORCH_", "P
 _SHELL = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?[-=]")
 _PYTHON = re.compile(r"""(?i:env)\w*\s*[\[(.][^\n"']*["']([A-Z][A-Z0-9_]*)["']""")
-_YAML = re.compile(r"\benv:\s*([A-Za-z_][A-Za-z0-9_]*)")
+_YAML = re.compile(r"(?:\benv:\s*|\$\{(?=[A-Z][A-Z0-9_]*:))([A-Za-z_][A-Za-z0-9_]*)")  # OmegaConf's, Primus'
 _EXPORT = re.compile(r"^\s*export\s+([A-Za-z_][A-Za-z0-9_]*)=", re.MULTILINE)
 _PATTERNS = {
     ".sh": _SHELL,
@@ -168,7 +168,7 @@ def variables_read(folder: Path) -> Iterator[str]:
     """Names of the environment variables that the files under ``folder`` read.
 
     In shell files every expansion counts, in Python every capital name looked up in
-    something called ``...env...``, in YAML every ``oc.env:NAME``. An
+    something called ``...env...``, in YAML every ``oc.env:NAME`` and ``${NAME:default}``. An
     assignment does not: what configs only export has no effect.
     """
     yield from files_reading(folder)

@@ -15,6 +15,7 @@ from lora_tune.workloads.mlperf_names import ALIASES
 from lora_tune.workloads.places import ALSO, required, unseen
 from lora_tune.workloads.sandbox import source_files
 from lora_tune.workloads.script_needs import script_doubts
+from lora_tune.workloads.starting_point import EVALS
 from lora_tune.workloads.walltime import own_limit
 
 if TYPE_CHECKING:
@@ -158,9 +159,8 @@ def _other_schedule(workload: MlperfWorkload, base: BaseConfig) -> str:
     What the config leaves open is not judged: the training may compute just that, as v5.1's does.
     """
     proposal = some_proposal(workload.study)
-    changed = {
-        n: v for n, v in workload.exports(proposal).items() if n in ("VAL_CHECK_INTERVAL", "SKIP_EVALS", "SKIP_EVAL")
-    }
+    evals = {spelling for name in EVALS for spelling in (name, *ALIASES[name])}
+    changed = {n: v for n, v in workload.exports(proposal).items() if n in evals}
     own = workload.start()
     assert own is not None
     known = {n: own.parameters.get(n, base.values.get(n)) for n in changed}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
 from lora_tune.mlperf.rulesets import rulesets
 from lora_tune.workloads.base import Proposal, Value
+from lora_tune.workloads.mlperf_names import ALIASES
 
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
@@ -51,4 +52,6 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     }
     if not found.mentions("SKIP_EVALS", "SKIP_EVAL"):
         del derived["SKIP_EVALS"]
-    return {name: value for name, value in derived.items() if name not in proposal.parameters}
+    return {
+        name: value for name, value in derived.items() if proposal.parameters.keys().isdisjoint((name, *ALIASES[name]))
+    }

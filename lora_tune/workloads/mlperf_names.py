@@ -10,12 +10,12 @@ from lora_tune.workloads.base import Value
 from lora_tune.workloads.implementation import Implementation
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "TP": ("TENSOR_MODEL_PARALLEL",),
-    "PP": ("PIPELINE_MODEL_PARALLEL",),
+    "TP": ("TENSOR_MODEL_PARALLEL", "PRIMUS_TP"),
+    "PP": ("PIPELINE_MODEL_PARALLEL", "PRIMUS_PP"),
     "VP": ("INTERLEAVED_PIPELINE",),
     "CP": ("CONTEXT_PARALLEL",),
     "SP": ("SEQ_PARALLEL",),
-    "EP": ("EXPERT_PARALLEL",),
+    "EP": ("EXPERT_PARALLEL", "PRIMUS_EP"),
     "MBS": ("MICRO_BATCH_SIZE", "PRIMUS_MICRO_BATCH_SIZE"),
     "LR": ("LEARNING_RATE", "PRIMUS_LR"),
     "MIN_LR": ("PRIMUS_MIN_LR",),
@@ -23,6 +23,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "MAX_STEPS": ("PRIMUS_TRAIN_ITERS",),
     "FP8_ACT": ("FP8_ACTIVATION",),
     "FP8_ACTIVATION": ("FP8_ACT",),
+    "VAL_CHECK_INTERVAL": ("PRIMUS_EVAL_INTERVAL",),
     "SKIP_EVALS": ("SKIP_EVAL",),
     "GBS": ("GLOBAL_BATCH_SIZE", "PRIMUS_GLOBAL_BATCH_SIZE"),
 }

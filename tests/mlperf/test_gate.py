@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -87,6 +88,35 @@ def test_a_tuned_range_is_refused_where_an_end_of_it_is() -> None:
     assert check_range(dlrm, {"LEARNING_RATE": (6e-7, 1.4e-6)}, [{"GBS": 8192}]) == []
     tuned = {"LR": (1e-4, 1e-3), "LORA_RANK": (8, 16), "NCCL_MIN_CTAS": (8, 32)}
     assert [v.name for v in check_range(LORA, tuned, [{"GBS": 8}, {"GBS": 16}])] == ["LORA_RANK"]
+
+
+@pytest.mark.parametrize(
+    ("decay", "refused"),
+    [
+        ('{ type = "derived", formula = "1200000 - WARMUP_STEPS" }', []),
+        ('{ type = "derived", formula = "1200000 - 2 * (WARMUP_STEPS - 32)" }', ["OPT_LR_DECAY_STEPS"]),
+        ("1199936", ["OPT_LR_DECAY_STEPS"]),
+    ],
+)
+def test_a_derived_value_is_judged_beside_the_tuned_values_that_it_follows_from(decay: str, refused: list[str]) -> None:
+    study = parse_study(
+        f"""
+        [workload]
+        kind = "command"
+        argv = ["python", "train.py", "{{LR}}", "{{WARMUP_STEPS}}", "{{OPT_LR_DECAY_STEPS}}"]
+        [space]
+        GBS = 16
+        LR = {{ type = "float", low = 1e-4, high = 1e-3 }}
+        WARMUP_STEPS = {{ type = "int", low = 64, high = 512, step = 64 }}
+        OPT_LR_DECAY_STEPS = {decay}
+        [objective]
+        benchmark = "gpt_oss_20b"
+        [budget]
+        trials = 4
+        """,
+        Path("t.toml"),
+    )
+    assert [v.name for v in closed_violations(study.model_copy(update={"division": "closed"})) if v.fatal] == refused
 
 
 @settings(max_examples=15, deadline=None)

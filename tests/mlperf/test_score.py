@@ -171,6 +171,17 @@ def sentences_of(folder: Path) -> list[str]:
     return list(json.loads(score("--json", folder).output)["sentences"])
 
 
+def test_the_verdict_is_the_same_where_the_caller_has_switched_logging_off(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten")
+    (folder / "result_7.txt").write_text((folder / "result_3.txt").read_text())
+    heard = read_submission(folder)
+    logging.disable(logging.CRITICAL)
+    try:
+        assert read_submission(folder) == heard
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def test_the_table_says_refused_where_a_sentence_does(tmp_path: Path) -> None:
     folder = ten(tmp_path / "nine")
     (folder / "result_9.txt").unlink()
@@ -310,6 +321,7 @@ def test_a_broken_archive_and_a_folder_of_that_name_count_as_files_that_do_not_c
     (folder / "result_0.txt.gz").write_bytes(b"\x1f\x8b nothing")
     found = json.loads(score("--json", folder).output)
     assert found["compliant"]
+    assert "refused: the seed check fails: Result file result_0.txt logs no seed" in found["sentences"]
     (folder / "result_1.txt").unlink()
     (folder / "result_1.txt").mkdir()
     assert not json.loads(score("--json", folder).output)["compliant"]

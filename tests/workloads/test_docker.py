@@ -358,6 +358,33 @@ def test_the_closed_divisions_evals_and_the_machine_are_checked_as_for_run_sub(
         load(parse_study(several, Path("t.toml")), "t.toml")
 
 
+def test_evals_counted_in_steps_follow_the_batch_of_each_trial(tree: Path) -> None:
+    """Primus' configs compute their interval from the batch that they themselves export."""
+    for file in tree.iterdir():
+        if file.suffix != ".sub" and file.name != "run_with_docker.sh":
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    (tree / "config_MI300X_1x8x1.sh").write_text(
+        "export DGXSYSTEM=MI300X_1x8x1 PRIMUS_LR=8e-4 PRIMUS_GLOBAL_BATCH_SIZE=32\n"
+        "export PRIMUS_EVAL_INTERVAL=$((12288 / PRIMUS_GLOBAL_BATCH_SIZE))\n"
+    )
+    (tree / "pretrain.yaml").write_text(
+        "lr: ${PRIMUS_LR:0.0008}\neval_interval: ${PRIMUS_EVAL_INTERVAL:10}\nep: ${PRIMUS_EP:8}\n"
+    )
+    text = study_text(tree).replace('kind = "mlperf_docker"\n', 'kind = "mlperf_docker"\nbenchmark = "llama31_8b"\n')
+    text = text.replace("[objective]", 'GBS = { type = "categorical", choices = [16, 32] }\nEP = 2\n[objective]')
+    study = parse_study(text.replace("0.925", "3.3"), Path("t.toml"))
+    found = load(study, "t.toml")
+    assert isinstance(found, DockerWorkload)
+    proposal = some_proposal(study)
+    for batch, steps in ((16, 768), (32, None)):
+        exports = found.exports(replace(proposal, parameters={"LR": 5e-4, "EP": 2, "GBS": batch}))
+        assert exports.get("PRIMUS_EVAL_INTERVAL") == steps, "what the config says already is not repeated"
+        assert (exports["PRIMUS_LR"], exports["PRIMUS_EP"]) == (5e-4, 2)
+        assert "VAL_CHECK_INTERVAL" not in exports
+    own = replace(proposal, parameters={"LR": 5e-4, "EP": 2, "GBS": 16, "PRIMUS_EVAL_INTERVAL": 100})
+    assert found.exports(own)["PRIMUS_EVAL_INTERVAL"] == 100
+
+
 def test_a_starter_of_its_own_is_driven_as_the_page_says(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MangoBoost's folders: the training's own config as the base, in a container that the command starts."""
     image = engine(tree, monkeypatch)
