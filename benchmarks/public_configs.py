@@ -13,7 +13,9 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -38,7 +40,6 @@ class Outcome:
 
     config: Path
     problem: str
-    changes_nothing: bool = True
 
 
 def public_configs(folder: Path) -> Iterator[Path]:
@@ -77,12 +78,16 @@ def _count(values: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isdigit() and int(text) else default
 
 
-def checked(config: Path, top: Path, scratch: Path) -> Outcome:
-    """Export trial 0 of a config in a copy of its tree, and compare."""
-    folder, script = implementation_of(config, top)
-    copy = scratch / "tree"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "results"), symlinks=True)
+@contextmanager
+def copied(folder: Path) -> Iterator[Path]:
+    """A copy of a tree, in which exports are written."""
+    with tempfile.TemporaryDirectory() as scratch:
+        ignored = shutil.ignore_patterns(".git", "results")
+        yield Path(shutil.copytree(folder, Path(scratch) / "tree", ignore=ignored, symlinks=True))
+
+
+def checked(config: Path, folder: Path, script: str, copy: Path) -> Outcome:
+    """Export trial 0 of a config of ``folder`` in its copy, and compare."""
     file = str(config.relative_to(folder))
     try:
         base = read_base(copy, file)
@@ -94,8 +99,7 @@ def checked(config: Path, top: Path, scratch: Path) -> Outcome:
         proposal = Proposal(number=0, attempt=0, seed=1, parameters=start.parameters)
         export = workload.export(proposal, ("a check",))
         ((name, text),) = export.files.items()
-        (copy / file).with_name(name).write_text(text, encoding="utf-8")
-        exported = source_files([(copy / file).with_name(name)]).values
+        exported = _values(text, (copy / file).with_name(name))
     except (LoraTuneError, OSError) as error:
         return Outcome(config, " ".join(str(error).replace(str(copy), "TREE").split()))
     again = read_base(copy, file).values  # what differs from one second to the next is no difference: $(date) in a path
@@ -105,7 +109,20 @@ def checked(config: Path, top: Path, scratch: Path) -> Outcome:
         if exported.get(n) not in (by_hand.get(n), again.get(n)) and by_hand.get(n) == again.get(n)
     )
     words = ", ".join(f"{n}: {by_hand.get(n)} -> {exported.get(n)}" for n in apart[:4])
-    return Outcome(config, words, changes_nothing=not apart)
+    return Outcome(config, words)
+
+
+def _values(text: str, file: Path) -> dict[str, str]:
+    """What an export sets where it belongs; the copy is as before then."""
+    before = file.read_bytes() if file.exists() else None
+    file.write_text(text, encoding="utf-8")
+    try:
+        return source_files([file]).values
+    finally:
+        if before is None:
+            file.unlink()
+        else:
+            file.write_bytes(before)
 
 
 @click.command()
@@ -114,13 +131,14 @@ def checked(config: Path, top: Path, scratch: Path) -> Outcome:
 def main(folder: Path, show: bool) -> None:
     """Print how many public configs survive as base and export of trial 0, and what differs in the others."""
     counts: dict[str, Counter[str]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for config in public_configs(folder):
-            found = checked(config, folder, Path(scratch))
-            where = config.relative_to(folder)
-            counts.setdefault(where.parts[0], Counter())["same" if not found.problem else "other"] += 1
-            if show or found.problem:
-                click.echo(f"{where}: {found.problem or 'the same'}")
+    for (tree, script), configs in groupby(public_configs(folder), lambda config: implementation_of(config, folder)):
+        with copied(tree) as copy:
+            for config in configs:
+                found = checked(config, tree, script, copy)
+                where = config.relative_to(folder)
+                counts.setdefault(where.parts[0], Counter())["same" if not found.problem else "other"] += 1
+                if show or found.problem:
+                    click.echo(f"{where}: {found.problem or 'the same'}")
     same, everything = (sum(c[k] for c in counts.values()) for k in ("same", "other"))
     for name, count in sorted(counts.items()):
         click.echo(f"{name}: {count['same']} of {count['same'] + count['other']}")

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.redact import HIDDEN, names_secret, redact
@@ -84,7 +85,10 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
     """
     path = _find(folder, file)
     first = [folder / name for name in before]
-    found = _sourced(path, first)
+    try:
+        found = _sourced(path, first)
+    except SetupError as error:
+        raise _windows_error([*first, path]) or error from error
     beside: list[Path] = []
     absent: list[str] = []
     for wanted in _missing(found):
@@ -95,9 +99,9 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
             absent.append(wanted.name)
     found = _sourced(path, first, beside) if beside else found
     if spoiled := [name for name, value in found.values.items() if value.endswith("\r")]:
-        raise SetupError(
-            f"{path} has Windows line ends, which bash takes for a part of each value ({spoiled[0]}); "
-            f"remove them: sed -i 's/\\r$//' {shlex.quote(str(path))}"
+        near = (file for file in _tree(folder, "*.sh") if re.search(rf"\b{spoiled[0]}=", _read(file)))
+        raise _windows_error([*first, path, *beside, *near]) or SetupError(
+            f"{path}: {spoiled[0]} ends with a carriage return"
         )
     again = _sourced(path, first, beside, another_day=True)
     return BaseConfig(
@@ -107,6 +111,20 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
         beside=tuple(str(p.relative_to(folder)) for p in beside),
         absent=tuple(absent),
     )
+
+
+def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
+    """What the config exports otherwise where these variables have other values, as it does now; its own left out.
+
+    kept: the variables and their other values. Nothing where it cannot be sourced so.
+    """
+    first, beside = ([folder / name for name in names] for names in (before, base.beside))
+    try:
+        found = _sourced(folder / base.file, first, beside, kept=kept).values
+    except SetupError:  # it refuses those values
+        return {}
+    apart = {**kept, **dict.fromkeys(base.passing, "")}
+    return {n: v for n, v in base.values.items() if n not in apart and found.get(n) != v}
 
 
 def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:
@@ -122,11 +140,26 @@ def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mappin
     return replace(now, values={**values, **apart})
 
 
-def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), *, another_day: bool = False) -> Sourced:
+def _windows_error(files: Sequence[Path]) -> SetupError | None:
+    """The error that names the first of the files that has Windows line ends; None where none has."""
+    found = next((file for file in files if file.is_file() and "\r\n" in _read(file)), None)
+    if found is None:
+        return None
+    return SetupError(
+        f"{found} has Windows line ends, which bash takes for a part of each value; remove them: "
+        f"sed -i 's/\\r$//' {shlex.quote(str(found))}"
+    )
+
+
+def _read(file: Path) -> str:
+    return file.read_bytes().decode(errors="replace")  # line ends as they are
+
+
+def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), **options: Any) -> Sourced:
     """``path`` after the files that it misses. A common file reads the system's name from the file that sources it."""
     if not beside:
         try:
-            return source_files([*first, path], another_day=another_day)
+            return source_files([*first, path], **options)
         except SetupError as error:
             if found := _UNSET.search(str(error)):
                 wanted = f"a file that exports {found[1]} and that workload.before names is sourced first"
@@ -135,7 +168,7 @@ def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), *, 
     with tempfile.TemporaryDirectory() as scratch:
         wrapper = Path(scratch) / path.name
         wrapper.write_text("\n".join([*source_lines([*first, *beside, path]), ""]), encoding="utf-8")
-        return source_files([wrapper], another_day=another_day)
+        return source_files([wrapper], **options)
 
 
 def _find(folder: Path, file: str) -> Path:

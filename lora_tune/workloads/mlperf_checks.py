@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
+from lora_tune.workloads import mlperf_evals
 from lora_tune.workloads.base import some_proposal
-from lora_tune.workloads.base_config import BaseConfig, equal, fitting_configs
+from lora_tune.workloads.base_config import BaseConfig, as_value, computed_from, equal, fitting_configs
 from lora_tune.workloads.config_file import render, value_text
-from lora_tune.workloads.mlperf_names import ALIASES
+from lora_tune.workloads.mlperf_names import ALIASES, spelled
 from lora_tune.workloads.places import ALSO, required, unseen
 from lora_tune.workloads.sandbox import source_files
 from lora_tune.workloads.script_needs import script_doubts
@@ -21,6 +23,7 @@ from lora_tune.workloads.walltime import own_limit
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
 
+_LIMITS = ("WALLTIME_RUNANDTIME", "WALLTIME")
 _READONLY = re.compile(r": ([A-Za-z_]\w*): readonly variable$")
 _ELSEWHERE = (
     "no file reads LR or MAX_STEPS, so the training code lies in the container, and only that can tell which variables "
@@ -107,8 +110,38 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     if start.outside:
         found.append(f"trial 0 is {start.why}")
     schedule = _other_schedule(workload, base)
-    found += filter(None, (schedule, _shorter_limit(workload, base)))
+    found += filter(None, (schedule, _shorter_limit(workload, base), _left_behind(workload, base)))
     return found + _by_the_rules(workload, base, evals=not schedule)
+
+
+def _left_behind(workload: MlperfWorkload, base: BaseConfig) -> str:
+    """What the base config computes from variables that trials change behind it, and keeps as it is in every trial."""
+    proposal, found = some_proposal(workload.study), workload.implementation
+    given = {**proposal.parameters, **mlperf_evals.eval_exports(workload, proposal)}
+    changed = {n for n in spelled(given, found) if n in base.values}
+    others = {n: other for n in sorted(changed) if (other := _another(base.values[n]))}
+
+    def kept(values: Mapping[str, str]) -> dict[str, str]:
+        there = computed_from(found.folder, base, workload.settings.before, values)
+        return {n: v for n, v in sorted(there.items()) if n not in {*changed, *_LIMITS, "DGXSYSTEM"}}
+
+    if not (left := kept(others)):
+        return ""
+    by = {name: ", ".join(f"{n}={v}" for n, v in kept({name: other}).items()) for name, other in others.items()}
+    words = "; ".join(f"{names} from {name}" for name, names in by.items() if names) or ", ".join(left)
+    first = next(iter(left))
+    return (
+        f"{base.file} computes {words}, which trials change behind it: what it computed stays the same in every trial; "
+        f'where it should follow, state it in [space]: {first} = {{ type = "derived", formula = "..." }}'
+    )
+
+
+def _another(text: str) -> str:
+    """Another value of the same kind; "" for a text of which none is known."""
+    value = as_value(text)
+    if isinstance(value, str):
+        return {"true": "False", "false": "True"}.get(text.lower(), "")
+    return str(64 * value or 64)
 
 
 def _by_the_rules(workload: MlperfWorkload, base: BaseConfig, *, evals: bool) -> list[str]:

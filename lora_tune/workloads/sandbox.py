@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ SECONDS = 20.0
 
 _LIMITS = "ulimit -t 10 -v 2097152 -s 4096 -f 8192 -c 0"  # CPU seconds; KiB of memory, stack and files; no core dumps
 _ANOTHER_DAY = 'date() { command date --date=@86400 "$@"; }; '
+_GO_ON = 'set() { builtin set "$@"; builtin set +e; }; '
 _CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
 _MARK = "LORA_TUNE_SANDBOX"
 _SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL", _MARK})
@@ -38,15 +40,20 @@ class Sourced:
     said: tuple[str, ...]
 
 
-def source_files(files: Sequence[Path], *, strict: bool = False, another_day: bool = False) -> Sourced:
+def source_files(
+    files: Sequence[Path], *, strict: bool = False, another_day: bool = False, kept: Mapping[str, str] | None = None
+) -> Sourced:
     """Source ``files`` one after another, each where it lies, in the last one's folder.
 
     strict: the first command that fails ends it (``set -e``); a user's own shell goes on, and so does this without it.
     another_day: ``date`` answers as on another day, which shows what depends on it.
+    kept: variables that have these values whatever the files set, which shows what they compute from them.
     Raises SetupError with bash's own words when nothing comes back within the bounds.
     """
     last = files[-1]
     first = ("set -e; " if strict else "") + (_ANOTHER_DAY if another_day else "")
+    if kept:  # each assignment fails, which may not end the shell
+        first += _GO_ON + "readonly " + " ".join(f"{n}={shlex.quote(v)}" for n, v in kept.items()) + "; "
     program = f'{_LIMITS}; {first}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
     # Between: what a config does to its parent process it does to a shell that is there for nothing else.
     between = ["/bin/bash", "--noprofile", "--norc", "-c", '"$@"; exit', "bash"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -216,10 +217,34 @@ class TestStrangeConfigs:
         with pytest.raises(SetupError, match=r"holds no .*config_MINE\.sh \(that file lies elsewhere: copy it there"):
             read_base(tree, str(own))
 
-    def test_windows_line_ends_are_told(self, tree: Path) -> None:
-        (tree / CONFIG).write_bytes((tree / CONFIG).read_bytes().replace(b"\n", b"\r\n"))
-        with pytest.raises(SetupError, match=r"has Windows line ends.*sed -i"):
-            read_base(tree, CONFIG)
+    @pytest.mark.parametrize("spoiled", [CONFIG, "config_common.sh", "env.sh"])
+    def test_windows_line_ends_are_told_of_the_file_that_has_them(self, tree: Path, spoiled: str) -> None:
+        (tree / "env.sh").write_text("export NCCL_IB_HCA=mlx5\n")
+        (tree / spoiled).write_bytes((tree / spoiled).read_bytes().replace(b"\n", b"\r\n"))
+        with pytest.raises(
+            SetupError, match=f"{re.escape(str(tree / spoiled))} has Windows line ends.*sed -i"
+        ) as raised:
+            read_base(tree, CONFIG, ["env.sh"])
+        assert str(raised.value).endswith(f" {tree / spoiled}")
+
+    @pytest.mark.parametrize("head", ["", "set -euo pipefail\n"])
+    def test_what_it_computes_from_a_variable_that_trials_change_is_told(self, tree: Path, head: str) -> None:
+        """It keeps the base's value in every trial, since their changes come behind it."""
+        computed = (
+            'steps=("$MAX_STEPS")\nhalf() { echo $(( $1 / 2 )); }\nexport DECAY_STEPS="${steps[0]}"\n'
+            'export HALF_OF_IT=$(half "$DECAY_STEPS")\nexport SEGMENT=$((CP / DGXNGPU))\n'
+            "export NCCL_MIN_CTAS=$((TP * 8))\n"
+        )
+        (tree / CONFIG).write_text(f"{head}{(tree / CONFIG).read_text()}{computed}")
+        space = {**SPACE, "NCCL_MIN_CTAS": {"type": "derived", "formula": "TP * 8"}}
+        (told,) = (doubt for doubt in about_base(made(tree, space)) if "computes" in doubt)
+        assert "DECAY_STEPS=800, HALF_OF_IT=400 from MAX_STEPS" in told
+        assert "SEGMENT=0 from CP" in told
+        assert "NCCL_MIN_CTAS" not in told, "the study computes it for each trial"
+        assert told.endswith('state it in [space]: DECAY_STEPS = { type = "derived", formula = "..." }')
+
+    def test_one_that_computes_nothing_of_the_kind_is_told_nothing(self, tree: Path) -> None:
+        assert not [doubt for doubt in about_base(made(tree)) if "computes" in doubt]
 
     @pytest.mark.parametrize("use", ["set -u; export WALLTIME=$((NEXP * 50))", ": ${NEXP:?}; exit 1"])
     def test_what_its_user_sets_in_the_shell_can_be_sourced_before(self, tree: Path, use: str) -> None:
