@@ -130,6 +130,14 @@ def test_a_trial_computes_the_same_to_the_bit_whoever_joins_and_leaves(
         assert curves[slot] == alone(base, one)
 
 
+def test_what_a_trial_drops_does_not_depend_on_which_modules_were_adapted_before() -> None:
+    settings = trial(LORA_DROPOUT=0.3, LORA_TARGETS="v_proj,down_proj", MAX_STEPS=2)
+    expected = alone(PackedBase(settings), settings)
+    elsewhere = PackedBase(settings)
+    alone(elsewhere, trial(LORA_TARGETS="down_proj,lm_head", MAX_STEPS=1))
+    assert alone(elsewhere, settings) == expected
+
+
 def test_a_trial_with_magnitudes_computes_the_same_whether_its_company_drops_or_not(base: PackedBase) -> None:
     settings = trial(DORA=1, LORA_DROPOUT=0, MAX_STEPS=3)
     pack, slot = Pack(base), Slot(settings, base.texts(settings))

@@ -73,7 +73,10 @@ class PackedBase:
         for name in target_names(list(self._layers), settings.adapters.targets):
             if name not in self._packed:
                 owner, _, child = name.rpartition(".")
-                layer = self._layers[name](self.model.get_submodule(name), name, len(self._packed), self._parts)
+                # Its number seeds what it drops: its place in the model, whatever was adapted here before.
+                layer = self._layers[name](
+                    self.model.get_submodule(name), name, list(self._layers).index(name), self._parts
+                )
                 setattr(self.model.get_submodule(owner), child, layer)
                 self._packed[name] = layer
             layer = self._packed[name]
