@@ -33,6 +33,7 @@ STUDY = """
 kind = "peft"
 [site]
 slots = {slots}
+packs = {packs}
 launcher = "{launcher}"
 system = "TINY"
 [space]
@@ -50,7 +51,7 @@ rule = "none"
 cap = false
 [budget]
 trials = {trials}
-parallel = {slots}
+parallel = {parallel}
 attempts = 99
 """
 
@@ -197,6 +198,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="default %(default)s")
     parser.add_argument("--trials", type=int, default=64, help="default %(default)s")
     parser.add_argument("--slots", type=int, default=8, help="default %(default)s")
+    parser.add_argument("--packs", type=int, default=1, help="in one job (default %(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="of a trial (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slurm", action="store_true", help="on the tests' Slurm cluster; needs root and Slurm")
@@ -206,7 +208,14 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3600, help="seconds (default %(default)s)")
     options = parser.parse_args()
     launcher = "slurm" if options.slurm else "local"
-    study = STUDY.format(slots=options.slots, steps=options.steps, trials=options.trials, launcher=launcher)
+    study = STUDY.format(
+        slots=options.slots,
+        packs=options.packs,
+        parallel=options.slots * options.packs,
+        steps=options.steps,
+        trials=options.trials,
+        launcher=launcher,
+    )
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(Path(root) / "cluster")) if options.slurm else None
         run = Run(Path(root), study, options.trials, options.seed, cluster)

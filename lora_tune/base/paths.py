@@ -72,7 +72,7 @@ class AttemptPaths:
 
 @dataclass(frozen=True, slots=True)
 class PackPaths:
-    """The files of one pack beside those of its job: what the sweep asks of it, and what it says of itself."""
+    """The files of a job's packs beside those of the job: what the sweep asks of them, and what each says of itself."""
 
     folder: Path
 
@@ -91,10 +91,9 @@ class PackPaths:
         """A file for each trial that is to end, by its name."""
         return self.folder / "stops"
 
-    @property
-    def state(self) -> Path:
-        """What the pack wrote of itself last."""
-        return self.folder / "state.json"
+    def state(self, pack: int) -> Path:
+        """What the job's pack of this number wrote of itself last."""
+        return self.folder / (f"state-{pack}.json" if pack else "state.json")
 
     @property
     def closed(self) -> Path:

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from lora_tune.base.hostlist import hostnames
 from lora_tune.base.kinds import LAUNCHERS
@@ -50,6 +50,9 @@ class Site(Variables):
         description='trials that share one job and one GPU (workload "peft", docs/packed.md); "auto": as many as its '
         "memory holds",
     )
+    packs: int = Field(
+        1, ge=1, description="jobs that trials share (slots): packs in one, each with a GPU of its own (docs/packed.md)"
+    )
     python: str | None = Field(None, description="interpreter of the trials; this one when absent")
     sbatch_args: tuple[str, ...] = Field((), description="further sbatch options, one string each")
     queue_minutes: float = Field(24 * 60, gt=0, description="longest wait in the queue before the job is given up")
@@ -61,6 +64,13 @@ class Site(Variables):
     def _at_least_one(cls, value: int | str | None) -> int | str | None:
         if isinstance(value, int) and value < 1:
             raise ValueError(f'{value} slots; allowed are 1 and more, or "auto"')
+        return value
+
+    @field_validator("packs")
+    @classmethod
+    def _of_slots(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("slots") is None:
+            raise ValueError(f"{value} packs a job, and no slots in them; add site.slots, or take site.packs out")
         return value
 
     @field_validator(

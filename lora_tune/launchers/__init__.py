@@ -22,7 +22,10 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
         return _plain(study, jobs=study.budget.parallel)
     from lora_tune.launchers.packed import PackedLauncher
 
-    return PackedLauncher(_plain(study, jobs=-(-study.budget.parallel // slots)), slots, packs)
+    number = study.site.packs
+    slots = min(slots, -(-study.budget.parallel // number))  # the first pack of a job is to leave the others their part
+    jobs = -(-study.budget.parallel // (slots * number))
+    return PackedLauncher(_plain(study, jobs), slots, packs, number)
 
 
 def _plain(study: Study, jobs: int) -> Launcher:

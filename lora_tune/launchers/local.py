@@ -146,7 +146,7 @@ def _deaf_to_the_terminal() -> Iterator[None]:
 
 
 def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
-    return LocalLauncher(range(study.site.gpus_per_node * jobs))
+    return LocalLauncher(range(study.site.packs * study.site.gpus_per_node * jobs))
 
 
 KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)

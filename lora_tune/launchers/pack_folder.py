@@ -1,15 +1,16 @@
 """The folder by which a sweep and a pack tell each other what to do: one file a message.
 
 A request is a file in ``requests``, there from the moment it is whole. The pack takes it by renaming it, the sweep
-withdraws it by removing it: whoever does so first has it. A pack that closes looks once more for requests that came
-meanwhile, and a sweep that finds it closed withdraws its own. So a trial is in a pack, or it is not; never half.
+withdraws it by removing it: whoever does so first has it. So several packs of one job can share its folder: each trial
+is taken by one of them. A pack that closes looks once more for requests that came meanwhile, and a sweep that finds it
+closed withdraws its own. So a trial is in a pack, or it is not; never half.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,10 @@ class PackState:
 
 
 class PackFolder:
-    """The messages in ``folder``."""
+    """The messages in ``folder``. pack: the number of the pack that reads and writes them, of those in one job."""
 
-    def __init__(self, folder: Path) -> None:
-        self.paths = PackPaths(folder)
+    def __init__(self, folder: Path, pack: int = 0) -> None:
+        self.paths, self._pack = PackPaths(folder), pack
         self._over: set[str] = set()  # requests whose end was seen
 
     def make(self) -> None:
@@ -116,14 +117,9 @@ class PackFolder:
                     told.add(file.name)
                     yield request
 
-    def state(self) -> PackState:
-        """What the pack wrote last; of an unreadable file, nothing."""
-        content = read_json(self.paths.state).content or {}
-        shares = content.get("shares")
-        known = {} if not isinstance(shares, dict) else {k: number_of(shares, k) for k in shares}
-        return PackState(
-            at=number_of(content, "at") or 0.0, shares={k: v for k, v in known.items() if v is not None and v >= 0}
-        )
+    def states(self, packs: int) -> list[PackState]:
+        """What each of the job's ``packs`` wrote last; of one whose file is absent or unreadable, nothing."""
+        return [_state_in(read_json(self.paths.state(pack))) for pack in range(packs)]
 
     # The pack's side
 
@@ -138,18 +134,18 @@ class PackFolder:
                 if request is not None:
                     yield request
 
-    def stopped(self) -> dict[str, bool]:
-        """The trials that are to end, by name, with whether by force; each message is read once."""
+    def stopped(self, mine: Collection[str]) -> dict[str, bool]:
+        """Those of the trials ``mine`` that are to end, with whether by force; each message is read once."""
         found = {}
         for file in self.paths.stops.iterdir():
-            if not file.name.endswith(".partial"):
+            if file.name in mine:
                 found[file.name] = (read_json(file).content or {}).get("force") is True
                 file.unlink(missing_ok=True)
         return found
 
     def tell(self, shares: Mapping[str, float]) -> None:
         """Write down what the pack is doing."""
-        write_json(self.paths.state, {"at": time.time(), "shares": dict(shares)})
+        write_json(self.paths.state(self._pack), {"at": time.time(), "shares": dict(shares)})
 
     def close(self) -> bool:
         """Take no more from now on; False, and open again, where a request came meanwhile."""
@@ -168,6 +164,15 @@ def pack_of(folder: Path, token: str) -> PackFolder | None:
     content = read_json(AttemptPaths(folder).slot).content or {}
     place = text_of(content, "pack")
     return PackFolder(Path(place)) if place and token in ("", text_of(content, "token")) else None
+
+
+def _state_in(file: SmallFile) -> PackState:
+    content: Mapping[str, Any] = file.content or {}
+    shares = content.get("shares")
+    known = {} if not isinstance(shares, dict) else {k: number_of(shares, k) for k in shares}
+    return PackState(
+        at=number_of(content, "at") or 0.0, shares={k: v for k, v in known.items() if v is not None and v >= 0}
+    )
 
 
 def _request_in(file: SmallFile) -> PackRequest | None:

@@ -1,6 +1,7 @@
 """Trials that share jobs: a launcher around another one, whose jobs are packs of up to K trials.
 
-A pack is a job of the launcher below that runs a packed trainer, which watches its folder (:mod:`pack_folder`). Each
+A pack is a job of the launcher below that runs a packed trainer, which watches its folder (:mod:`pack_folder`). A job
+may hold several packs, one a GPU, that share its folder: they live and end together, so all below speaks of one. Each
 trial keeps its own folder, log, and records of claim, start and end: the pack writes them in place of a job, and makes
 the claim exclusively, so that a trial is trained once or not at all. A slot that falls free takes the next trial while
 the others train. When a pack ends, every trial in it without a record of its own end was interrupted, and says so.
@@ -43,11 +44,11 @@ class _Pack:
 class PackedLauncher:
     """Gives trials that can share a job to packs of at most ``slots``; every other job goes to ``below`` as it is.
 
-    folder: where the packs' folders are made.
+    folder: where the packs' folders are made. packs: in one job.
     """
 
-    def __init__(self, below: Launcher, slots: int, folder: Path) -> None:
-        self._below, self._slots, self._place = below, slots, folder
+    def __init__(self, below: Launcher, slots: int, folder: Path, packs: int = 1) -> None:
+        self._below, self._slots, self._place, self._number = below, slots, folder, packs
         self._packs: dict[Path, _Pack] = {}
         self._asked_at = float("-inf")
 
@@ -62,7 +63,8 @@ class PackedLauncher:
         if time.monotonic() - self._asked_at > FRESH_SECONDS:
             self._ask()
         for pack in [pack for pack in self._packs.values() if pack.status.state.alive]:
-            if sum(1 for _ in pack.folder.open_requests()) < self._slots and pack.folder.ask(job):
+            room = self._number * self._slots
+            if sum(1 for _ in pack.folder.open_requests()) < room and pack.folder.ask(job):
                 return pack.ticket.job_id
         pack = self._start_pack(job)
         if not pack.folder.ask(job):
@@ -77,16 +79,17 @@ class PackedLauncher:
         place = PackFolder(folder)
         place.make()
         name = f"{job.name.rsplit('-', 2)[0]}-pack-{number:04d}"
+        several = () if self._number == 1 else ("--packs", str(self._number), "--slots", str(self._slots))
         pack_job = Job(
             name=name,
             folder=folder,
-            argv=(*job.slot.argv, str(folder)),
+            argv=(*job.slot.argv, str(folder), *several),
             sweep=job.sweep,
             # It is no attempt of a trial: each of its logs says whose it is.
             environment={k: v for k, v in job.environment.items() if k != ATTEMPT_VARIABLE},
             log=AttemptPaths(folder).log,
             # A trial's limit is not the pack's, which goes on with the next trials.
-            resources=replace(job.resources, minutes=0.0),
+            resources=replace(job.resources, minutes=0.0, gpus_per_node=self._number * job.resources.gpus_per_node),
             exclude_nodes=job.exclude_nodes,
         )
         ticket = Ticket(name=name, folder=folder, submitted_at=time.time())
@@ -107,12 +110,12 @@ class PackedLauncher:
         found = dict(self._below.poll(plain)) if plain else {}
         if len(plain) < len(tickets):
             self._ask()
-        states: dict[Path, PackState] = {}
+        states: dict[Path, list[PackState]] = {}
         for ticket in tickets:
             if (home := homes[ticket.name]) is not None:
                 place = home.paths.folder
                 if place not in states:
-                    states[place] = home.state()
+                    states[place] = home.states(self._number)
                 found[ticket.name] = _status(ticket, self._packs.get(place), home, states[place])
         return found
 
@@ -143,7 +146,10 @@ class PackedLauncher:
             write_json(attempt.ended, {"token": ticket.token, "exit_code": TERMINATED, "at": time.time()})
             return
         home.stop(ticket.name, force=force)
-        hangs = time.time() - home.state().at > SILENCE_SECONDS
+        states = home.states(self._number)
+        # Which pack of its job has a trial that trains not yet, is not known: the quietest may.
+        heard = min(state.at for state in _telling(ticket.name, states) or states)
+        hangs = time.time() - heard > SILENCE_SECONDS
         if force and hangs and (pack := self._packs.get(home.paths.folder)) is not None:
             self._below.cancel(pack.ticket, force=True)
 
@@ -173,12 +179,17 @@ def _recorded(folder: Path) -> Ticket:
     return Ticket(name=name, folder=folder, job_id=text_of(known, "job_id"), submitted_at=submitted_at)
 
 
-def _status(ticket: Ticket, pack: _Pack | None, home: PackFolder, state: PackState) -> JobStatus:
+def _telling(name: str, states: Sequence[PackState]) -> list[PackState]:
+    """Of the packs of a job, the one that trains the trial."""
+    return [state for state in states if name in state.shares]
+
+
+def _status(ticket: Ticket, pack: _Pack | None, home: PackFolder, states: Sequence[PackState]) -> JobStatus:
     """A trial's status from its own records, else from what became of its pack."""
     # Whether it still waits is looked at before the records: the pack takes the request, then it writes them.
     waits = home.asked(ticket.name)
     records = read_records(AttemptPaths(ticket.folder), ticket.token)
-    known = _begun(ticket, pack, records, state)
+    known = _begun(ticket, pack, records, states)
     if records.ended is not None:
         end = records.ended
         # Its seconds are not told: the log's clock is that of the trial alone, which a job's length says nothing about.
@@ -194,7 +205,7 @@ def _status(ticket: Ticket, pack: _Pack | None, home: PackFolder, state: PackSta
     return JobStatus(state=JobState.LOST, reason=f"pack {pack.ticket.name} was not asked for it", **known)
 
 
-def _begun(ticket: Ticket, pack: _Pack | None, records: JobRecords, state: PackState) -> dict[str, Any]:
+def _begun(ticket: Ticket, pack: _Pack | None, records: JobRecords, states: Sequence[PackState]) -> dict[str, Any]:
     """What a trial's status says of its beginning, and of its share of the node so far."""
     known: dict[str, Any] = {"job_id": pack.ticket.job_id if pack else ticket.job_id}
     process = records.started or records.claim
@@ -202,9 +213,9 @@ def _begun(ticket: Ticket, pack: _Pack | None, records: JobRecords, state: PackS
         known["nodes"] = (process.host,)
     if records.started is not None:
         known["started_at"] = records.started.at
-        lived = state.at - records.started.at
-        if ticket.name in state.shares and lived > 0:
-            known["node_share"] = min(1.0, state.shares[ticket.name] / lived)
+        for state in _telling(ticket.name, states):
+            if (lived := state.at - records.started.at) > 0:
+                known["node_share"] = min(1.0, state.shares[ticket.name] / lived)
     return known
 
 

@@ -322,6 +322,16 @@ class TestOnTheTestCluster:
         assert "0 of 4 suitable nodes of the cluster are up" in said
 
 
+def test_a_job_of_several_packs_wants_nodes_with_a_gpu_for_each() -> None:
+    site = Site.model_validate({"launcher": "slurm", "gpus_per_node": 1, "slots": 4, "packs": 8})
+
+    def shown(gpus: int) -> str:
+        return cluster.partition(lambda *_: f"node1|idle|gpu:h100:{gpus}(S:0-1)|batch*", site).what
+
+    assert shown(4) == "0 nodes of the cluster have 8 GPUs; a job needs 1"
+    assert shown(8) == "the cluster: 1 of 1 nodes with 8 GPUs are up"
+
+
 def test_without_slurm_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     code, said = examine(tmp_path)

@@ -1,11 +1,13 @@
 """A pack for tests: runs each requested trial's own command as a process, with the files of a real pack.
 
-``python pack_program.py FOLDER [--idle S]``.
+``python pack_program.py FOLDER [--packs N --slots K [--pack I]]``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackFolder, PackRequest
+from lora_tune.recipes.packed import side_by_side
 
 IDLE_SECONDS = 2.0
 
@@ -33,17 +36,17 @@ def start(request: PackRequest) -> subprocess.Popen[bytes] | None:
     return child
 
 
-def main(folder: PackFolder) -> None:
+def serve(folder: PackFolder, idle: float, slots: float) -> None:
     running: dict[str, tuple[PackRequest, subprocess.Popen[bytes]]] = {}
     busy_at = time.monotonic()
     while True:
-        for request in folder.take():
+        requests = folder.take()
+        while len(running) < slots and (request := next(requests, None)) is not None:
             child = start(request)
             if child is not None:
                 running[request.name] = request, child
-        for name, force in folder.stopped().items():
-            if name in running:
-                os.killpg(running[name][1].pid, signal.SIGKILL if force else signal.SIGTERM)
+        for name, force in folder.stopped(running).items():
+            os.killpg(running[name][1].pid, signal.SIGKILL if force else signal.SIGTERM)
         for name, (request, child) in list(running.items()):
             if child.poll() is not None:
                 end = {"token": request.token, "exit_code": child.returncode, "at": time.time(), "node_share": 0.5}
@@ -52,10 +55,25 @@ def main(folder: PackFolder) -> None:
         folder.tell(dict.fromkeys(running, 0.0))
         if running:
             busy_at = time.monotonic()
-        elif time.monotonic() - busy_at > IDLE_SECONDS and folder.close():
+        elif time.monotonic() - busy_at > idle and folder.close():
             return
         time.sleep(0.02)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    for option in ("--packs", "--slots", "--pack"):
+        parser.add_argument(option, type=int)
+    options = parser.parse_args()
+    if options.packs and options.pack is None:
+        command = sys.executable, *sys.orig_argv[1:]
+        return side_by_side.run(command, PackFolder(options.folder), options.packs, IDLE_SECONDS)
+    alone = options.pack is None
+    folder = PackFolder(options.folder, options.pack or 0)
+    serve(folder, IDLE_SECONDS if alone else math.inf, math.inf if alone else options.slots)
+    return 0
+
+
 if __name__ == "__main__":
-    main(PackFolder(Path(sys.argv[1])))
+    sys.exit(main())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.base.errors import LauncherError
+from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
@@ -22,7 +22,8 @@ from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
-from lora_tune.workloads.base import Job, Slot
+from lora_tune.recipes.packed.side_by_side import devices_of
+from lora_tune.workloads.base import Job, Resources, Slot
 from tests.cluster import Cluster
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for
@@ -122,13 +123,91 @@ def test_a_job_that_can_share_nothing_goes_to_the_launcher_below(tmp_path: Path)
     assert not packs_of(tmp_path)
 
 
+class SeveralPacks:
+    """Four trials that wait, in one job of two packs with two slots each."""
+
+    def __init__(self, below: Launcher, folder: Path) -> None:
+        self.launcher = Shared(below, slots=2, folder=folder / "packs", packs=2)
+        self.jobs = [job_of(folder / f"{i}", WAIT, name=f"study-{i:04d}-0") for i in range(4)]
+        self.ids = {self.launcher.submit(job) for job in self.jobs}
+
+    def packs(self) -> dict[int, list[Job]]:
+        """The trials by the process that took them, once all have begun."""
+        found: dict[int, list[Job]] = {}
+        for job in self.jobs:
+            poll_until(self.launcher, ticket_of(job), JobState.RUNNING, seconds=90)
+            log_until(job, "waiting")
+            claim = json.loads(AttemptPaths(job.folder).claim.read_text())
+            found.setdefault(claim["pid"], []).append(job)
+        return found
+
+    def poll(self, job: Job, state: JobState) -> JobStatus:
+        return poll_until(self.launcher, ticket_of(job), state, seconds=90)
+
+
+def test_the_packs_of_a_job_share_its_trials_and_it_ends_when_all_are_idle(tmp_path: Path) -> None:
+    several = SeveralPacks(LocalLauncher(), tmp_path)
+    assert len(several.ids) == 1
+    assert sorted(len(jobs) for jobs in several.packs().values()) == [2, 2]
+    first, *others = several.jobs
+    several.launcher.cancel(ticket_of(first))
+    several.poll(first, JobState.ENDED)
+    further = job_of(tmp_path / "4", WAIT, name="study-0004-0")
+    assert several.launcher.submit(further) in several.ids, "its slot is free"
+    several.poll(further, JobState.RUNNING)
+    for job in (*others, further):
+        several.launcher.cancel(ticket_of(job))
+        several.poll(job, JobState.ENDED)
+    (pack,) = packs_of(tmp_path)
+    ended = AttemptPaths(pack.paths.folder).ended
+    wait_for(ended.exists)
+    assert json.loads(ended.read_text())["exit_code"] == 0
+
+
+@pytest.mark.parametrize("killed", ["one pack", "the process that started them"])
+def test_where_one_pack_of_a_job_dies_all_its_trials_run_again_in_another_job(tmp_path: Path, killed: str) -> None:
+    several = SeveralPacks(LocalLauncher(), tmp_path)
+    done, *interrupted = several.jobs
+    pids = list(several.packs())
+    several.launcher.cancel(ticket_of(done))
+    several.poll(done, JobState.ENDED)
+    (pack,) = packs_of(tmp_path)
+    starter = json.loads(AttemptPaths(pack.paths.folder).started.read_text())["pid"]
+    os.kill(pids[0] if killed == "one pack" else starter, signal.SIGKILL)
+    for job in interrupted:
+        assert "study-pack-0000 ended before it" in several.poll(job, JobState.PREEMPTED).reason
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert several.poll(done, JobState.ENDED)
+    again = replace(interrupted[0], name="study-0001-1", folder=tmp_path / "again", log=tmp_path / "again" / "job.log")
+    again.folder.mkdir()
+    assert several.launcher.submit(again) not in several.ids
+    several.poll(again, JobState.RUNNING)
+    several.launcher.cancel(ticket_of(again))
+    several.poll(again, JobState.ENDED)
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"),
+    [(None, ["0", "1"]), ("", ["", ""]), ("3,5", ["3", "5"]), ("GPU-a,GPU-b,GPU-c", ["GPU-a", "GPU-b"])],
+)
+def test_each_pack_of_a_job_has_a_gpu_of_its_own(given: str | None, devices: list[str]) -> None:
+    assert devices_of({} if given is None else {"CUDA_VISIBLE_DEVICES": given}, packs=2) == devices
+
+
+def test_a_job_with_fewer_gpus_than_packs_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"site\.packs = 2: the job has 1 GPUs \(CUDA_VISIBLE_DEVICES=3\)"):
+        devices_of({"CUDA_VISIBLE_DEVICES": "3"}, packs=2)
+
+
 class Below:
     """A launcher that only says what became of its jobs."""
 
     def __init__(self) -> None:
         self.state, self.cancelled, self.refuses = JobState.QUEUED, [], False
+        self.jobs: list[Job] = []
 
     def submit(self, job: Job) -> str:
+        self.jobs.append(job)
         if self.refuses:
             raise LauncherError("no GPU is free")
         return "17"
@@ -251,11 +330,39 @@ def test_a_pack_that_hangs_is_killed_and_one_that_works_is_not(
     pack.tell({job.name: 1.0})
     quiet.cancel(ticket_of(job), force=True)
     assert not below.cancelled
-    assert pack.stopped() == {job.name: True}
-    late = pack.state().at + SILENCE_SECONDS + 1
+    assert pack.stopped([job.name]) == {job.name: True}
+    late = pack.states(1)[0].at + SILENCE_SECONDS + 1
     monkeypatch.setattr("time.time", lambda: late)
     quiet.cancel(ticket_of(job), force=True)
     assert below.cancelled == [("study-pack-0000", True)]
+
+
+def test_of_several_packs_the_one_that_has_the_trial_is_judged_and_an_unheard_one_hangs(
+    below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Shared(below, slots=1, folder=tmp_path / "packs", packs=2)
+    jobs = [job_of(tmp_path / name, "", name=f"study-{name}-0") for name in "ab"]
+    for job in jobs:
+        launcher.submit(job)
+    (pack,) = packs_of(tmp_path)
+    quiet, heard = (PackFolder(pack.paths.folder, number) for number in (0, 1))
+    assert len(list(heard.take())) == 2
+    quiet.tell({jobs[0].name: 1.0})
+    late = pack.states(2)[0].at + SILENCE_SECONDS + 1
+    monkeypatch.setattr("time.time", lambda: late)
+    heard.tell({jobs[1].name: 1.0})
+    launcher.cancel(ticket_of(jobs[1]), force=True)
+    assert not below.cancelled
+    launcher.cancel(ticket_of(jobs[0]), force=True)
+    assert below.cancelled == [("study-pack-0000", True)]
+
+
+def test_a_job_of_several_packs_has_a_gpu_for_each(below: Below, tmp_path: Path) -> None:
+    launcher = Shared(below, slots=4, folder=tmp_path / "packs", packs=2)
+    launcher.submit(replace(job_of(tmp_path / "a", ""), resources=Resources(gpus_per_node=1, minutes=9)))
+    (job,) = below.jobs
+    assert job.resources == Resources(gpus_per_node=2)
+    assert job.argv[-4:] == ("--packs", "2", "--slots", "4")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shares": 3}', '{"at": "x", "shares": {"a": "b"}}', "\0" * 9])
@@ -263,7 +370,7 @@ def test_a_broken_file_of_a_pack_says_nothing_and_raises_nothing(quiet: Launcher
     job = job_of(tmp_path / "a", SAY)
     quiet.submit(job)
     pack = packs_of(tmp_path)[0]
-    pack.paths.state.write_text(text)
+    pack.paths.state(0).write_text(text)
     (pack.paths.requests / "broken.json").write_text(text)
     assert quiet.poll([ticket_of(job)])[job.name].state is JobState.QUEUED
     assert [request.name for request in pack.take()] == [job.name]
@@ -289,3 +396,15 @@ def test_under_slurm_trials_share_one_job_and_its_end_interrupts_them(slurm: Clu
     subprocess.run(["scancel", ids[0]], check=True)
     status = poll_until(launcher, ticket_of(running), JobState.PREEMPTED, seconds=60)
     assert "cancelled" in status.reason.lower()
+
+
+@pytest.mark.slurm
+def test_under_slurm_several_packs_are_one_job_and_the_death_of_one_ends_it(slurm: Cluster, tmp_path: Path) -> None:
+    several = SeveralPacks(SlurmLauncher(Site.model_validate({"launcher": "slurm"})), tmp_path)
+    assert len(several.ids) == 1
+    pids = list(several.packs())
+    assert len(pids) == 2
+    os.kill(pids[1], signal.SIGKILL)
+    for job in several.jobs:
+        assert "ended before it" in several.poll(job, JobState.PREEMPTED).reason
+    wait_for(lambda: not Path(f"/proc/{pids[0]}").exists())

@@ -321,6 +321,26 @@ def test_a_stopped_trial_leaves_and_the_others_train_on(sweep: Sweep, monkeypatc
     assert len(read(other).run().evals) == 2
 
 
+def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the_rest(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [sweep.ask(name, MAX_STEPS=2) for name in "abc"]
+    rounds, left = Pack.round, []
+
+    def count(pack: Pack, *done: Any) -> object:
+        left.append(3 - len(list(sweep.folder.paths.taken.iterdir())))
+        return rounds(pack, *done)
+
+    # Its speed is known: a short run beforehand would be counted, too.
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "round", count)
+    assert Host(sweep.folder, idle=0.0, packs=2, slots=2).serve()
+    assert left[0] == 1
+    for attempt in attempts:
+        assert end_of(attempt)["exit_code"] == 0
+        assert 0 < float(str(end_of(attempt)["node_share"])) <= 0.5, "the other pack has the node's other half"
+
+
 def test_a_trial_that_another_process_claimed_is_left_to_it(sweep: Sweep) -> None:
     attempt = sweep.ask("a", MAX_STEPS=2)
     attempt.claim.write_text("{}")

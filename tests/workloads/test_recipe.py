@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.config.study import Study, load_study
@@ -127,6 +128,12 @@ def test_trials_that_cannot_share_a_job_are_refused_slots(kind: str, gpus: int) 
     else:
         with pytest.raises(StudyError, match=r"site\.slots: allowed is workload\.kind \"peft\" on at most one GPU"):
             load(study, "study.toml")
+
+
+def test_packs_in_one_job_want_slots() -> None:
+    assert load(peft_study({"LR": 4e-4}, slots=4, packs=2), "study.toml")
+    with pytest.raises(ValidationError, match=r"2 packs a job, and no slots in them; add site\.slots"):
+        peft_study({"LR": 4e-4}, packs=2)
 
 
 def peft_study(space: dict[str, Any], **site: Any) -> Study:

@@ -67,11 +67,12 @@ def partition(ask: Ask, site: Site) -> Finding:
         return problem(
             f"{label} has no nodes", "nothing can run there", "sinfo --summarize, then correct site.partition"
         )
-    fit = {node for node, _, gres, _ in rows if gpus_of(gres) >= site.gpus_per_node}
+    gpus = site.packs * site.gpus_per_node
+    fit = {node for node, _, gres, _ in rows if gpus_of(gres) >= gpus}
     up = {node for node, state, _, _ in rows if node in fit and not re.match(r"down|drain|fail|maint", state)}
     if len(fit) < site.nodes:
         return problem(
-            f"{len(fit)} nodes of {label} have {site.gpus_per_node} GPUs; a trial needs {site.nodes}",
+            f"{len(fit)} nodes of {label} have {gpus} GPUs; a job needs {site.nodes}",
             "trials would wait in the queue forever",
             "sinfo --Node --format='%N %G', then correct site.partition or site.gpus_per_node",
         )
@@ -81,7 +82,7 @@ def partition(ask: Ask, site: Site) -> Finding:
             "trials wait until a node comes back",
             "sinfo --list-reasons",
         )
-    return good(f"{label}: {len(up)} of {len(fit)} nodes with {site.gpus_per_node} GPUs are up")
+    return good(f"{label}: {len(up)} of {len(fit)} nodes with {gpus} GPUs are up")
 
 
 def gpus_of(gres: str) -> int:

@@ -146,6 +146,17 @@ class PackedBase:
         return (head.weight, head.bias) if same else None
 
 
+def check_shared(settings: Settings, shared: Settings) -> None:
+    """Raise InputError for a trial that does not go with the pack's base, or that no pack can train."""
+    for name in OF_BASE:
+        if getattr(settings, name) != getattr(shared, name):
+            raise InputError(
+                f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name) or 'nothing'!s}; "
+                "trials of one pack share it: fix it in [space], or take site.slots out"
+            )
+    check_packable(settings)
+
+
 def check_packable(settings: Settings) -> None:
     """Raise InputError for a trial that no pack can train."""
     for name in ("tp", "cp"):

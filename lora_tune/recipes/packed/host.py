@@ -9,17 +9,15 @@ from typing import TypeVar
 
 import torch
 
-from lora_tune.base.errors import InputError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import adapter_file, checkpoint
 from lora_tune.recipes.packed.admission import Admission, short_of_memory
 from lora_tune.recipes.packed.alone import Speeds
-from lora_tune.recipes.packed.base import OF_BASE, PackedBase, check_packable
+from lora_tune.recipes.packed.base import PackedBase, check_shared
 from lora_tune.recipes.packed.pack import Pack
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.tenant import STOPPED, Tenant
-from lora_tune.recipes.settings import Settings
 
 Result = TypeVar("Result")
 LOOK_SECONDS = 0.2
@@ -30,10 +28,13 @@ PAUSE = 0.05
 
 
 class Host:
-    """Serves the requests in ``folder`` until none came for ``idle`` seconds."""
+    """Serves the requests in ``folder`` until none came for ``idle`` seconds.
 
-    def __init__(self, folder: PackFolder, idle: float) -> None:
-        self._folder, self._idle = folder, idle
+    packs: how many share the folder, and the node. slots: trials that this one has at most where others share it.
+    """
+
+    def __init__(self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1) -> None:
+        self._folder, self._idle, self._packs, self._slots = folder, idle, packs, slots
         self._base: PackedBase | None = None
         self._tenants: list[Tenant] = []
         self._waiting: list[Tenant] = []
@@ -88,17 +89,25 @@ class Host:
         if self._tenants and time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        for request in self._folder.take():
+        requests = self._folder.take()
+        while self._wants_more() and (request := next(requests, None)) is not None:
             self._busy_at = time.monotonic()
             tenant = Tenant.claim(request)
             if tenant is not None:
                 with self._alone(tenant):
                     self._house(tenant)
-        for name in self._folder.stopped():
-            for tenant in [t for t in (*self._tenants, *self._waiting) if t.name == name]:
-                self._let_go(tenant)
-                with self._alone(tenant):
-                    tenant.end(STOPPED)
+        own = {tenant.name: tenant for tenant in (*self._tenants, *self._waiting)}
+        for name in self._folder.stopped(own):
+            self._let_go(own[name])
+            with self._alone(own[name]):
+                own[name].end(STOPPED)
+
+    def _wants_more(self) -> bool:
+        """Whether to take a further trial; beside other packs only what trains at once, and they have the rest."""
+        if self._packs == 1:
+            return True
+        self._admit()
+        return not self._waiting and len(self._tenants) < self._slots
 
     def _house(self, tenant: Tenant) -> None:
         """Read a trial's knobs and data; it waits for room then."""
@@ -107,7 +116,7 @@ class Host:
             self._base = PackedBase(settings)
             self._pack, self._speeds = Pack(self._base), Speeds(self._base)
             self._admission = Admission(self._base.device)
-        _check_base(settings, self._base.settings)
+        check_shared(settings, self._base.settings)
         # Refuses modules that the model lacks, and what fits nowhere.
         self._admission.check(self._pack.weights(settings))
         left = checkpoint.of_earlier_attempt(tenant.request, self._base.device.type)
@@ -132,12 +141,12 @@ class Host:
                 return False  # company would only cost memory
             if not self._admission.fits(present, speed.bytes):
                 return False
-            self._share()
             self._pack.join(tenant.slot, tenant.left_at)
         except (RuntimeError, MemoryError) as error:
             if self._tenants and short_of_memory(error):
                 return False  # tried again when others have gone
             raise
+        self._share()
         self._tenants.append(tenant)
         self._waiting.remove(tenant)
         tenant.begin(speed)
@@ -265,7 +274,7 @@ class Host:
         """Share the time since this was last called among the trials that train."""
         now = time.monotonic()
         for tenant in self._tenants:
-            tenant.share += (now - self._shared_at) / len(self._tenants)
+            tenant.share += (now - self._shared_at) / len(self._tenants) / self._packs
         self._shared_at = now
 
     def _tell(self) -> None:
@@ -273,17 +282,6 @@ class Host:
             self._told_at = time.monotonic()
             self._share()
             self._folder.tell({tenant.name: tenant.share for tenant in self._tenants})
-
-
-def _check_base(settings: Settings, shared: Settings) -> None:
-    """Raise InputError for a trial that does not go with the pack's base, or that no pack can train."""
-    for name in OF_BASE:
-        if getattr(settings, name) != getattr(shared, name):
-            raise InputError(
-                f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name) or 'nothing'!s}; "
-                "trials of one pack share it: fix it in [space], or take site.slots out"
-            )
-    check_packable(settings)
 
 
 def _read(losses: dict[Tenant, torch.Tensor]) -> dict[Tenant, float]:

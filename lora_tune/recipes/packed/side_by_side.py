@@ -1,0 +1,87 @@
+"""Several packs in one job: a process each, one a GPU. They share the job's folder, and live and end together.
+
+A pack that ends by itself has failed, and its GPU would lie idle as long as the job lives: so the others are asked to
+end, too. They save their trials, which go on with the rest in the next job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from lora_tune.base.errors import InputError
+from lora_tune.launchers.pack_folder import PackFolder
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+PAUSE = 0.5
+GRACE_SECONDS = 120.0
+"""For packs that were asked to end: to finish a step or an evaluation, and to save their trials."""
+TERMINATED = 143
+"""Exit code of a job that SIGTERM ended."""
+
+
+def run(command: Sequence[str], folder: PackFolder, packs: int, idle: float) -> int:
+    """Run ``command --pack i`` for each of ``packs`` until nobody has asked for a trial for ``idle`` seconds.
+
+    Returns the exit code of the job. Raises InputError where the job has fewer GPUs than packs.
+    """
+    devices = devices_of(os.environ, packs)
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    with _started(command, devices) as children:
+        busy_at = time.monotonic()
+        while not asked:
+            failed = [(i, code) for i, child in enumerate(children) if (code := child.poll()) is not None]
+            if failed:
+                number, code = failed[0]
+                print(f"pack {number} of {packs} ended with exit code {code}: the others are asked to end", flush=True)
+                return code if code >= 0 else 128 - code
+            if any(folder.open_requests()):
+                busy_at = time.monotonic()
+            elif time.monotonic() - busy_at > idle and folder.close():
+                return 0
+            time.sleep(PAUSE)
+    return TERMINATED
+
+
+def devices_of(environment: Mapping[str, str], packs: int) -> list[str]:
+    """The GPU of each pack, as its process is to see it. Raises InputError where there are too few.
+
+    Where the job was given none by name, their numbers: without a GPU these say nothing.
+    """
+    given = environment.get(DEVICES)
+    if given is None:
+        return [str(number) for number in range(packs)]
+    devices = [device for device in given.split(",") if device]
+    if 0 < len(devices) < packs:
+        raise InputError(
+            f"site.packs = {packs}: the job has {len(devices)} GPUs ({DEVICES}={given}); allowed are as many packs as "
+            "GPUs, or correct site.gres"
+        )
+    return devices[:packs] or [""] * packs
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], devices: Sequence[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A process for each device; at the end each is asked to end, and killed where it does not."""
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, device in enumerate(devices):
+            environment = {**os.environ, DEVICES: device}
+            children.append(subprocess.Popen([*command, "--pack", str(number)], env=environment))
+        yield children
+    finally:
+        for child in children:
+            child.terminate()
+        end = time.monotonic() + GRACE_SECONDS
+        for number, child in enumerate(children):
+            try:
+                child.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                print(f"pack {number} does not end within {GRACE_SECONDS:.0f} s: killed", flush=True)
+                child.kill()
+                child.wait()
