@@ -5,15 +5,16 @@ Each form proposes settings of ``workload.log``; what counts is what a reader wi
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from lora_tune.logs.line_forms import ORDER, NamedNumber, name_score, pairs, pattern, positions
+from lora_tune.logs.line_tables import columns
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import RunLog, as_number
 
@@ -28,7 +29,6 @@ _TRAIN_LINES = 500
 """Lines that are asked which pattern for training losses fits most of them."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_TOKEN = re.compile(r"[a-z][a-z0-9]*|\d+")
 _BAR = re.compile(r"\d%\|")
 
 
@@ -70,7 +70,7 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    for form in (_mllog, _hf_trainer, _json_lines, _csv_rows, _plain_text):
+    for form in (_mllog, _hf_trainer, _json_lines, _tables, _plain_text):
         for found in form(lines):
             if proved := _proved(found, lines):
                 return proved
@@ -165,53 +165,29 @@ def _trains(name: str, loss: str) -> bool:
     return name != loss and NamedNumber(name, "", 0, 0, 0).trains and name_score(_words(loss)) > 8
 
 
-def _csv_rows(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """A header with the names of columns, and rows below it; the columns become a pattern."""
-    for at, line in enumerate(lines[:200]):
-        names = [name.strip() for name in next(csv.reader([line]), [])]
-        if len(names) < 2 or not all(re.fullmatch(r"[A-Za-z][\w./ -]*", name) for name in names):
-            continue
-        places = sorted((ORDER.index(g), i) for i, name in enumerate(names) if (g := _unit(name)))
-        measures = sorted((-s, i) for i, name in enumerate(names) if (s := name_score(_words(name))))
-        if not places or not measures:
-            continue
-        place, unit = places[0][1], ORDER[places[0][0]]
-        for _, column in measures:
-            rows = [r for r in lines[at + 1 :] if r.count(",") == line.count(",")]
-            example = next((r for r in rows if as_number(r.split(",")[column]) is not None), "")
-            first = as_number(example.split(",")[place]) if example else None
-            yield LogGuess(
-                settings={
-                    "kind": "regex",
-                    "eval": _row_pattern(len(names), {place: unit, column: "loss"}),
-                    **({"from_zero": True} if unit == "epoch" and first == 0 else {}),
-                },
-                example=example.strip(),
-                unit=unit,
-                is_eval=name_score(_words(names[column])) > 8,
-                rising=not NamedNumber(names[column], "", 0, 0, 0).falls,
-            )
-
-
-def _row_pattern(columns: int, groups: Mapping[int, str]) -> str:
-    last = max(groups)
-    held = {g: r"[-+.\w]+" if g == "loss" else r"[\d.]+" for g in groups.values()}
-    fields = [f"(?P<{groups[i]}>{held[groups[i]]})" if i in groups else "[^,]*" for i in range(last + 1)]
-    return "^" + ",".join(fields) + ("," if last + 1 < columns else r"\s*$")
+def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """A header with the names of columns, and rows below it."""
+    for name, unit, settings, example in columns(lines):
+        yield LogGuess(
+            settings=settings,
+            example=example,
+            unit=unit,
+            is_eval=name_score(_words(name)) > 8,
+            rising=not NamedNumber(name, "", 0, 0, 0).falls,
+        )
 
 
 def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
     stated = [(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines]
-    named: dict[str, list[int]] = {}
+    named: dict[tuple[int, str], list[int]] = {}
     for at, (_, found) in enumerate(stated):
         for pair in found:
-            if pair.score:
-                named.setdefault(" ".join(pair.words), []).append(at)
-    ranked = sorted(named, key=lambda name: (-name_score(_TOKEN.findall(name)), -len(named[name])))
-    for name in ranked[:_TRIED]:
-        whole = name_score(_TOKEN.findall(name))
-        for settings, unit, example, falls in _readings(stated, name, named[name]):
+            if pair.score and not pair.progress:
+                named.setdefault((pair.score, " ".join(pair.words)), []).append(at)
+    ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
+    for whole, name in ranked[:_TRIED]:
+        for settings, unit, example, falls in _readings(stated, name, named[whole, name]):
             train = "" if whole <= 8 else _train_pattern(stated, unit)
             if train:
                 settings["train"] = train
@@ -233,10 +209,12 @@ def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple
             for between in (".*?", ".*"):
                 text = pattern(line, loss, place, between)
                 read = _series(text, stated)
-                if _advances(read) and _same(text, line, loss):
+                if _advances(read, ordered=place.bracketed) and _same(text, line, loss):
                     yield {"kind": "regex", "eval": text, **_form(read, unit, line)}, unit, line, loss.falls
     for unit in ORDER:
-        apart = next(((line, p) for line, found in stated for p in found if p.progress == unit), None)
+        apart = next(
+            ((line, p) for line, found in stated for p in found if p.progress == unit and not p.bracketed), None
+        )
         if apart is not None:
             line, found = stated[rows[-1]]
             loss = next(p for p in found if " ".join(p.words) == name)
@@ -267,8 +245,13 @@ def _same(text: str, line: str, loss: NamedNumber) -> bool:
     return found is not None and found["loss"] == loss.number
 
 
-def _advances(series: Sequence[tuple[float, str]]) -> bool:
-    """Whether what should say how far the run is does go on where several different losses are stated."""
+def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
+    """Whether what should say how far the run is does go on where several different losses are stated.
+
+    ordered: it may not go back either, as the numbers of several ranks do.
+    """
+    if ordered and any(after[0] < before[0] for before, after in pairwise(series)):
+        return False
     return len(series) > 0 and (len({far for far, _ in series}) > 1 or len({loss for _, loss in series}) == 1)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?+"
 _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
@@ -27,14 +27,28 @@ ORDER = ("samples", "step", "epoch")
 
 EVAL_WORDS = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout"))
 _TRAIN_WORDS = frozenset(("train", "training", "tr", "smoothed", "lm"))
-_LOSSES = {"loss": 3, "nll": 2, "perplexity": 2, "ppl": 2, "bpb": 2, "bpc": 2, "ce": 1, "xent": 2, "mlm": 1}
-_SHARES = frozenset(("accuracy", "acc", "f1", "bleu", "rouge", "reward", "auc"))
+_LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
+_LOSSES |= {"mse": 3, "mae": 3, "ce": 3, "mlm": 3}
+_SHARES = {"accuracy": 3, "acc": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "reward": 8}
+"""Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
+_MEASURES = _LOSSES | _SHARES
 _BEST = frozenset(("best", "lowest", "min", "previous", "target"))
+_SPREADS = frozenset(("std", "stderr", "var"))
+_BARE = 9
+"""Score of ``val 2.31``: below every measure of an eval that has a name, above every measure of training."""
+
+_SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
+    rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})(?![a-z/.-]|_[a-z])"
+)
+_BRACKETED = re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedNumber:
-    """A name and its number. begin, end: of the whole; at: where the number begins; tail: what stands behind it."""
+    """A name and its number. begin, end: of the whole; at: where the number begins; tail: what stands behind it.
+
+    split, split_at: the word in front that says that it is an eval's, where its name does not: ``valid | loss 2.3``.
+    """
 
     name: str
     number: str
@@ -42,11 +56,15 @@ class NamedNumber:
     at: int
     end: int
     tail: str = ""
+    split: str = ""
+    split_at: int = 0
 
     @property
     def words(self) -> list[str]:
         """The name's words in small letters, ``val/avg_loss`` as val, avg and loss."""
-        return re.findall(r"[a-z][a-z0-9]*|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.name).lower())
+        return re.findall(
+            r"[a-z][a-z0-9]*|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", f"{self.split} {self.name}").lower()
+        )
 
     @property
     def progress(self) -> str:
@@ -57,7 +75,15 @@ class NamedNumber:
     @property
     def score(self) -> int:
         """How much the name looks like an eval's: 0 for what is no measure of quality."""
-        return name_score(self.words)
+        words = self.words
+        if len(words) == 1 and words[0] in EVAL_WORDS:
+            return _BARE if "." in self.number else 0
+        return name_score(words)
+
+    @property
+    def bracketed(self) -> bool:
+        """Whether it is a number in brackets without a name, which may count anything."""
+        return self.tail == "]"
 
     @property
     def trains(self) -> bool:
@@ -68,32 +94,45 @@ class NamedNumber:
     @property
     def falls(self) -> bool:
         """Whether less of it is better."""
-        return not (_SHARES & {*self.words}) or bool(_LOSSES.keys() & {*self.words})
+        return not (_SHARES.keys() & {*self.words}) or bool(_LOSSES.keys() & {*self.words})
 
 
 def name_score(words: list[str]) -> int:
-    """How much a name of these words looks like an eval loss: 0 for what measures nothing, 7 for ``val_loss``."""
+    """How much a name of these words looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
     known = {*words}
-    kind = max((_LOSSES.get(word, 0) for word in known), default=0) or int(bool(_SHARES & known))
-    if not kind:
+    kind = max((_MEASURES.get(word, 0) for word in known), default=0)
+    if not kind or known & _SPREADS:
         return 0
     named = 4 * bool(EVAL_WORDS & known) - 2 * bool(_TRAIN_WORDS & known) - 6 * bool(_BEST & known)
-    return max(0, 2 * kind + 1 + 2 * named)
+    return max(0, kind + 2 * named)
 
 
 def pairs(line: str) -> Iterator[NamedNumber]:
     """Every name with a number in a line, in order; of a name's words only those from the first one that matters."""
+    before = line  # with the measures that were seen blanked out, whose names say nothing of others
     for found in _PAIR.finditer(line):
         begin = found.start("name") + _idle(found["name"])
         name = line[begin : found.end("name")]
-        yield NamedNumber(name, found["number"], begin, found.start("number"), found.end("number"))
+        pair = NamedNumber(name, found["number"], begin, found.start("number"), found.end("number"))
+        if pair.score and not pair.progress:
+            pair = _of_split(before, pair)
+            before = before[:begin] + " " * (pair.end - begin) + before[pair.end :]
+        yield pair
+
+
+def _of_split(before: str, pair: NamedNumber) -> NamedNumber:
+    """The measure with the word in front that says that it is an eval's, where its own name does not say."""
+    words = [*_SPLIT.finditer(before, 0, pair.begin)]
+    if not words or words[-1][0].lower() not in EVAL_WORDS or {*pair.words} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
+        return pair
+    return replace(pair, split=words[-1][0], split_at=words[-1].start())
 
 
 def _idle(name: str) -> int:
     """Characters of a name before the word with which it begins to matter: ``done with val loss`` -> 10."""
     for word in re.finditer(r"\S+", name):
         known = {*re.findall(r"[a-z]+", word[0].lower())}
-        if known & (EVAL_WORDS | _TRAIN_WORDS | _LOSSES.keys() | _SHARES | _BEST | _PROGRESS.keys() | {"global"}):
+        if known & (EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | _BEST | _PROGRESS.keys() | {"global"}):
             return word.start()
     return 0
 
@@ -105,15 +144,21 @@ def _counted(line: str) -> Iterator[NamedNumber]:
         yield NamedNumber(found["name"], found["number"], begin, begin, end, line[found.end("number") : end])
 
 
+def _bracketed(line: str) -> Iterator[NamedNumber]:
+    """A number in brackets, which counts steps where nothing else in the line says how far the run is."""
+    for found in _BRACKETED.finditer(line):
+        yield NamedNumber("step", found["number"], found.start(), found.start("number"), found.end(), "]")
+
+
 def losses(line: str) -> list[NamedNumber]:
     """What measures quality in a line, most like an eval first."""
-    return sorted((p for p in pairs(line) if p.score), key=lambda p: -p.score)
+    return sorted((p for p in pairs(line) if p.score and not p.progress), key=lambda p: -p.score)
 
 
 def positions(line: str) -> list[NamedNumber]:
     """What says how far the run is, the finest first."""
     found = [p for p in (*pairs(line), *_counted(line)) if p.progress and p.number[:1].isdigit()]
-    return sorted(found, key=lambda p: ORDER.index(p.progress))
+    return sorted(found, key=lambda p: ORDER.index(p.progress)) or [*_bracketed(line)]
 
 
 def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, between: str = ".*?") -> str:
@@ -123,21 +168,29 @@ def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, b
     spaces.
     """
     parts = [(p, group) for p, group in ((loss, "loss"), (progress, progress.progress if progress else "")) if p]
-    parts.sort(key=lambda part: part[0].at)
-    text, end = "", None
-    for pair, group in parts:
-        if end is not None:
-            gap = line[end : pair.begin]
-            text += between if re.search(r"\w", gap) or len(gap) > 4 else _literal(gap)
-        text += _guard(line, pair, first=end is None) + _literal(line[pair.begin : pair.at])
-        text += f"(?P<{group}>{_field(group, pair.number)})" + _literal(pair.tail)
-        end = pair.end
+    pieces = [(p.begin, p.end, _piece(line, p, group)) for p, group in parts]
+    if loss is not None and loss.split and not any(begin <= loss.split_at < end for begin, end, _ in pieces):
+        end = loss.split_at + len(loss.split)
+        pieces.append((loss.split_at, end, rf"(?<![a-zA-Z]){loss.split}(?![a-zA-Z])"))
+    pieces.sort()
+    text, last = "", None
+    for begin, end, piece in pieces:
+        gap = "" if last is None else line[last:begin]
+        text += between if re.search(r"\w", gap) or len(gap) > 4 else _literal(gap)
+        alone = loss is not None and begin == loss.begin and (last is None or loss.split)
+        text += _guard(line, begin) + piece if alone else piece
+        last = end
     return text
 
 
-def _guard(line: str, pair: NamedNumber, *, first: bool) -> str:
-    """What keeps ``loss`` from matching within ``train_loss``, where the pattern begins with it."""
-    return r"(?<![\w/])" if first and pair.begin and line[pair.begin - 1].isspace() and pair.score else ""
+def _piece(line: str, pair: NamedNumber, group: str) -> str:
+    """A pair as a pattern with its number as a group."""
+    return _literal(line[pair.begin : pair.at]) + f"(?P<{group}>{_field(group, pair.number)})" + _literal(pair.tail)
+
+
+def _guard(line: str, begin: int) -> str:
+    """What keeps ``loss`` from matching within ``train_loss``, where nothing of its own name stands before it."""
+    return r"(?<![\w/])" if begin and line[begin - 1].isspace() else ""
 
 
 def _literal(text: str) -> str:

@@ -32,6 +32,34 @@ AFTER = "".join(
     f"=== evaluation after {n} samples ===\n  perplexity 12.3\n  loss: {9 - n / 1024}\n" for n in (1024, 2048)
 )
 
+FASTAI = (
+    "epoch     train_loss  valid_loss  accuracy  time    \n"
+    "0         1.200000    1.100000    0.600000  00:10     \n1         1.000000    0.900000    0.700000  00:10     \n"
+)
+CLU = "".join(
+    f"I1120 10:00:01.12 14 logging_writer.py:64] [{n}] train_loss=1.0\n"
+    f"I1120 10:00:01.12 14 logging_writer.py:64] [{n}] eval_accuracy=0.7, eval_loss=2.{5 - n // 50}\n"
+    for n in (100, 200)
+)
+MEGATRON = "".join(
+    f" iteration {n:8}/ 1000 | consumed samples: {n * 8:12} | lm loss: {3 - n / 1000:.6E} | grad norm: 0.5 |\n"
+    f" validation loss at iteration {n} | lm loss value: {4 - n / 1000:.6E} | lm loss PPL: 9.1E+00 | \n"
+    for n in (200, 400)
+)
+FAIRSEQ = "".join(
+    f"INFO | valid | epoch {n:03} | valid on 'valid' subset | loss 2.{9 - n} | nll_loss 2.1 | num_updates {n * 90}\n"
+    f"INFO | train | epoch {n:03} | loss 1.{9 - n} | nll_loss 1.1 | num_updates {n * 90} | lr 0.1\n"
+    for n in (1, 2)
+)
+LOGURU = "".join(
+    f"\x1b[32m10:00:0{n}.123\x1b[0m | \x1b[1mINFO\x1b[0m - iter {n}/9 | train 2.{9 - n} | val 3.{9 - n} | 12.3 ms\n"
+    for n in (1, 2)
+)
+GRPO = "".join(
+    f"{{'loss': 0.00{n}, 'rewards/format/mean': 0.1, 'reward': 0.{n}, 'reward_std': 0.3, 'kl': 0.01, 'epoch': {n}.0}}\n"
+    for n in (1, 2)
+)
+
 FORMS = [
     ("{'loss': 1.5, 'epoch': 0.5}\n{'eval_loss': 1.0, 'eval_runtime': 1.0, 'epoch': 1.0}\n", [(1, 1.0)]),
     ('{"step": 8, "train_loss": 1.0}\n{"step": 8, "val_loss": 1.2}\n{"step": 16, "val_loss": 1.1}\n',
@@ -50,6 +78,15 @@ FORMS = [
     (BAR, [(1, 1.0), (2, 0.8)]),
     (LLM_C, [(0, 5.3), (2, 4.9), (3, 4.8)]),
     (AFTER, [(1024, 8.0), (2048, 7.0)]),
+    (FASTAI, [(1, 1.1), (2, 0.9)]),
+    (CLU, [(100, 2.3), (200, 2.1)]),
+    ("[1]:\ttrain-rmse:2.1\teval-rmse:2.2\n[2]:\ttrain-rmse:1.9\teval-rmse:2.0\n", [(1, 2.2), (2, 2.0)]),
+    ("[10]\tvalid_0's binary_logloss: 0.5\n[20]\tvalid_0's binary_logloss: 0.4\n", [(10, 0.5), (20, 0.4)]),
+    (MEGATRON, [(200, 3.8), (400, 3.6)]),
+    (FAIRSEQ, [(90, 2.8), (180, 2.7)]),
+    (LOGURU, [(1, 3.8), (2, 3.7)]),
+    (GRPO, [(1, 0.1), (2, 0.2)]),
+    ("step 1 val_acc 0.6 loss 1.2 val_loss 1.1\nstep 2 val_acc 0.7 loss 1.1 val_loss 1.0\n", [(1, 1.1), (2, 1.0)]),
 ]  # fmt: skip
 
 
@@ -65,6 +102,17 @@ def test_an_accuracy_is_a_measure_that_rises() -> None:
     assert found is not None
     assert found.rising
     assert [round(e.loss, 2) for e in found.run.evals] == [0.81, 0.85]
+
+
+def test_a_reward_counts_beside_a_loss_of_the_policy() -> None:
+    found = guess(GRPO.encode())
+    assert found is not None
+    assert found.rising
+    assert not found.is_eval, "it is the training's, so a person is asked to look"
+
+
+def test_numbers_in_brackets_that_are_ranks_count_no_steps() -> None:
+    assert guess(b"[0] val loss 2.0\n[1] val loss 2.1\n[0] val loss 1.9\n[1] val loss 1.8\n") is None
 
 
 @pytest.mark.parametrize("log", [b"", b"hello\nworld\n", b"\xff\xfe\x00" * 50, b"loss\nstep\n"])
