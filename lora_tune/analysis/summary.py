@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,11 @@ class Overview:
 
 def overview(study: Study, sweep: Sweep, now: float) -> Overview:
     """Everything at a glance; ``now`` in epoch seconds counts what runs."""
+    return replace(overview_without_belief(study, sweep, now), recommended=recommended(study, sweep))
+
+
+def overview_without_belief(study: Study, sweep: Sweep, now: float) -> Overview:
+    """:func:`overview` but for what is recommended, which a model of all trials must be made for."""
     objective = objective_of(study)
     best = objective.best(sweep)
     timed = best is not None and objective.timed and best.seconds is not None
@@ -81,7 +86,7 @@ def overview(study: Study, sweep: Sweep, now: float) -> Overview:
         open=sum(t.state is not TrialState.FINISHED for t in sweep.trials.values()),
         planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
         verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
-        recommended=recommended(study, sweep),
+        recommended=None,
         best=best,
         best_interval=time_interval(best) if timed and best is not None else None,
         node_hours=sweep.node_hours(now),

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -21,11 +22,12 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.analysis.summary import overview
+from lora_tune.analysis.summary import overview_without_belief
 from lora_tune.base.redact import redact
 from lora_tune.config.study import Study
 from lora_tune.objectives import objectives_of
 from lora_tune.review import notes
+from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
 from lora_tune.store.records import Sweep
@@ -70,6 +72,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         self._study_id = inner.get_study_id_from_name(snapshot.study.name)
         self._dressed: dict[int, FrozenTrial] = {}
         self._notes: dict[int, str] = {}
+        self._belief = BeliefBesideRequests(snapshot.study)
         self._drawn: tuple[Sweep | None, dict[str, str]] = (None, {})
 
     def get_all_studies(self) -> list[FrozenStudy]:
@@ -111,7 +114,9 @@ class DashboardStorage(optuna.storages.BaseStorage):
         """The note of a trial that was read before, with the lines that steer it; of SWEEP, that of the sweep."""
         if number == SWEEP:
             study, sweep = self._snapshot.study, self._snapshot.sweep()
-            facts = notes.study_note(study, sweep, overview(study, sweep, time.time()))
+            seen = overview_without_belief(study, sweep, time.time())
+            believed, whole = self._belief.of(sweep)
+            facts = notes.study_note(study, sweep, replace(seen, recommended=believed), whole=whole)
             return facts + notes.steering_note(self._steer, SWEEP, open_=True)
         facts = self._notes.get(number, "")
         trial = self._snapshot.sweep().trials.get(number)

@@ -25,6 +25,8 @@ FILES_SHOWN = 12
 
 DIAGNOSIS = "diagnosis.txt"
 
+WORKING = "is being worked out by all trials that have ended; it is here in a moment"
+
 
 def plain(text: object) -> str:
     """Any text as Markdown that shows just that text: one line, no markup, no links, no HTML."""
@@ -208,8 +210,11 @@ def steering_note(steer: str, number: int, *, open_: bool) -> str:
     return f"\n### Steer it\n\n[{link}](/steer{page}), or from a terminal:\n\n```\n{lines}\n```\n"
 
 
-def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
-    """The sweep in Markdown: the summary, what is recommended beside the best run, the failures."""
+def study_note(study: Study, sweep: Sweep, seen: Overview, *, whole: bool = True) -> str:
+    """The sweep in Markdown: the summary, what is recommended beside the best run, the failures.
+
+    whole: what is recommended is known of all trials that have ended, and not of some yet.
+    """
     parts = [f"## {plain(study.name)}", plain(study.description)] if study.description else [f"## {plain(study.name)}"]
     ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     rows = [("Trials", f"{seen.trials}: {ended or 'none ended'}"), ("Open", str(seen.open))]
@@ -230,6 +235,8 @@ def study_note(study: Study, sweep: Sweep, seen: Overview) -> str:
     if (believed := seen.recommended) is not None:
         words = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
         rows = [("Recommended", words), ("", parameters_text(believed.trial)), *rows]
+    if not whole:
+        rows = [("" if seen.recommended else "Recommended", WORKING), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
     if seen.failures:
         found = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]

@@ -18,6 +18,9 @@ from lora_tune.store.records import Sweep, Trial, Value
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
 
+_MADE = "recommended"
+"""What :meth:`Sweep.once` keeps the recommendation as."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
@@ -67,7 +70,12 @@ def recommended(study: Study, sweep: Sweep) -> Recommended | None:
 
     What a race of further seeds has chosen stays until another's interval lies wholly on its better side.
     """
-    return sweep.once("recommended", lambda: _recommended(study, sweep))
+    return sweep.once(_MADE, lambda: _recommended(study, sweep))
+
+
+def is_worked_out(sweep: Sweep) -> bool:
+    """Whether :func:`recommended` has its answer and returns at once; with 2,000 trials it takes seconds otherwise."""
+    return sweep.made(_MADE)
 
 
 def _recommended(study: Study, sweep: Sweep) -> Recommended | None:

@@ -28,7 +28,7 @@ def read_sweep(connection: sa.Connection, name: str, known: Sweep | None) -> Swe
     if known is not None and not read_trials and head.digest == known.digest:
         return known
     before = known or Sweep(name=name, digest="", study_toml="", began_at=0.0)
-    return Sweep(
+    found = Sweep(
         name=name,
         digest=head.digest,
         study_toml=head.study_toml,
@@ -38,7 +38,11 @@ def read_sweep(connection: sa.Connection, name: str, known: Sweep | None) -> Swe
         trials={**before.trials, **{t.number: t for t in read_trials}},
         attempts={**before.attempts, **{(a.trial, a.number): a for a in read_attempts}},
         evals={**before.evals, **read_evals},
+        priors=before.priors,
     )
+    if known is not None and head.digest == known.digest and all(t.verdict is None for t in read_trials):
+        found.keep_made(known)
+    return found
 
 
 def _evals(connection: sa.Connection, name: str, known: Sweep | None) -> dict[tuple[int, int], tuple[Eval, ...]]:

@@ -240,6 +240,14 @@ class Sweep:
         found: T = self._made[what]
         return found
 
+    def made(self, what: Hashable) -> bool:
+        """Whether :meth:`once` has computed it."""
+        return what in self._made
+
+    def keep_made(self, earlier: Sweep) -> None:
+        """Go on with what :meth:`once` makes of ``earlier``, in which the same trials have finished."""
+        object.__setattr__(self, "_made", earlier._made)  # shared: what is being made now serves both
+
     def forget(self) -> None:
         """What :meth:`once` has kept is out of date."""
         self._made.clear()

@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from optuna.artifacts.exceptions import ArtifactNotFound
 
+from lora_tune.analysis.summary import recommended_words
 from lora_tune.base.net import is_loopback
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import dashboard
 from lora_tune.commands.options import Review, load_sweep
 from lora_tune.commands.web_server import Application
-from lora_tune.review import dashboard_notes, dashboard_storage, notes
+from lora_tune.config.study import Study
+from lora_tune.review import dashboard_belief, dashboard_notes, dashboard_storage, notes
 from lora_tune.review.dashboard_notes import LINE, LONGEST
+from lora_tune.search.recommendation import Recommended
 from lora_tune.store.records import Sweep, Verdict
 from lora_tune.store.remarks import Remark
 from tests.browser import Browser
@@ -148,6 +153,46 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
     }
     assert figures.keys() == wanted
     assert all(f["data"] for f in figures.values())
+
+
+def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
+    built: Review, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, may = dashboard_belief.recommended, threading.Event()
+
+    def slow(study: Study, sweep: Sweep) -> Recommended | None:
+        assert may.wait(60)
+        return real(study, sweep)
+
+    monkeypatch.setattr(dashboard_belief, "recommended", slow)
+    shown = dashboard.application(built, None)
+    _, detail = ask(shown, "/api/studies/1")
+    assert len(detail["trials"]) == 24
+    assert f"| Recommended | {notes.WORKING} |" in detail["note"]["body"]
+    assert "| Best run |" in detail["note"]["body"]
+    may.set()
+    wait_for(lambda: notes.WORKING not in ask(shown, "/api/studies/1")[1]["note"]["body"])
+    believed = real(built.study, built.sweep)
+    assert believed is not None
+    whole = ask(shown, "/api/studies/1")[1]["note"]["body"]
+    assert f"| Recommended | {notes.plain(recommended_words(built.study, believed))}, " in whole
+
+
+def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, fails = dashboard_belief.recommended, [True]
+
+    def broken(study: Study, sweep: Sweep) -> Recommended | None:
+        if fails.pop():
+            raise ValueError("no model")
+        return real(study, sweep)
+
+    monkeypatch.setattr(dashboard_belief, "recommended", broken)
+    monkeypatch.setattr(dashboard_belief, "GRACE_SECONDS", 60)
+    belief, fresh = dashboard_belief.BeliefBesideRequests(built.study), replace(built.sweep)
+    with pytest.raises(ValueError, match="no model"):
+        belief.of(fresh)
+    fails[:] = [False, False]
+    assert belief.of(fresh) == (real(built.study, built.sweep), True)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])

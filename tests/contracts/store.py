@@ -96,6 +96,22 @@ class StoreContract:
         watcher.close()
         assert store.names() == ["built"]
 
+    def test_what_was_made_of_finished_trials_is_kept_until_another_finishes(self, store: Store, lease: Lease) -> None:
+        made = sweep_of(study_of(), trials=6, running=1)
+        save(store, lease, made)
+        before = loaded(store)
+        assert before.once("their number", lambda: 5) == 5
+        (running,) = (t for t in made.trials.values() if t.state is not TrialState.FINISHED)
+        store.save(lease, Changes(trials=(replace(running, why="looked at again"),)), NOW + 1)
+        later = store.load("built", before)
+        assert later is not None
+        assert later is not before
+        assert later.made("their number"), "nothing finished"
+        store.save(lease, Changes(trials=(running.finished(Verdict.FAILED, "it ended", NOW + 9),)), NOW + 2)
+        last = store.load("built", later)
+        assert last is not None
+        assert not last.made("their number")
+
     def test_an_empty_database_holds_no_sweep_for_a_watcher(self, url: str) -> None:
         with pytest.raises(StoreError, match=r"holds no sweep|no database at"):
             Store(url, read_only=True)
