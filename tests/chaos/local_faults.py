@@ -165,8 +165,11 @@ def set_back_database(room: LocalRoom, chance: random.Random) -> str:
 
 
 def second_driver(room: LocalRoom, chance: random.Random) -> str:
-    """Another driver for the same folder: with the same database or its own, on this host or as if on another."""
-    own = chance.random() < 0.5
+    """Another driver for the same folder: with the same database or its own, on this host or as if on another.
+
+    In a folder that is nobody's yet, one with its own database would begin a sweep of its own, and rightly.
+    """
+    own = chance.random() < 0.5 and room.paths.identity.exists()
     further = ("--storage", f"sqlite:///{room.paths.root.parent / 'other.db'}") if own else ()
     abroad = chance.random() < 0.5
     command = room.command(*further)
