@@ -16,11 +16,11 @@ from lora_tune.store.requests import Request, Requests
 def still_there(store: Store, sweep: Sweep, requests: Sequence[Request], path: Path, now: float) -> None:
     """The last look of a driver that is about to end: what it wrote is in the sweep's database.
 
-    requests: what people asked of the sweep. Raises SetupError where the database was deleted or exchanged meanwhile,
-    after keeping the sweep at ``path``.
+    requests: what people asked of the sweep. Raises SetupError where the database was deleted, exchanged or set
+    back meanwhile, after keeping the sweep at ``path``.
     """
     try:
-        store.saves(sweep.name)
+        store.refuse_set_back(sweep.name)
     except DatabaseChangedError as error:
         rescue = Rescue(path, store)
         rescue.keep(str(error), sweep, requests, now)

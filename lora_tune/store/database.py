@@ -210,9 +210,12 @@ class Store:
         """Why a lease does not allow to write any more."""
         if _held(connection, lease.sweep).token > lease.token:
             return SweepBusyError(f"sweep {lease.sweep} was taken over by another driver; this one stops")
+        return self._set_back(lease.sweep)
+
+    def _set_back(self, name: str) -> DatabaseChangedError:
         return DatabaseChangedError(
             f"the database {engine.safe_url(self.url)} was set back to an earlier state, or emptied, while a driver "
-            f"was using it: what was written for {lease.sweep} last is not in it"
+            f"was using it: what was written for {name} last is not in it"
         )
 
     # -- records ---------------------------------------------------------------------------------------------------
@@ -238,6 +241,11 @@ class Store:
     def counted(self, name: str) -> int:
         """The same count as this process knows it, whatever has become of the database since."""
         return self._saves.get(name, 0)
+
+    def refuse_set_back(self, name: str) -> None:
+        """Raise DatabaseChangedError where something that this process wrote for ``name`` is not there any more."""
+        if self.saves(name)[1] < self.counted(name):
+            raise self._set_back(name)
 
     def wrote(self, name: str) -> int:
         """The token of the last driver that changed a record of ``name``; 0 when none has."""

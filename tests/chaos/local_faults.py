@@ -150,16 +150,27 @@ def swap_database(room: LocalRoom, chance: random.Random) -> str:
 
 
 def set_back_database(room: LocalRoom, chance: random.Random) -> str:
-    """A backup of some seconds ago is restored into the file that the driver has open."""
+    """A backup of some seconds ago is restored into the file that the driver has open.
+
+    Where that was after its last look, and it has ended well, somebody puts back what the sweep's end was.
+    """
     backup = _backup(room)
     if backup is None:
         return ""
     time.sleep(chance.uniform(1, 3))
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(backup)) as old:
         if room.driver.poll() is None and room.paths.database.exists():
-            with contextlib.closing(sqlite3.connect(room.paths.database)) as now:
+            newer = backup.with_name("newer.db")
+            with (
+                contextlib.closing(sqlite3.connect(room.paths.database)) as now,
+                contextlib.closing(sqlite3.connect(newer)) as copy,
+            ):
+                now.backup(copy)
                 old.backup(now)
-            _let_it_be_kept(room)
+                _let_it_be_kept(room)
+                if room.finished():
+                    copy.backup(now)
+                    return "restored and put back"
             return "restored"
     return ""
 

@@ -145,6 +145,25 @@ def test_a_database_that_goes_while_the_driver_says_goodbye_is_missed(house: Hou
         assert store.load(sweep.name) == sweep
 
 
+def test_a_backup_restored_while_the_driver_says_goodbye_is_missed(house: House, tmp_path: Path) -> None:
+    """All trials had ended, the report was written, and the database forgot the last of them: exit code 0."""
+    driver, kept = house.driver(), tmp_path / "rescued.db"
+    run_until(driver, 1)
+    with (
+        contextlib.closing(sqlite3.connect(house.paths.database)) as now,
+        contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
+    ):
+        now.backup(backup)
+        driver.run()
+        sweep = house.sweep()
+        still_there(house.store, sweep, [], kept, 0.0)
+        backup.backup(now)
+    with pytest.raises(SetupError, match=r"was set back to an earlier state.*rescued\.db"):
+        still_there(house.store, sweep, [], kept, 0.0)
+    with contextlib.closing(Store(sqlite_url(kept), read_only=True)) as store:
+        assert store.load(sweep.name) == sweep
+
+
 def test_a_database_that_is_put_back_is_driven_on(house: House) -> None:
     driver = house.driver()
     run_until(driver, 2)
