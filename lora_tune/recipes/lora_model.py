@@ -30,7 +30,7 @@ TENSOR_PARALLEL_SINCE = (5, 23)
 def build(settings: Settings) -> Any:
     """The base of ``load_base`` with fresh adapters in float32, as ``settings.seed`` makes them."""
     base = load_base(settings)
-    check_modules_to_save(base, settings)
+    check_modules_to_save(leaf_names(base), settings)
     adapters = lora_config(settings, target_names(adaptable_names(base), settings.adapters.targets))
     with warnings.catch_warnings():
         # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
@@ -178,10 +178,15 @@ def _quantization(settings: Settings) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def check_modules_to_save(model: Any, settings: Settings) -> None:
-    """Raise InputError for a whole module that the model lacks, or that has an adapter, too."""
+def leaf_names(model: Any) -> list[str]:
+    """The full names of the modules that hold no others."""
+    return [name for name, module in model.named_modules() if not list(module.children())]
+
+
+def check_modules_to_save(leaves: Sequence[str], settings: Settings) -> None:
+    """Raise InputError for a whole module that is not among ``leaves``, or that has an adapter, too."""
     adapters = settings.adapters
-    there = {name.rpartition(".")[2] for name, module in model.named_modules() if not list(module.children())}
+    there = {name.rpartition(".")[2] for name in leaves}
     if absent := set(adapters.modules_to_save) - there:
         allowed = ", ".join(sorted(there))
         raise InputError(f"MODULES_TO_SAVE: this model has no module {min(absent)}; allowed are {allowed}")

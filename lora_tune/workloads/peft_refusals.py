@@ -10,7 +10,6 @@ from lora_tune.config.parameters import CategoricalParameter, FixedParameter, In
 from lora_tune.config.study import Study
 
 NOT_IN_A_PACK = {
-    "MODULES_TO_SAVE": ("the trials of a pack share all whole modules", ("",)),
     "TP": ("a trial in a pack has one process", ("1", "")),
     "CP": ("a trial in a pack has one process", ("1", "")),
     "FSDP": ("a trial in a pack has one process", ("0", "False", "false", "")),

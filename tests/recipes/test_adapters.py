@@ -104,6 +104,7 @@ def test_a_whole_module_that_cannot_be_trained_is_refused(changed: dict[str, obj
     [
         {"LORA_TARGETS": "all", "RSLORA": 1, "RANK_PATTERN": "down_proj=16", "ALPHA_PATTERN": "q_proj=8"},
         {"LORA_TARGETS": "embed_tokens,lm_head,q_proj", "DORA": 1},
+        {"MODULES_TO_SAVE": "lm_head,norm", "LR": 1e-2},
     ],
 )
 def test_an_adapter_out_of_a_pack_has_the_same_loss_elsewhere(tmp_path: Path, changed: dict[str, object]) -> None:

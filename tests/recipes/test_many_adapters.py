@@ -101,7 +101,6 @@ def test_every_trial_is_in_one_pass_of_its_own_kind() -> None:
         ({"TARGET": 1.6}, "grid: TARGET: has no place here"),
         ({"TP": 2}, "grid: TP: has no place here"),
         ({"FSDP": 1}, "FSDP=1: a trial in a pack has one process"),
-        ({"MODULES_TO_SAVE": "lm_head"}, "MODULES_TO_SAVE: the trials of a pack share all"),
         ({"LR": [1, "x"]}, "LR='x': allowed is"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Iterator
@@ -80,6 +79,7 @@ DIFFERENT = st.fixed_dictionaries(
         "LORA_ALPHA": st.sampled_from([8, 32]),
         "LORA_DROPOUT": st.sampled_from([0.0, 0.1, 0.5]),
         "LORA_TARGETS": st.sampled_from(["attention", "mlp", "all", "q_proj,v_proj", "embed_tokens,lm_head,o_proj"]),
+        "MODULES_TO_SAVE": st.sampled_from(["", "norm"]),
         "DORA": st.sampled_from([0, 1]),
         "RANK_PATTERN": st.sampled_from(["", "q_proj=64,v_proj=4"]),
         "ALPHA_PATTERN": st.sampled_from(["", "q_proj=8"]),
@@ -162,6 +162,8 @@ def test_a_trial_with_magnitudes_computes_the_same_whether_its_company_drops_or_
         {"LORA_TARGETS": "embed_tokens,down_proj", "DORA": 1, "LORA_RANK": 8},
         {"LORA_TARGETS": "lm_head,q_proj"},
         {"LORA_TARGETS": "lm_head"},
+        {"MODULES_TO_SAVE": "lm_head,norm", "WEIGHT_DECAY": 0.1, "LORA_PLUS_RATIO": 4},
+        {"MODULES_TO_SAVE": "embed_tokens", "MINIBS": 4, "MBS": 2, "GRAD_CLIP": 0.1},
     ],
 )
 def test_a_trial_in_a_pack_trains_what_the_recipe_trains(base: PackedBase, changed: dict[str, object]) -> None:
@@ -290,7 +292,7 @@ def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
         ({"LORA_TARGETS": "qqq"}, "no adapter fits a layer qqq of this model; allowed are"),
         ({"DATADIR": "/"}, "allowed is one file train"),
         ({"TP": 2}, "a trial in a pack has one process"),
-        ({"MODULES_TO_SAVE": "lm_head"}, "MODULES_TO_SAVE: the trials of a pack share all whole modules"),
+        ({"MODULES_TO_SAVE": "head"}, "MODULES_TO_SAVE: this model has no module head; allowed are"),
         ({"LOAD_IN_4BIT": "nf4"}, "LOAD_IN_4BIT=nf4: this pack has nothing"),
         ({"DTYPE": "bfloat16"}, "DTYPE=bfloat16: this pack has auto"),
     ],
@@ -600,7 +602,7 @@ def test_modules_of_a_base_are_named_by_their_last_part(base: PackedBase) -> Non
         base.modules(trial(LORA_TARGETS="q_proj,nope"))
 
 
-def test_norms_that_compute_the_same_are_fused_and_others_left(base: PackedBase) -> None:
+def test_norms_that_compute_the_same_are_fused_and_others_left() -> None:
     class AddsOne(torch.nn.Module):
         def __init__(self, plain: torch.nn.Module) -> None:
             super().__init__()
@@ -609,7 +611,7 @@ def test_norms_that_compute_the_same_are_fused_and_others_left(base: PackedBase)
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.rms_norm(x, (len(self.weight),), self.weight + 1, self.variance_epsilon)
 
-    plain = copy.deepcopy(base.model.get_decoder().norm)
+    plain = PackedBase(trial()).model.get_decoder().norm
     both = torch.nn.ModuleList([plain, AddsOne(plain)])
     x = torch.randn(3, len(plain.weight))
     before = [norm(x) for norm in both]
@@ -618,3 +620,6 @@ def test_norms_that_compute_the_same_are_fused_and_others_left(base: PackedBase)
     assert "forward" not in vars(both[1])
     for norm, expected in zip(both, before, strict=True):
         torch.testing.assert_close(norm(x), expected)
+    own = torch.rand(len(plain.weight))
+    found = torch.func.functional_call(both[0], {"weight": own}, (x,))
+    torch.testing.assert_close(found, before[0] / plain.weight * own, msg="a slot's copy stands in for its weight")

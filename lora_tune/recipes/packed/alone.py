@@ -56,7 +56,14 @@ class Speeds:
         settings = slot.settings
         adapters = settings.adapters
         shape = (settings.seq, settings.mbs, settings.minibs, adapters.rank, adapters.rank_pattern, adapters.targets)
-        key = (*shape, adapters.dora, adapters.dropout > 0, settings.packing, len(slot.texts.validation))
+        key = (
+            *shape,
+            adapters.modules_to_save,
+            adapters.dora,
+            adapters.dropout > 0,
+            settings.packing,
+            len(slot.texts.validation),
+        )
         if key not in self._known:
             self._known[key] = self._measure(settings, slot.texts)
         return self._known[key]

@@ -13,12 +13,19 @@ import torch
 from lora_tune.base.errors import InputError
 from lora_tune.recipes import text
 from lora_tune.recipes.batch import weighted_losses
-from lora_tune.recipes.lora_model import linear_names, load_base, target_names, tokenizer
+from lora_tune.recipes.lora_model import (
+    check_modules_to_save,
+    leaf_names,
+    linear_names,
+    load_base,
+    target_names,
+    tokenizer,
+)
 from lora_tune.recipes.packed.group import Module
 from lora_tune.recipes.packed.head import FrozenHeadLoss
 from lora_tune.recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
 from lora_tune.recipes.packed.slot import Texts
-from lora_tune.recipes.settings import Settings
+from lora_tune.recipes.settings import AdapterSettings, Settings
 from lora_tune.recipes.text import Sequences
 
 OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
@@ -28,7 +35,7 @@ OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
 class PackedBase:
     """The model of ``settings.model`` on this process's device, frozen.
 
-    Every linear layer and the input embeddings can take adapters.
+    Every linear layer and the input embeddings can take adapters; any module that holds no others can be trained whole.
 
     Raises InputError where the model cannot be used.
     """
@@ -47,7 +54,7 @@ class PackedBase:
         self.model.train(settings.recompute)
         self._tokenize = tokenizer(settings.model)
         self._texts: dict[tuple[object, ...], Texts] = {}
-        self._layers = _adaptable(self.model)
+        self._layers, self._leaves = _adaptable(self.model), leaf_names(self.model)
         self._packed: dict[str, PackedLayer] = {}
         self._parts: list[Part] = []
         self._head = self._frozen_head()
@@ -71,22 +78,46 @@ class PackedBase:
         """The modules that the trial adapts; each is made ready to take adapters."""
         found = {}
         for name in target_names(list(self._layers), settings.adapters.targets):
-            if name not in self._packed:
-                owner, _, child = name.rpartition(".")
-                # Its number seeds what it drops: its place in the model, whatever was adapted here before.
-                layer = self._layers[name](
-                    self.model.get_submodule(name), name, list(self._layers).index(name), self._parts
-                )
-                setattr(self.model.get_submodule(owner), child, layer)
-                self._packed[name] = layer
-            layer = self._packed[name]
+            layer = self._ready(name)
             norms = layer.norms() if settings.adapters.dora else None
             found[name] = Module(layer.width_in, layer.width_out, isinstance(layer, PackedEmbedding), norms)
         return found
 
-    def makes_logits(self, targets: Sequence[str]) -> bool:
-        """Whether a pass of trials that adapt ``targets`` makes all its logits at once, which takes memory."""
-        return self._head is None or self._head_name.rpartition(".")[2] in targets
+    def whole(self, settings: Settings) -> dict[str, dict[str, torch.Tensor]]:
+        """The modules that the trial trains whole, with their frozen parameters; each is made ready for copies.
+
+        Raises InputError for one that the model lacks, or whose parameters are no numbers of their own.
+        """
+        check_modules_to_save(self._leaves, settings)
+        found = {}
+        # As in peft, which looks at the ends of names: "norm" is every input_layernorm, too.
+        for name in [name for name in self._leaves if name.endswith(settings.adapters.modules_to_save)]:
+            module = self._packed[name].base if name in self._packed else self.model.get_submodule(name)
+            parameters = dict(module.named_parameters())
+            if not all(parameter.is_floating_point() for parameter in parameters.values()):
+                raise InputError(f"MODULES_TO_SAVE: {name} has weights of 4 bits; allowed are modules that have none")
+            if parameters:
+                self._ready(name)
+                found[name] = parameters
+        return found
+
+    def _ready(self, name: str) -> PackedLayer:
+        """The module of this name, made ready for adapters and copies of its parameters."""
+        if name not in self._packed:
+            owner, _, child = name.rpartition(".")
+            adaptable = list(self._layers)
+            # Its number seeds what it drops: its place in the model, whatever was adapted here before.
+            number = adaptable.index(name) if name in adaptable else len(adaptable)
+            kind = self._layers.get(name, PackedLayer)
+            layer = kind(self.model.get_submodule(name), name, number, self._parts)
+            setattr(self.model.get_submodule(owner), child, layer)
+            self._packed[name] = layer
+        return self._packed[name]
+
+    def makes_logits(self, adapters: AdapterSettings) -> bool:
+        """Whether a pass of trials with such adapters makes all its logits at once, which takes memory."""
+        own = self._head_name.rpartition(".")[2] in adapters.targets
+        return self._head is None or own or self._head_name.endswith(adapters.modules_to_save)
 
     def losses(self, sequences: Sequence[Sequences], parts: Sequence[Part]) -> torch.Tensor:
         """The mean loss of each sequence [n], of as many as ``parts`` share; one list item a slot."""
@@ -98,7 +129,7 @@ class PackedBase:
         read, predict = on_device[:, :-1], on_device[:, 1:]
         told = self._positions(sequences)
         with self._through(parts):
-            if self._head is None or any(self._head_name in part.pairs for part in parts):
+            if self._head is None or any(self._head_name in (*part.pairs, *part.copies) for part in parts):
                 logits = self.model(input_ids=read, use_cache=False, **told).logits
                 return weighted_losses(logits, predict, weight).sum(1)
             hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **told).last_hidden_state
@@ -164,8 +195,6 @@ def check_packable(settings: Settings) -> None:
             raise InputError(
                 f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
             )
-    if settings.adapters.modules_to_save:
-        raise InputError("MODULES_TO_SAVE: the trials of a pack share all whole modules; take it out, or site.slots")
     if settings.packing and settings.attn == "flash_attention_2":
         raise InputError(
             "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
@@ -210,11 +239,12 @@ def fuse_norms(model: Any) -> None:
         probe = torch.linspace(-2, 2, 4 * len(weight), device=weight.device, dtype=weight.dtype).view(4, -1)
         fused = torch.nn.functional.rms_norm(probe, shape, weight, epsilon)
         if torch.allclose(module(probe).float(), fused.float(), rtol=0.02, atol=1e-3):
-            module.forward = functools.partial(_rms_norm, shape, weight, epsilon)
+            module.forward = functools.partial(_rms_norm, module, epsilon)
 
 
-def _rms_norm(shape: tuple[int, ...], weight: torch.Tensor, epsilon: float, x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.rms_norm(x, shape, weight, epsilon)
+def _rms_norm(norm: Any, epsilon: float, x: torch.Tensor) -> torch.Tensor:
+    # Its weight is looked up at each call: a slot's copy may stand in for it.
+    return torch.nn.functional.rms_norm(x, tuple(norm.weight.shape), norm.weight, epsilon)
 
 
 def _refuse_own_dropout(model: Any, settings: Settings) -> None:

@@ -36,6 +36,10 @@ class Rows(NamedTuple):
     second: torch.Tensor
 
 
+Copies = Mapping[str, Mapping[str, torch.Tensor]]
+"""Of modules that are trained whole, by name: their parameters, by name, as slots have them. Each [k, *shape]."""
+
+
 class Pair(NamedTuple):
     """The adapters of one module. a: [k, rank, width in]. b: [k, width out, rank]. magnitude (DoRA): [k, width out]."""
 
@@ -55,13 +59,20 @@ class Place(NamedTuple):
 class Group:
     """Slots that share every product: alike in modules, rank and micro-batch; anything else is each slot's own.
 
-    modules: with adapters, by name, in the order of the model. rank: of the products; a slot of a lower rank is filled
+    modules: with adapters, by name, in the order of the model. whole: those that are trained whole, each slot its own
+    copy, with the frozen parameters that copies begin with. rank: of the products; a slot of a lower rank is filled
     up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero.
     """
 
-    def __init__(self, modules: Mapping[str, Module], rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, Module],
+        rank: int,
+        device: torch.device,
+        whole: Mapping[str, Mapping[str, torch.Tensor]],
+    ) -> None:
         self.slots: list[Slot] = []
-        self.modules, self._rank, self._device = modules, rank, device
+        self.modules, self._rank, self._device, self._whole = modules, rank, device, whole
         self._places: dict[str, Place] = {}
         place = 0
         for name, module in modules.items():
@@ -70,6 +81,11 @@ class Group:
             magnitude = slice(last, end) if module.norms is not None else None
             self._places[name] = Place(slice(place, middle), slice(middle, last), magnitude)
             place = end
+        self._copied: dict[tuple[str, str], slice] = {}
+        for name, parameters in whole.items():
+            for part, start in parameters.items():
+                self._copied[name, part] = slice(place, place + start.numel())
+                place += start.numel()
         self.size = place
         self._rows = Rows(*(torch.zeros(0, place, device=device) for _ in range(3)))
         self._gradients = torch.zeros(0, place, device=device)
@@ -115,6 +131,11 @@ class Group:
             found[name] = Pair(a.detach()[index], b.detach()[index], own)
         return found
 
+    def copies_of(self, chosen: Sequence[int]) -> Copies:
+        """As :meth:`pairs`, of the modules that are trained whole."""
+        index = torch.tensor(chosen, device=self._device)
+        return {n: {part: leaf.detach()[index] for part, leaf in own.items()} for n, own in self.copies.items()}
+
     def adapter(self, slot: Slot) -> dict[str, Pair]:
         """The slot's own adapter by module, without what fills its rank up."""
         at, found = self.slots.index(slot), {}
@@ -139,6 +160,8 @@ class Group:
                 row[0, place.a].view(self._rank, module.width_in)[:rank] = first[name]
             if module.norms is not None:
                 row[0, place.magnitude] = module.norms.cpu()
+        for (name, part), columns in self._copied.items():
+            row[0, columns] = self._whole[name][part].detach().float().flatten().cpu()
         return Rows(row, torch.zeros_like(row), torch.zeros_like(row))
 
     def _share_out(self) -> None:
@@ -151,6 +174,10 @@ class Group:
                 self._leaf(place.b, (module.width_out, self._rank)),
                 None if place.magnitude is None else self._leaf(place.magnitude, (module.width_out,)),
             )
+        copies: dict[str, dict[str, torch.Tensor]] = {}
+        for (name, part), columns in self._copied.items():
+            copies.setdefault(name, {})[part] = self._leaf(columns, tuple(self._whole[name][part].shape))
+        self.copies: Copies = copies
         every = [slot.settings for slot in self.slots]
         self.scales = self._scales([settings.adapters for settings in every])
         self._decay = self._column([s.weight_decay for s in every])

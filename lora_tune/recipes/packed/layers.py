@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from peft.utils.integrations import dequantize_module_weight
+from torch.func import functional_call
 
 from lora_tune.recipes.packed.dropout import SlotDropout
-from lora_tune.recipes.packed.group import Pair
+from lora_tune.recipes.packed.group import Copies, Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +19,22 @@ class Part:
     """Neighbouring sequences of a pass, and the adapters that they go through.
 
     rows: the sequences. slots: how many slots share them, equally. pairs: adapters by module, [slots, ...].
-    scales: of the adapters by module, [slots, 1, 1].
+    scales: of the adapters by module, [slots, 1, 1]. copies: of the modules that these slots train whole.
     """
 
     rows: slice
     slots: int
     pairs: Mapping[str, Pair]
     scales: Mapping[str, torch.Tensor]
+    copies: Copies
     dropout: SlotDropout | None = None
 
 
 class PackedLayer(torch.nn.Module):
-    """A frozen layer with the adapters of every part of the pass, which ``parts`` holds while it goes on."""
+    """A frozen layer with the adapters of every part of the pass, which ``parts`` holds while it goes on.
+
+    As it is, of any kind: it takes no adapters, but slots can train copies of it.
+    """
 
     def __init__(self, base: Any, name: str, number: int, parts: list[Part]) -> None:
         super().__init__()
@@ -38,10 +43,21 @@ class PackedLayer(torch.nn.Module):
         self._squares: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._parts and all(self._name in part.copies for part in self._parts):
+            return torch.cat([self._copied(part, x[part.rows]) for part in self._parts])
         y: torch.Tensor = self.base(x)
         if len(self._parts) == 1:
             return self._through(self._parts[0], x, y)
         return torch.cat([self._through(part, x[part.rows], y[part.rows]) for part in self._parts])
+
+    def _copied(self, part: Part, x: torch.Tensor) -> torch.Tensor:
+        """What each slot's own copy of the layer makes of its rows of ``x``."""
+        own = {name: value.to(self.base.get_parameter(name).dtype) for name, value in part.copies[self._name].items()}
+        made = [
+            functional_call(self.base, {name: value[slot] for name, value in own.items()}, (rows,))
+            for slot, rows in enumerate(x.chunk(part.slots))
+        ]
+        return torch.cat(made)
 
     @property
     def width_in(self) -> int:
@@ -61,6 +77,8 @@ class PackedLayer(torch.nn.Module):
         return self._squares.sqrt()
 
     def _through(self, part: Part, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self._name in part.copies:
+            return self._copied(part, x)
         pair = part.pairs.get(self._name)
         if pair is None:
             return y

@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     mbs: int
     rank: int
     targets: tuple[str, ...]
+    whole: tuple[str, ...]
     dora: bool
     drops: bool
     """Of DoRA, whether the adapters drop anything: the frozen product that they scale is another one then."""
@@ -59,19 +60,33 @@ class Pack:
         if self.base.device.type == "cuda":
             rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
         drops = adapters.dora and adapters.dropout > 0
-        return Shape(settings.seq, settings.packing, settings.mbs, rank, adapters.targets, adapters.dora, drops)
+        return Shape(
+            settings.seq,
+            settings.packing,
+            settings.mbs,
+            rank,
+            adapters.targets,
+            adapters.modules_to_save,
+            adapters.dora,
+            drops,
+        )
 
     def weights(self, settings: Settings) -> int:
         """How many weights the adapter of a trial of ``settings`` has here; its modules are made ready to take it."""
         rank = self.shape(settings).rank
-        return sum(module.weights(rank) for module in self.base.modules(settings).values())
+        whole = [parameter for own in self.base.whole(settings).values() for parameter in own.values()]
+        adapters = sum(module.weights(rank) for module in self.base.modules(settings).values())
+        return adapters + sum(parameter.numel() for parameter in whole)
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
         shape = self.shape(slot.settings)
-        group = self._groups.get(shape) or Group(self.base.modules(slot.settings), shape.rank, self.base.device)
+        group = self._groups.get(shape) or self._group(slot.settings, shape.rank)
         group.join(slot, state)
         self._groups[shape] = group  # only now: a group without slots would end the next round
+
+    def _group(self, settings: Settings, rank: int) -> Group:
+        return Group(self.base.modules(settings), rank, self.base.device, self.base.whole(settings))
 
     def leave(self, slot: Slot) -> Rows:
         """Take ``slot`` out; its weights and moments."""
@@ -114,7 +129,7 @@ class Pack:
         # Rows of one length whose attention and whose logits are computed in one way share a pass.
         passes: dict[tuple[int, bool, bool], list[Group]] = {}
         for shape, group in sorted(self._groups.items()):
-            key = shape.seq, shape.packing, self.base.makes_logits(shape.targets)
+            key = shape.seq, shape.packing, self.base.makes_logits(group.slots[0].settings.adapters)
             passes.setdefault(key, []).append(group)
         for groups in passes.values():
             self._forward_backward(groups)
@@ -135,7 +150,8 @@ class Pack:
             dropout = SlotDropout.of(rates, seeds, self.base.device)
             sequences += [slot.texts.train.rows(slot.rows()) for slot in group.slots]
             count = len(group.slots) * group.slots[0].settings.mbs
-            parts.append(Part(slice(at, at + count), len(group.slots), group.leaves, group.scales, dropout))
+            rows = slice(at, at + count)
+            parts.append(Part(rows, len(group.slots), group.leaves, group.scales, group.copies, dropout))
             at += count
         losses = self.base.losses(sequences, parts)
         own = [
@@ -170,16 +186,17 @@ class Pack:
         """The eval losses of slots of one group that read the same validation sequences."""
         index = [group.slots.index(slot) for slot in slots]
         pairs: dict[str, Pair] = group.pairs(index)
+        copies = group.copies_of(index)
         chosen = torch.tensor(index, device=self.base.device)
         scales = {name: scale[chosen] for name, scale in group.scales.items()}
         validation, settings = slots[0].texts.validation, slots[0].settings
         size = settings.mbs
         if self.base.device.type == "cuda":
-            most = CHUNK if self.base.makes_logits(settings.adapters.targets) else EVAL_TOKENS
+            most = CHUNK if self.base.makes_logits(settings.adapters) else EVAL_TOKENS
             size = max(size, most // (len(slots) * settings.seq))
         total = torch.zeros(len(slots), device=self.base.device)
         for start in range(0, len(validation), size):
             rows = validation.rows(np.arange(start, min(start + size, len(validation))))
-            part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scales)
+            part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scales, copies)
             total += self.base.losses([rows] * len(slots), [part]).view(len(slots), -1).sum(1)
         return [float(loss) for loss in total / len(validation)]
