@@ -1,14 +1,14 @@
 """The public runs' envelope as a sweep uses it: of which trials it says something, and whether it is believed at all.
 
 The study says that its curves are like the public ones; its own machine may say otherwise. So no trial is stopped by
-them before a good run of the sweep has lain among them, the one that the sweep begins with never is, and one good run
-that lay outside of them ends the belief for the whole sweep.
+them before a good run of the sweep at its global batch size has lain among them, the one that the sweep begins with
+never is, and one good run that lay outside of them ends the belief for the whole sweep.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -33,8 +33,11 @@ def public_envelope(study: Study, trial: Trial) -> Envelope | None:
 
 
 def judging_envelope(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
-    """What the public runs may stop the trial by: nothing at the sweep's start or before a good run confirms."""
-    if confirmed_at(study, sweep) is None or trial.number == start_of(sweep):
+    """What the public runs may stop the trial by: nothing at the sweep's start or before a good run confirms.
+
+    At another batch nothing is confirmed: one public code needs the usual samples at GBS 8 and a third more at 32.
+    """
+    if trial.parameters.get("GBS") not in _confirmed(study, sweep) or trial.number == start_of(sweep):
         return None
     return believed(study, sweep, trial)
 
@@ -60,16 +63,23 @@ def _contradiction(study: Study, sweep: Sweep) -> Trial | None:
 
 def confirmed_at(study: Study, sweep: Sweep) -> float | None:
     """Epoch seconds at which the first good trial that had lain among the public runs ended; None: none has yet."""
+    return min(_confirmed(study, sweep).values(), default=None)
+
+
+def _confirmed(study: Study, sweep: Sweep) -> Mapping[object, float]:
+    """The same for each global batch size at which there is one."""
     if study.objective.curves == "own" or not objective_of(study).has_target:
-        return None
-    return sweep.once(("confirmed", study.digest), lambda: _confirmed_at(study, sweep))
+        return {}
+    return sweep.once(("confirmed", study.digest), lambda: _confirmations(study, sweep))
 
 
-def _confirmed_at(study: Study, sweep: Sweep) -> float | None:
-    told = _told_by_good(study, sweep)
-    return min(
-        (ended_at(t) for t, run, found, begin in told if confirms(run, study.target, found, begin)), default=None
-    )
+def _confirmations(study: Study, sweep: Sweep) -> Mapping[object, float]:
+    found: dict[object, float] = {}
+    for trial, run, envelope, begin in _told_by_good(study, sweep):
+        if confirms(run, study.target, envelope, begin):
+            batch = trial.parameters.get("GBS")
+            found[batch] = min(ended_at(trial), found.get(batch, math.inf))
+    return found
 
 
 def _told_by_good(study: Study, sweep: Sweep) -> Iterator[tuple[Trial, Course, Envelope, float]]:

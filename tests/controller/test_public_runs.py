@@ -113,6 +113,20 @@ def test_public_runs_stop_no_trial_before_a_good_one_has_lain_among_them() -> No
     assert account_words(known).startswith("published runs support 1%")
 
 
+def test_a_good_run_says_nothing_of_the_public_runs_at_another_batch() -> None:
+    """A code may need the usual samples at GBS 8 and a third more at another: all its good runs there were stopped."""
+    usual = sweep_of((running(0), USUAL))
+    other = replace(running(1, BEGAN + 200), parameters={"GBS": 16, "MAX_STEPS": 512})
+    bad = [0.99] * 8
+    assert judged(usual, other, *bad) == ""
+    there = published_curves.published(16)
+    assert there is not None
+    among = [float(there.family.loss_at(np.array(1536 + 384.0 * i))) for i in range(10)]
+    confirmed = sweep_of((running(0), USUAL), (other, [loss for loss in among if loss > 0.925] + [0.924]))
+    third = replace(other, number=2, proposed_at=BEGAN + 400)
+    assert judged(confirmed, third, *bad).startswith("stalled: two evals in a row")
+
+
 def test_a_good_run_at_the_edge_of_the_public_ones_neither_begins_nor_ends_the_belief_in_them() -> None:
     found = published_curves.published(8)
     assert found is not None
