@@ -176,11 +176,12 @@ def test_with_layouts_the_grey_box_begins_and_both_models_forecast() -> None:
 
 
 def test_a_lucky_run_beside_failures_is_not_recommended() -> None:
-    encoding = Encoding(SPACE, COORDINATES)
-    safe, lucky = run_of({**START, "LR": 2e-3}), {**START, "LR": 3e-3}
-    known = [run_of(START), safe, run_of(lucky)]
+    encoding, lucky = Encoding(SPACE, COORDINATES), {**START, "LR": 9e-3}
+    pace = run_of(START).ln_pace
+    known = [Run(values=v, ln_score=ln, ln_pace=pace) for v, ln in ((START, 6.13), (lucky, 6.10))]
     alone = recommend_whole(learn_whole(encoding, known), np.random.default_rng(0))
-    failed = [Run(values={**lucky, "LR": rate}, ln_pace=-3.0, above=5.0, failed=True) for rate in (2.9e-3, 3.1e-3)]
+    pace = run_of(lucky).ln_pace
+    failed = [Run(values={**lucky, "LR": rate}, ln_pace=pace, above=5.0, failed=True) for rate in (8.9e-3, 9.1e-3)]
     warned = recommend_whole(learn_whole(encoding, [*known, *failed]), np.random.default_rng(0))
     assert alone is not None
     assert warned is not None
@@ -233,8 +234,9 @@ def test_the_start_stays_until_another_configuration_is_clearly_better() -> None
     assert values == START
     assert seconds_of_it == pytest.approx(seconds(START), rel=0.05)
     assert "not yet clear" in sentence
-    clearly, made = with_runs((START, 1.0), *4 * [(NEIGHBOUR, 0.7)])
-    assert made.recommend(clearly)[0] == NEIGHBOUR
+    faster = {**START, "LR": 3e-3}
+    clearly, made = with_runs((START, 1.0), *4 * [(faster, 0.9)])
+    assert made.recommend(clearly)[0] == faster
 
 
 def test_a_start_that_never_reached_the_target_does_not_stay() -> None:
@@ -288,11 +290,15 @@ def test_what_is_expected_of_open_runs_leaves_little_to_gain_where_they_are() ->
     assert expecting(waiting).predict([first.values])[1] < waiting.predict([first.values])[1]
 
 
-def test_a_faster_layout_is_clear_long_before_other_hyperparameters_are() -> None:
-    """One run of each: seeds leave the rate open, and speeds settle the layout."""
-    slow, fast = "tp4 pp1 cp1 minibs4 mbs1", "tp2 pp1 cp2 minibs4 mbs1"
-    space = {"LR": FloatDistribution(1e-4, 1e-2, log=True), "layout": CategoricalDistribution((slow, fast))}
-    start = {"LR": 1e-3, "layout": slow}
+SLOW, FAST = "tp4 pp1 cp1 minibs4 mbs1", "tp2 pp1 cp2 minibs4 mbs1"
+DARING = "tp4 pp1 cp1 minibs4 mbs2"
+"""Larger micro-batches than the start's: it may well die of memory."""
+
+
+def with_runs_on(layout: str, runs: int) -> tuple[dict[str, Any], str]:
+    """What is recommended after a run of the start, which is slow, and some on a layout that is 5% faster."""
+    space = {"LR": FloatDistribution(1e-4, 1e-2, log=True), "layout": CategoricalDistribution((SLOW, layout))}
+    start = {"LR": 1e-3, "layout": SLOW}
     tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
     grey_box = GreyBoxSampler(space, goal=Goal(schedule=closed_schedule), gpus=8, seed=1)
     made = PortfolioSampler(
@@ -300,12 +306,24 @@ def test_a_faster_layout_is_clear_long_before_other_hyperparameters_are() -> Non
     )
     study = optuna.create_study(sampler=made)
     alike = json.dumps({"grey_box": [7.0, 0.1], "whole": [7.0, 0.1]})
-    for values, samples, speed in ((start, 3072, 2.0), ({"LR": 1.1e-3, "layout": fast}, 3050, 2.1)):
+    for values, samples, speed in ((start, 3072, 2.0), *runs * [({"LR": 1.1e-3, "layout": layout}, 3050, 2.1)]):
         facts = {"samples_per_second": speed, "seconds_per_eval": 35.0, "init_seconds": 60.0, "stop_samples": samples}
         made_of = {**facts, "verdict": "reached", FORECASTS: alike}
         study.add_trial(
             optuna.trial.create_trial(params=values, distributions=space, value=samples / speed, user_attrs=made_of)
         )
     values, _, sentence = made.recommend(study)
-    assert values == {"LR": 1e-3, "layout": fast}
+    return dict(values), sentence
+
+
+def test_a_faster_layout_is_clear_long_before_other_hyperparameters_are() -> None:
+    """Seeds leave the rate open, and speeds settle the layout."""
+    values, sentence = with_runs_on(FAST, 2)
+    assert values == {"LR": 1e-3, "layout": FAST}
     assert "on a faster layout" in sentence
+
+
+def test_a_layout_that_lived_once_and_may_well_die_of_memory_is_not_clearly_better() -> None:
+    """What its one run took is not all that it costs."""
+    assert with_runs_on(DARING, 1)[0]["layout"] == SLOW
+    assert with_runs_on(DARING, 6)[0]["layout"] == DARING

@@ -86,6 +86,17 @@ def death_logs(p: Array) -> Array:
     return np.asarray(np.log1p(0.5 * p / (1 - p)))
 
 
+def death_logs_expected(death: Array, after: Array) -> Array:
+    """The same on average over Beta beliefs in the chance, of mean ``death`` that becomes ``after`` with one survival.
+
+    E[p / (1 - p)] = a / (b - 1) of a Beta(a, b): a layout that lived once may still be one that nearly always dies, and
+    then no number of runs is enough, however small the mean chance is.
+    """
+    weight = after / np.maximum(death - after, 1e-9)
+    lives = np.maximum((1 - death) * weight - 1, 1e-9)
+    return np.asarray(np.log1p(0.5 * death * weight / lives))
+
+
 def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
     logs_of = beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)
     first = np.array([int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows])

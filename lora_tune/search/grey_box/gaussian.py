@@ -113,6 +113,14 @@ class Posterior:
         covariance = _covariance(self.prior, here, here) - half.T @ half
         return mean, 0.5 * (covariance + covariance.T) + 1e-10 * np.eye(len(x))
 
+    def predict_each(self, x: Array, basis: Array) -> tuple[Array, Array]:
+        """The same mean (m), and the variance of each row alone (m)."""
+        cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
+        half = solve_triangular(self.factor, cross.T, lower=True)
+        mean = basis @ self.prior.mean + cross @ self.weights
+        alone = basis**2 @ self.prior.sd**2 + self.prior.amplitude**2 + 2 * self.prior.departure**2
+        return mean, np.maximum(alone - (half**2).sum(axis=0), 0.0) + 1e-10
+
 
 Rows = tuple[Array, Array, npt.NDArray[np.int64]]
 

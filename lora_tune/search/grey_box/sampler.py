@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.base.format import duration
 from lora_tune.config.conditions import Conditions
 from lora_tune.search.fits_in_memory import Needs
-from lora_tune.search.grey_box.acquisition import Action, value_actions
+from lora_tune.search.grey_box.acquisition import Action, death_logs, death_logs_expected, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
@@ -240,7 +240,11 @@ def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, floa
 
 
 def saved(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> tuple[float, float]:
-    """The share of the seconds to the target that ``values`` saves against ``instead``, and its standard deviation."""
+    """The share of the seconds to the target that ``values`` saves against ``instead``, and its standard deviation.
+
+    Deaths of memory count on both sides: those of ``values`` on average over what is believed of their chance, those of
+    ``instead``, which is what there is, by their mean chance.
+    """
     pair = [values, instead]
     samples, doubt = model.predict_ln_samples(pair)
     speed, speed_doubt, evals, _ = model.predict_speed(pair)
@@ -249,7 +253,10 @@ def saved(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, A
         for i, batch in enumerate(map(model.coordinates.batch, pair))
     )
     spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
-    return -math.expm1(first - second), math.sqrt(max(0.0, spread))
+    death, after = model.oom_probability(pair)
+    same = model.coordinates.memory_features(values) == model.coordinates.memory_features(instead)
+    dies = 0.0 if same else float(death_logs_expected(death, after)[0] - death_logs(death)[1])
+    return -math.expm1(first - second + dies), math.sqrt(max(0.0, spread))
 
 
 def sentence(found: Recommendation) -> str:

@@ -16,7 +16,8 @@ from lora_tune.search.grey_box.gaussian import Array, matern
 from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 from lora_tune.search.observations import SEED_SD
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.piece import Frame, Piece, Readings, Relevance, learn_piece, start
+from lora_tune.search.whole.fitting import learn_piece
+from lora_tune.search.whole.piece import Frame, Piece, Readings, Relevance, start
 from lora_tune.search.whole.runs import Run
 
 PACE_SD = 0.01
@@ -31,6 +32,8 @@ LARGEST = 0.7
 """ln(score) that one run may be expected to gain at most: a factor of two."""
 CAP = 1.25
 """Expected cost of a bad run over that of a good one: it is stopped before it ends."""
+LEAST_CHANCE = 1e-3
+"""Chance to succeed below which a configuration counts as no worse: a run that fails costs about a whole one."""
 
 Values = Mapping[str, Any]
 
@@ -57,14 +60,14 @@ class WholeModel:
         """Mean (n) and sd (n) of ln(score) of configurations, apart from the luck of a run."""
         x = self.encoding.rows(points)
         (samples, first), (pace, second) = self.samples.predict(x), self.pace.predict(x)
-        return samples + pace, np.sqrt(np.diag(first) + np.diag(second))
+        return samples + pace, np.sqrt(first + second)
 
     def saved(self, values: Values, instead: Values) -> tuple[float, float]:
-        """The share of the score that ``values`` saves against ``instead``, and its standard deviation."""
-        pieces = [piece.predict(self.encoding.rows([values, instead])) for piece in (self.samples, self.pace)]
-        gain = sum(float(mean[0] - mean[1]) for mean, _ in pieces)
-        spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for _, c in pieces)
-        return -math.expm1(gain), math.sqrt(max(0.0, spread))
+        """The share of the score that ``values`` saves against ``instead``, failures included, and its sd."""
+        rows = self.encoding.rows([values, instead])
+        (first, second), (third, fourth) = self.samples.difference(rows), self.pace.difference(rows)
+        fails, other = np.log(np.maximum(self.succeeds([values, instead]), LEAST_CHANCE))
+        return -math.expm1(first + third - fails + other), math.sqrt(max(0.0, second + fourth))
 
     @property
     def run_sd(self) -> float:
@@ -94,22 +97,20 @@ def learn_whole(
     """
     names = tuple(encoding.distributions)
     guesses = {piece: frozenset(n for n in names if piece in encoding.guess(n)) for piece in ("samples", "pace")}
+    kept = _kept(runs)
+    known = [r for r in kept if math.isfinite(r.ln_pace)]
+    if not known:  # nothing tells speed apart: the whole score is one piece
+        guesses = {"samples": frozenset(names), "pace": frozenset()}
     scales = scales or Scales(
         samples=start(names, guesses["samples"], 0.2), pace=start(names, guesses["pace"], 0.1)
     )  # fmt: skip
-    kept = _kept(runs)
     reached = [r for r in kept if math.isfinite(r.ln_score)]
     middle = min(reached, key=lambda r: r.ln_score).values if reached else centre
     row = encoding.rows([middle])[0] if middle is not None else np.zeros(len(encoding.owners))
     frame = Frame(
         owners=encoding.owners, bends=np.array(encoding.bends), reach=np.array(encoding.reach), centre=row
     )  # fmt: skip
-    known = [r for r in kept if math.isfinite(r.ln_pace)]
-    paced = Readings(
-        x=encoding.rows([r.values for r in known]), y=np.array([r.ln_pace for r in known]),
-        sd=np.full(len(known), PACE_SD), below=np.zeros(len(known), dtype=np.bool_),
-    )  # fmt: skip
-    pace = learn_piece(frame, paced, scales.pace, guesses["pace"], bent=False, stated=stated)
+    pace = learn_piece(frame, _paces(encoding, known, row), scales.pace, guesses["pace"], bent=False, stated=stated)
     samples = learn_piece(
         frame, _samples(encoding, kept, pace), scales.samples, guesses["samples"], bent=True, stated=stated
     )
@@ -128,6 +129,16 @@ def _kept(runs: Sequence[Run]) -> list[Run]:
     return [runs[at] for at in sorted(chosen)]
 
 
+def _paces(encoding: Encoding, known: Sequence[Run], centre: Array) -> Readings:
+    """ln of seconds a sample of every run that tells it; 0 everywhere where none does."""
+    x = encoding.rows([r.values for r in known]) if known else centre[None, :]
+    n = len(x)
+    return Readings(
+        x=x, y=np.array([r.ln_pace for r in known] or [0.0]), sd=np.full(n, PACE_SD), extended=np.zeros(n),
+        below=np.zeros(n, dtype=np.bool_),
+    )  # fmt: skip
+
+
 def _samples(encoding: Encoding, runs: Sequence[Run], pace: Piece) -> Readings:
     """ln of the samples that count, of every run whose speed is known: score over pace, or a bound of it."""
     told = [r for r in runs if math.isfinite(r.ln_score) or math.isfinite(r.above)]
@@ -136,8 +147,8 @@ def _samples(encoding: Encoding, runs: Sequence[Run], pace: Piece) -> Readings:
     paces = np.array([r.ln_pace if math.isfinite(r.ln_pace) else e for r, e in zip(told, expected, strict=True)])
     below = np.array([not math.isfinite(r.ln_score) for r in told], dtype=np.bool_)
     y = np.array([r.above if b else r.ln_score for r, b in zip(told, below, strict=True)]) - paces
-    sd = np.array([math.hypot(SEED_SD, r.spread) for r in told])
-    return Readings(x=x, y=y, sd=sd, below=below)
+    spread = np.array([r.spread for r in told])
+    return Readings(x=x, y=y, sd=np.full(len(told), SEED_SD), extended=spread, below=below)
 
 
 def expecting(model: WholeModel) -> WholeModel:
@@ -249,7 +260,7 @@ def recommend_whole(model: WholeModel, rng: np.random.Generator) -> Believed | N
         return None
     mean, sd = model.predict(points)
     # A run that fails costs about a whole one, and is repeated.
-    at = int(np.argmin(mean + 0.5 * sd - np.log(np.maximum(model.succeeds(points), 1e-3))))
+    at = int(np.argmin(mean + 0.5 * sd - np.log(np.maximum(model.succeeds(points), LEAST_CHANCE))))
     others = candidates(model, _tried(model), rng)
     gains = _improvement(*model.predict(others), float(mean[at]))
     same: npt.NDArray[np.bool_] = np.array([r.values == points[at] for r in model.runs])

@@ -1,0 +1,169 @@
+"""What readings say of a piece's scales and of each parameter's part in it, by the evidence times a wide belief."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from lora_tune.search.grey_box.gaussian import Data, condition
+from lora_tune.search.whole.piece import Frame, Piece, Readings, Relevance, Scale
+
+Step = tuple[int, int]
+"""Powers of ``SCALE_STEP``: of the amplitude and of the noise."""
+
+PARTS = (0.0, 0.5, 1.0, 2.0)
+"""How much of a parameter a piece may see: nothing, a gentle dependence, the usual one, a sharp one."""
+SURPRISE = 1.5
+"""ln of the odds against a parameter driving a piece that its name does not suggest."""
+SIMPLER = 0.3
+"""ln of the odds against each other departure from the usual relevance."""
+LENGTH_STEP, LENGTH_STEPS = 1.6, 3
+"""Factor by which the length of the residual is moved, and how often at most in each direction."""
+SCALE_STEP = 2.0
+"""Factor between neighbouring scales: what lies between them is told by their shares."""
+AMPLITUDES, NOISES = range(-5, 4), range(-6, 5)
+"""Powers of ``SCALE_STEP``, of the usual amplitude and of the usual noise, that are thought possible."""
+SIDES: tuple[Step, ...] = ((0, 0), (-2, 2))
+"""Where the likeliest scales are looked for: as usual, and where configurations differ little and runs scatter."""
+WIDTH = 0.7
+"""Width of the belief in ln(scale) about what is usual."""
+TAIL = 3.0
+"""Degrees of freedom of that belief (Student's t): scripts may be quiet or wild by orders of magnitude."""
+LEAST_SHARE = 0.1
+"""Scales that are less likely than this, compared with the likeliest, are left out."""
+
+AMPLITUDE: tuple[Step, ...] = ((-1, 0), (1, 0))
+BOTH: tuple[Step, ...] = (*AMPLITUDE, (0, -1), (0, 1), (-1, 1), (1, -1), (1, 1), (-1, -1))
+"""Steps to neighbouring scales, of the amplitude alone and of both."""
+FEWEST = 3
+"""Readings that are more than bounds before parts are tested."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a piece: its data, the level at the centre and whether it is bent, and what names suggest.
+
+    stated: parameters whose role the study says, which are not tested.
+    """
+
+    frame: Frame
+    data: Data
+    level: float
+    bent: bool
+    guessed: frozenset[str]
+    stated: frozenset[str]
+
+    def evidence(self, r: Relevance, scale: Scale) -> float:
+        """ln of the evidence times the belief, up to a constant."""
+        scales = _likely(scale.amplitude / r.usual) + _likely(scale.noise_scale) - 0.5 * math.log(r.length) ** 2
+        found = condition(self.data, self.frame.prior(r, scale, self.level, self.bent)).log_evidence
+        return found + scales - _odds(r.of, self.guessed)
+
+
+def learn_piece(
+    frame: Frame, readings: Readings, known: Relevance, guessed: frozenset[str], *, bent: bool,
+    stated: frozenset[str] = frozenset(),
+) -> Piece:  # fmt: skip
+    """The piece after ``readings``; scales and parts are fitted anew when readings grew by an eighth.
+
+    stated: parameters whose role the study says, which are not tested.
+    """
+    exact = readings.y[~readings.below]
+    level = float(np.median(exact)) if len(exact) else float(readings.y.max(initial=0.0))
+    data = frame.data(readings)
+    asked = Question(frame=frame, data=data, level=level, bent=bent, guessed=guessed, stated=stated)
+    if len(exact) and len(readings.y) > 1.12 * known.fitted_at:
+        known = fitted(asked, known)
+    posteriors = tuple(condition(data, frame.prior(known, scale, level, bent)) for scale in known.scales)
+    return Piece(frame=frame, posteriors=posteriors, relevance=known)
+
+
+def fitted(asked: Question, known: Relevance) -> Relevance:
+    """Scales and parts of better evidence, one after the other; of the scales all that data leave."""
+    first = replace(known, scales=_scales(asked, known))
+    enough = int((~asked.data.below).sum()) >= FEWEST
+    best = _parts(asked, first) if enough else first
+    return replace(best, scales=_scales(asked, best), fitted_at=len(asked.data.y))
+
+
+def _scales(asked: Question, r: Relevance) -> tuple[Scale, ...]:
+    """The scales that data leave, the likeliest first: every noise that is possible, each with its likeliest amplitude.
+
+    The peak is looked for from two sides: either configurations differ or runs scatter, and between the two the
+    evidence of a few dozen runs has a valley. Each noise counts by its evidence, so that what is not known of it widens
+    what is believed.
+    """
+
+    @cache
+    def evidence(step: Step) -> float:
+        return asked.evidence(r, _scale(r, step))
+
+    def climbed(step: Step, moves: Sequence[Step]) -> Step:
+        while evidence(best := max(_moved(step, moves), key=evidence)) > evidence(step):
+            step = best
+        return step
+
+    peak = max((climbed(step, BOTH) for step in SIDES), key=evidence)
+    kept = [peak]
+    for way in (-1, 1):
+        at = peak
+        while near := _moved(at, ((0, way),)):
+            at = climbed(near[0], AMPLITUDE)
+            if evidence(at) < evidence(peak) + math.log(LEAST_SHARE):
+                break
+            kept.append(at)
+    shares = [math.exp(evidence(step) - evidence(peak)) for step in kept]
+    found = [replace(_scale(r, step), share=w / sum(shares)) for step, w in zip(kept, shares, strict=True)]
+    return tuple(sorted(found, key=lambda scale: -scale.share))
+
+
+def _scale(r: Relevance, step: Step) -> Scale:
+    return Scale(amplitude=r.usual * SCALE_STEP ** step[0], noise_scale=SCALE_STEP ** step[1])
+
+
+def _moved(step: Step, moves: Sequence[Step]) -> list[Step]:
+    near = [(step[0] + a, step[1] + n) for a, n in moves]
+    return [(a, n) for a, n in near if a in AMPLITUDES and n in NOISES]
+
+
+def _parts(asked: Question, best: Relevance) -> Relevance:
+    """The length of the residual, and what of each parameter counts, at the likeliest scale."""
+    scale = best.scales[0]
+    reached = asked.evidence(best, scale)
+    for factor in (LENGTH_STEP, 1 / LENGTH_STEP):
+        for _ in range(LENGTH_STEPS):
+            trial = replace(best, length=best.length * factor)
+            if (found := asked.evidence(trial, scale)) <= reached + 1e-6:
+                break
+            best, reached = trial, found
+    # Twice: what stood in for another parameter in the first round is not needed once that one counts.
+    for _ in range(2):
+        before = best
+        for name in (n for n in best.of if n not in asked.stated):
+            for part in PARTS:
+                trial = replace(best, of={**best.of, name: part})
+                if part != best.of[name] and (found := asked.evidence(trial, scale)) > reached + 1e-6:
+                    best, reached = trial, found
+        if best is before:
+            break
+    return best
+
+
+def _likely(ratio: float) -> float:
+    """ln of the belief in a scale of ``ratio`` times the usual one."""
+    return -0.5 * (TAIL + 1) * math.log1p((math.log(ratio) / WIDTH) ** 2 / TAIL)
+
+
+def _odds(of: Mapping[str, float], guessed: frozenset[str]) -> float:
+    """ln of the odds against these parts before data."""
+    found = 0.0
+    for name, part in of.items():
+        if (part > 0) != (name in guessed):
+            found += SURPRISE
+        elif part not in (0.0, 1.0):
+            found += SIMPLER
+    return found

@@ -1,0 +1,76 @@
+"""How far runs scatter is learned from the study, by the model of whole configurations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.whole.encoding import Encoding
+from lora_tune.search.whole.model import WholeModel, learn_whole
+from lora_tune.search.whole.runs import Run
+
+SPACE = {
+    "LR": FloatDistribution(1e-5, 1e-2, log=True),
+    "DECAY": FloatDistribution(0.0, 0.1),
+    "OPTIMIZER": CategoricalDistribution(("adam", "lion")),
+}
+ENCODING = Encoding(SPACE, Coordinates(distributions=SPACE))
+
+
+def truth(values: dict) -> float:
+    """ln(seconds) without the luck of seeds."""
+    return 7 + 0.08 * math.log(values["LR"] / 4e-4) ** 2 + 0.1 * (values["OPTIMIZER"] == "lion") + values["DECAY"]
+
+
+def at_random(rng: np.random.Generator) -> dict:
+    return {
+        "LR": float(np.exp(rng.uniform(math.log(1e-5), math.log(1e-2)))),
+        "DECAY": float(rng.uniform(0, 0.1)),
+        "OPTIMIZER": str(rng.choice(["adam", "lion"])),
+    }
+
+
+def after(count: int, noise: float, seed: int, ln_pace: float = math.nan) -> tuple[WholeModel, list[dict]]:
+    """The model after runs at random, and their values."""
+    rng = np.random.default_rng(seed)
+    points = [at_random(rng) for _ in range(count)]
+    runs = [Run(values=p, ln_score=truth(p) + float(rng.normal(0, noise)), ln_pace=ln_pace) for p in points]
+    return learn_whole(ENCODING, runs), points
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.15, 0.4])
+def test_the_noise_of_forty_runs_is_told_within_a_factor_of_two(noise: float) -> None:
+    for seed in range(4):
+        model, _ = after(40, noise, seed)
+        assert 0.5 * noise < model.run_sd < 2 * noise
+
+
+def test_after_few_runs_several_noises_are_believed_possible() -> None:
+    model, _ = after(4, 0.05, 1)
+    believed = [s.noise_scale for s in model.scales.samples.scales]
+    assert max(believed) >= 4 * min(believed)
+    assert sum(s.share for s in model.scales.samples.scales) == pytest.approx(1.0)
+
+
+def test_what_is_believed_of_a_comparison_is_as_unsure_as_it_ought_to_be() -> None:
+    """Of pairs of configurations that ran once each, about two thirds are compared within one standard deviation."""
+    held, counted = 0, 0
+    for seed in range(8):
+        model, points = after(24, 0.15, seed)
+        for first, second in zip(points[::2], points[1::2], strict=True):
+            share, sd = model.saved(first, second)
+            held += abs(math.log1p(-share) - (truth(first) - truth(second))) < sd
+            counted += 1
+    assert 0.5 < held / counted < 0.95
+
+
+def test_of_scripts_that_tell_no_speed_the_whole_score_is_one_piece() -> None:
+    """Else half of what is unknown would be the level of a speed that nobody measures, in every comparison."""
+    model, points = after(30, 0.02, 3)
+    mean, sd = model.predict(points)
+    assert sd.max() < 0.1
+    assert np.abs(mean - [truth(p) for p in points]).max() < 0.1
