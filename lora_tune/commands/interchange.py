@@ -1,4 +1,4 @@
-"""``python -m lora_tune.interchange --study NAME``: all trials as CSV, Parquet, MLflow runs or TensorBoard events."""
+"""``python -m lora_tune.interchange --study NAME``: all trials as CSV, Parquet, or runs of MLflow, W&B, TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ Row = dict[str, Any]
 
 STUDY_TAG, TRIAL_TAG = "lora_tune.config.study", "lora_tune.trial"
 """Tags by which an MLflow run is found again."""
+
+_NO_RESULT = (Verdict.FAILED, Verdict.INFEASIBLE, Verdict.CANCELLED)
+"""Ends of which other tools hear that the run failed."""
 
 
 def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
@@ -148,7 +151,7 @@ def to_mlflow(study: Study, sweep: Sweep, address: str) -> tuple[int, int]:
         reason = [RunTag("sentence", visible(trial.sentence)[:5000])]
         for start in range(0, max(len(metrics), 1), 900):  # the service takes at most 1,000 at a time
             client.log_batch(run, metrics=metrics[start : start + 900], params=params if not start else [], tags=reason)
-        failed = trial.verdict in (Verdict.FAILED, Verdict.INFEASIBLE, Verdict.CANCELLED)
+        failed = trial.verdict in _NO_RESULT
         client.set_terminated(run, "FAILED" if failed else "FINISHED", round(1000 * (trial.finished_at or 0)))
     return len(fresh), len(known)
 
@@ -192,6 +195,39 @@ def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
     return written
 
 
+def to_wandb(study: Study, sweep: Sweep, folder: Path) -> int:
+    """Finished trials as offline runs of Weights & Biases below ``folder/wandb``; returns how many were written.
+
+    A run has the trial's parameters as its config, its numbers as its summary, and ``eval_loss`` over ``samples``. A
+    trial that is there already is left alone. Nothing is sent: ``wandb sync`` does that. Needs wandb.
+    """
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise SetupError("Weights & Biases needs its package: pip install 'lora-tune[wandb]'") from error
+    folder.mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
+    quiet = wandb.Settings(
+        silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
+    )
+    written = 0
+    for trial in sweep.trials.values():
+        name = f"{sweep.digest[:8]}-{trial.number:04d}"
+        if trial.verdict is None or any(folder.glob(f"wandb/offline-run-*-{name}")):
+            continue
+        config = {n: visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
+        run = wandb.init(
+            project=study.name, name=f"trial {trial.number}", id=name, dir=str(folder), mode="offline", config=config,
+            tags=[str(trial.verdict)], notes=visible(trial.sentence), settings=quiet,
+        )  # fmt: skip
+        run.define_metric("eval_loss", step_metric="samples")
+        for e in sweep.last_evals(trial.number):
+            run.log({"eval_loss": e.loss, "samples": e.samples, "seconds": e.seconds})
+        run.summary.update(as_mapping(trial.metrics))
+        run.finish(exit_code=int(trial.verdict in _NO_RESULT))
+        written += 1
+    return written
+
+
 @click.command()
 @study_option
 @storage_option
@@ -200,6 +236,9 @@ def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
 @click.option("--parquet", type=click.Path(path_type=Path), help="trials with their evals to this file")
 @click.option("--mlflow", help="finished trials to the MLflow server at this address, or sqlite:///FILE")
 @click.option("--tensorboard", type=click.Path(path_type=Path), help="finished trials below this folder")
+@click.option(
+    "--wandb", type=click.Path(path_type=Path), help="finished trials as offline runs of W&B below this folder"
+)
 @guarded
 def main(
     study_name: str,
@@ -209,10 +248,14 @@ def main(
     parquet: Path | None,
     mlflow: str | None,
     tensorboard: Path | None,
+    wandb: Path | None,
 ) -> None:
     """Hand all trials to other tools. Several forms may be asked for at once; the sweep is only read."""
-    if not (csv_file or parquet or mlflow or tensorboard):
-        raise InputError("nothing to write; give --csv FILE, --parquet FILE, --mlflow ADDRESS or --tensorboard FOLDER")
+    if not (csv_file or parquet or mlflow or tensorboard or wandb):
+        raise InputError(
+            "nothing to write; "
+            "give --csv FILE, --parquet FILE, --mlflow ADDRESS, --tensorboard FOLDER or --wandb FOLDER"
+        )
     review = load_review(study_name, output, storage)
     study, sweep = review.study, review.sweep
     rows, points = trial_rows(study, sweep, time.time()), list(eval_rows(sweep))
@@ -230,3 +273,7 @@ def main(
         click.echo(f"MLflow experiment {study.name}: {written} runs written, {there} already existed")
     if tensorboard:
         click.echo(f"{tensorboard}: {to_tensorboard(study, sweep, tensorboard)} runs written")
+    if wandb:
+        click.echo(
+            f"{wandb}: {to_wandb(study, sweep, wandb)} runs written; send them: wandb sync {wandb}/wandb/offline-*"
+        )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import struct
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -86,6 +91,80 @@ def test_tensorboard_reads_the_eval_curves(study: Study, sweep: Sweep, tmp_path:
     seen = [(e.step, e.value) for e in events.Scalars("eval_loss")]
     wanted = [(int(e.samples), pytest.approx(e.loss, rel=1e-6)) for e in sweep.last_evals(best.number)]
     assert seen == wanted
+
+
+class FakeRun:
+    """A run of Weights & Biases that keeps what it is given, and leaves its folder as an offline run does."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given, self.logged, self.summary = given, [], {}
+        self.code: int | None = None
+        (Path(given["dir"]) / "wandb" / f"offline-run-20261123_000000-{given['id']}").mkdir(parents=True)
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.logged.append({name: step_metric})
+
+    def log(self, row: dict[str, float]) -> None:
+        self.logged.append(row)
+
+    def finish(self, exit_code: int) -> None:
+        self.code = exit_code
+
+
+def test_wandb_gets_each_finished_trial_once(
+    study: Study, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[FakeRun] = []
+
+    def init(**given: Any) -> FakeRun:
+        runs.append(FakeRun(given))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    finished = [t for t in sweep.trials.values() if t.verdict]
+    assert interchange.to_wandb(study, sweep, tmp_path / "out") == len(finished)
+    assert interchange.to_wandb(study, sweep, tmp_path / "out") == 0
+    best = sweep.best()
+    assert best is not None
+    (run,) = (r for r in runs if r.given["name"] == f"trial {best.number}")
+    assert (run.given["project"], run.given["mode"], run.code) == ("built", "offline", 0)
+    assert run.given["config"]["LR"] == best.parameters["LR"]
+    assert run.summary["objective"] == best.objective
+    assert [(r["samples"], r["eval_loss"]) for r in run.logged[1:]] == [
+        (e.samples, e.loss) for e in sweep.last_evals(best.number)
+    ]
+    assert {r.code for r in runs if r.given["tags"] == ["failed"]} <= {1}
+
+
+def test_wandb_itself_writes_what_it_can_read_again(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    assert interchange.to_wandb(study, sweep, tmp_path) == sum(t.verdict is not None for t in sweep.trials.values())
+    assert interchange.to_wandb(study, sweep, tmp_path) == 0
+    best = sweep.best()
+    assert best is not None
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{best.number:04d}/*.wandb")
+    records = [protocol.Record.FromString(data) for data in leveldb_records(file.read_bytes()[7:])]
+    rows = [{i.key or i.nested_key[0]: json.loads(i.value_json) for i in r.history.item} for r in records]
+    seen = [(row["samples"], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    assert seen == [(e.samples, e.loss) for e in sweep.last_evals(best.number)]
+    assert records[-1].exit.exit_code == 0
+
+
+def leveldb_records(log: bytes) -> Iterator[bytes]:
+    """The records of a log in LevelDB's form: blocks of 32 KiB, which begins 7 bytes into the first one."""
+    at, whole = 7, b""
+    log = bytes(7) + log
+    while at + 7 <= len(log):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", log, at + 4)
+        whole += log[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
 
 
 def test_a_notebook_sees_the_same_facts_through_optuna(study: Study, sweep: Sweep, tmp_path: Path) -> None:
