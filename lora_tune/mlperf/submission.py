@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import os
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -234,6 +235,27 @@ def _plain(value: object) -> object:
 
 
 def result_folders(folder: Path) -> list[Path]:
-    """The folder itself where it holds result files, else those below it that do, by name; itself where none does."""
-    holding = {path.parent for path in folder.rglob("result_*.txt*") if path.name.endswith((".txt", ".txt.gz"))}
-    return [folder] if folder in holding else sorted(holding) or [folder]
+    """The folder itself where it holds result files, else those below it that do, by name; itself where none does.
+
+    Links to folders are followed, as the package checker follows them; hidden folders (an editor's, say) are not.
+    """
+    holding = _holding(folder, frozenset())
+    first = next(holding, folder)
+    return [first] if first == folder else sorted([first, *holding])
+
+
+def _holding(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """The folders from this one on that hold result files, or cannot be read. above: where the way here led through."""
+    real = Path(os.path.realpath(folder))
+    if real in above:
+        return
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        yield folder
+        return
+    if any(name.startswith("result_") and name.endswith((".txt", ".txt.gz")) for name in names):
+        yield folder
+    for name in names:
+        if not name.startswith(".") and (folder / name).is_dir():
+            yield from _holding(folder / name, above | {real})

@@ -378,3 +378,13 @@ def test_folders_below_are_found_by_name(tmp_path: Path) -> None:
         ten(tmp_path / name)
     assert result_folders(tmp_path) == [tmp_path / "a", tmp_path / "b" / "x"]
     assert result_folders(tmp_path / "a") == [tmp_path / "a"]
+
+
+def test_linked_systems_are_found_and_hidden_folders_are_left_out(tmp_path: Path) -> None:
+    for name in ("scratch/B300/llama2_70b_lora", "package/.ipynb_checkpoints", "package/H200/llama2_70b_lora"):
+        ten(tmp_path / name)
+    package = tmp_path / "package"
+    for name in ("B300", "B300_again"):
+        (package / name).symlink_to(tmp_path / "scratch" / "B300")
+    (tmp_path / "scratch" / "B300" / "up").symlink_to(package)
+    assert result_folders(package) == [package / s / "llama2_70b_lora" for s in ("B300", "B300_again", "H200")]
