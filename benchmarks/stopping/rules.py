@@ -32,7 +32,7 @@ def ours(table: Table, references: Sequence[Course], rate: float) -> Rule:
 
     def rule(run: Course) -> float | None:
         shown = seen(run, table.target)
-        if not len(shown.curve.samples):
+        if not len(shown.curve.samples) and not shown.blank:
             return None
         if len(references) >= FEWEST:
             found = compare(shown, references, target=table.target, rate=rate)

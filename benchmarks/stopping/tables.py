@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import by_submission, load
 from benchmarks.statistics import perturbed
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import Course, broke_off, course
 from lora_tune.curves.points import Points
+from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ WHOLE_CURVES = ROOT / "benchmarks/statistics/tiny_curves.npz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole(Course):
-    """A run that was never stopped. diverged: samples at the second of two evals in a row that are not finite."""
+    """A run that was never stopped. diverged: samples at which its evals were numbers no more, as the rule says it."""
 
     diverged: float = math.inf
 
@@ -58,7 +59,7 @@ def seen(run: Course, target: float) -> Course:
     """What a verdict may look at: the evals before the target and before the end of training."""
     samples, loss = run.curve
     kept = samples < min(run.stop(target), (run.length or math.inf) * (1 - 1e-9))
-    return Course(curve=Points(samples[kept], loss[kept]), length=run.length, task=run.task, kind=run.kind)
+    return replace(run, curve=Points(samples[kept], loss[kept]))
 
 
 def recorded() -> list[Table]:
@@ -84,11 +85,13 @@ def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float,
 
 def whole(samples: np.ndarray, loss: np.ndarray, length: float, task: Hashable = (), kind: Hashable = ()) -> Whole:
     """A run by its evals, finite or not."""
-    finite = np.isfinite(loss)
-    gone = samples[1:][~finite[1:] & ~finite[:-1]]
+    evals = [Eval(float(s), float(v), math.nan) for s, v in zip(samples, loss, strict=True)]
+    run = course(evals, length=length, task=task, kind=kind)
+    holes = np.flatnonzero(~np.isfinite(loss))
+    gone = (float(samples[i]) for i in holes if not run.undefined and broke_off(evals[: i + 1]))
     return Whole(
-        curve=Points(samples[finite], loss[finite]), length=length, task=task, kind=kind,
-        diverged=float(gone[0]) if len(gone) else math.inf,
+        curve=run.curve, length=length, task=task, kind=kind, blank=run.blank, undefined=run.undefined,
+        diverged=next(gone, math.inf),
     )  # fmt: skip
 
 

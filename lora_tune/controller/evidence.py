@@ -16,9 +16,10 @@ from lora_tune.controller.public_runs import (
     contradiction,
     ended_at,
     judging_envelope,
+    shown,
     start_of,
 )
-from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.overlay import Course, comparable, course
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
@@ -40,6 +41,7 @@ def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
         references=courses(study, sweep) if known else (),
         fewest=study.pruning.references, rate=study.pruning.false_prune_rate,
         published=published if math.isfinite(begin) else None, published_from=begin,
+        shown=shown(study, sweep, trial) if published else (),
         no_verdict_before=study.pruning.no_verdict_before,
     )  # fmt: skip
 
@@ -87,8 +89,8 @@ def _courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     room = max(0, MOST_REFERENCES - len(free))
     kept = [*free[-MOST_REFERENCES:], *(others[-room:] if room else [])]
     return [
-        Course(
-            curve=comparable(sweep.last_evals(t.number)),
+        course(
+            sweep.last_evals(t.number),
             length=max_samples(t),
             task=task(t),
             kind=kind(t, _change(t)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,9 @@ from lora_tune.controller.evidence import (
     task,
 )
 from lora_tune.controller.policy import Stop
-from lora_tune.controller.public_runs import believed, judging_envelope, public_envelope
+from lora_tune.controller.public_runs import believed, judging_envelope, public_envelope, shown
 from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.overlay import course
 from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.mllog import RunLog
@@ -151,15 +152,15 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
     published = None if healing.own_shape(trial) else judging_envelope(study, sweep, trial)
     if published is not None:
-        return _published_band(study, published)
+        return _published_band(study, shown(study, sweep, trial), published)
     evals = sweep.last_evals(trial.number)
     references = courses(study, sweep)
     if sum(r.free for r in references) < study.pruning.references:
         return []
     change = trial.metrics.healing_samples or 0.0
-    course = Course(curve=comparable(evals), length=max_samples(trial), task=task(trial), kind=kind(trial, change))
+    run = course(evals, length=max_samples(trial), task=task(trial), kind=kind(trial, change))
     rate = study.pruning.false_prune_rate
-    found = compare(course, references, target=level(study, sweep), rate=rate)
+    found = compare(run, references, target=level(study, sweep), rate=rate)
     rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
@@ -174,11 +175,11 @@ def alone(study: Study, sweep: Sweep, trial: Trial) -> str:
     return f"no like references: none of {len(references)} good runs has its batch size, so it is not compared"
 
 
-def _published_band(study: Study, published: curves.Envelope) -> list[tuple[float, float, float]]:
+def _published_band(study: Study, own: Sequence[float], published: curves.Envelope) -> list[tuple[float, float, float]]:
     family = published.family
     grid = np.exp(np.linspace(family.log_samples[0], family.log_samples[-1] + BEYOND, 40))
     middle, unit = family.loss_at(grid), np.hypot(family.noise_at(grid), family.spread)
-    limit = middle + published.threshold(study.pruning.false_prune_rate) * unit
+    limit = middle + published.limit(study.pruning.false_prune_rate, own) * unit
     return [(float(s), float(m), float(x)) for s, m, x in zip(grid, middle, limit, strict=True)]
 
 

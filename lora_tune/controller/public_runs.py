@@ -1,22 +1,23 @@
 """The public runs' envelope as a sweep uses it: of which trials it says something, and whether it is believed at all.
 
 The study says that its curves are like the public ones; its own machine may say otherwise. So no trial is stopped by
-them before a good run of the sweep at its global batch size has lain among them, the one that the sweep begins with
+them before good runs of the sweep at its global batch size have lain among them, the one that the sweep begins with
 never is, and one good run that lay outside of them ends the belief for the whole sweep.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope
-from lora_tune.curves.overlay import Course, comparable
-from lora_tune.curves.stopping import PUBLISHED_STEP, confirms, contradicts
+from lora_tune.curves.overlay import Course, course
+from lora_tune.curves.stopping import PUBLISHED_STEP, confirms, contradicts, shown_by
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
@@ -56,13 +57,17 @@ def contradiction(study: Study, sweep: Sweep) -> Trial | None:
 
 def _contradiction(study: Study, sweep: Sweep) -> Trial | None:
     rate = study.pruning.false_prune_rate
-    told = _told_by_good(study, sweep)
-    against = (t for t, run, found, begin in told if contradicts(run, study.target, found, rate, begin))
-    return min(against, key=ended_at, default=None)
+    before = defaultdict[object, list[float]](list)
+    for trial, run, found, begin in _told_by_good(study, sweep):
+        known = before[trial.parameters.get("GBS")]
+        if contradicts(run, study.target, found, rate, begin, known):
+            return trial
+        known.append(shown_by(run, study.target, found, begin))
+    return None
 
 
 def confirmed_at(study: Study, sweep: Sweep) -> float | None:
-    """Epoch seconds at which the first good trial that had lain among the public runs ended; None: none has yet."""
+    """Epoch seconds at which the good trials that had ended at a batch lay among the public runs; None: none do yet."""
     return min(_confirmed(study, sweep).values(), default=None)
 
 
@@ -75,20 +80,37 @@ def _confirmed(study: Study, sweep: Sweep) -> Mapping[object, float]:
 
 def _confirmations(study: Study, sweep: Sweep) -> Mapping[object, float]:
     found: dict[object, float] = {}
+    known = defaultdict[object, list[float]](list)
     for trial, run, envelope, begin in _told_by_good(study, sweep):
-        if confirms(run, study.target, envelope, begin):
-            batch = trial.parameters.get("GBS")
-            found[batch] = min(ended_at(trial), found.get(batch, math.inf))
+        batch = trial.parameters.get("GBS")
+        known[batch].append(shown_by(run, study.target, envelope, begin))
+        if confirms(known[batch], envelope):
+            found.setdefault(batch, ended_at(trial))
     return found
 
 
+def shown(study: Study, sweep: Sweep, trial: Trial) -> Sequence[float]:
+    """How far each good run of the trial's batch lay outside of the public ones, where these say anything."""
+    return sweep.once(("shown", study.digest), lambda: _shown(study, sweep)).get(trial.parameters.get("GBS"), ())
+
+
+def _shown(study: Study, sweep: Sweep) -> Mapping[object, Sequence[float]]:
+    excesses = defaultdict[object, list[float]](list)
+    for trial, run, found, begin in _told_by_good(study, sweep):
+        excesses[trial.parameters.get("GBS")].append(shown_by(run, study.target, found, begin))
+    return excesses
+
+
 def _told_by_good(study: Study, sweep: Sweep) -> Iterator[tuple[Trial, Course, Envelope, float]]:
-    """Trials that reached the target, their curves, the public runs at their batch, and where these begin."""
-    for trial in sweep.reached():
+    """Trials that reached the target in the order in which they ended: curve, public runs at its batch, their begin.
+
+    Only those of which the public runs say anything.
+    """
+    for trial in sorted(sweep.reached(), key=ended_at):
         found = None if trial.probe else public_envelope(study, trial)
-        if found is not None:
-            begin = begins_at(trial, None, None, found)  # later trials change nothing of what this one has shown
-            yield trial, Course(curve=comparable(sweep.last_evals(trial.number))), found, begin
+        begin = begins_at(trial, None, None, found) if found else math.inf  # later trials change nothing of this one
+        if found is not None and math.isfinite(begin):
+            yield trial, course(sweep.last_evals(trial.number)), found, begin
 
 
 def ended_at(trial: Trial) -> float:

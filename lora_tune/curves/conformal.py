@@ -5,7 +5,8 @@ the same place, in units of the distance between their highest and lowest,
 
     A = max_u (y(u) - U(u)) / (U(u) - L(u) + F),    U, L: highest and lowest of the others,
 
-where F is 2% of the highest of their usual heights above the target.
+where F is 2% of the highest of their usual heights above the target. A metric that is no number at first counts by how
+long it was none, b: at least ``(b - U) / (U - L + a tenth of the life)``, with the longest and shortest of the others.
 
 A run is outside at rate a when its A is larger than the k-th largest that the n references have beside one another,
 k = max(1, floor(a (n + 1))). An eval that is a spike waits for the next one. A falls when more runs are compared with:
@@ -33,6 +34,10 @@ FEWEST = 3
 
 FLOOR = 0.02
 """Share of the references' usual height above the target that is added to their distance, where they may be equal."""
+
+
+BLANK = 0.1
+"""Share of a life that is added to the distance between references' first numbers, where they may be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,7 @@ def compare(run: Course, references: Sequence[Course], *, target: float, rate: f
     if references and not any(r.free and r.task == run.task for r in references):
         return Comparison(way="foreign")
     group = _group(run, references, rate)
-    if group.free < FEWEST or len(run.curve.samples) == 0:
+    if group.free < FEWEST or not (len(run.curve.samples) or run.blank):
         return Comparison()
     return _beside(run, group, target, rate)
 
@@ -138,14 +143,17 @@ def _beside(run: Course, group: _Group, target: float, rate: float) -> Compariso
     judged = np.where(spiky, math.inf, np.array([best_nearby(r, frame, target) for r in references]))
     kinds = list(dict.fromkeys(group.units))
     units = np.array([kinds.index(unit) for unit in group.units])
-    worst = _worst_beside_others(judged, curves, units, target)
+    blanks, life = np.array([r.blank / frame.unit(r) for r in references]), float(frame.places[-1])
+    worst = np.maximum(_worst_beside_others(judged, curves, units, target), _blank_beside_others(blanks, units, life))
     ranked = sorted((worst[i] for i in {*units[np.array(group.ranked)]}), reverse=True)
     bound = max(0.0, ranked[allowed(rate, group.free) - 1])
     high, low, said = _edges(curves, _quorum(len(curves)))
     floor, seen = FLOOR * float(_heights(curves, target).max()), frame.places <= frame.now
     own = np.where(seen & ~spike_at(run, frame, target), best_so_far(run, frame, target), math.inf)
-    above = np.flatnonzero(_excess(own, high, low, said, floor, target) > bound)
+    outside = _excess(own, high, low, said, floor, target) > bound
     unit = frame.unit(run)
+    outside |= (frame.places >= frame.now) & (_later(run.blank / unit, blanks, life) > bound)
+    above = np.flatnonzero(outside)
     with np.errstate(invalid="ignore"):
         limit = np.where(said, high + bound * (high - low + floor), math.inf)
     return Comparison(
@@ -170,6 +178,16 @@ def _worst_beside_others(judged: Array, curves: Array, units: NDArray[np.int64],
     enough = counts >= np.maximum(1, _quorum(len(curves)) - sizes[of])[:, None]
     scores = _excess(judged, high, low, enough, floor, target).max(axis=1)
     return [float(worst) for worst in np.maximum.reduceat(scores, starts)]
+
+
+def _blank_beside_others(blanks: Array, units: NDArray[np.int64], life: float) -> Array:
+    """The nonconformity of each unit's last first number beside those of the other units."""
+    return np.array([_later(float(blanks[units == u].max()), blanks[units != u], life) for u in np.unique(units)])
+
+
+def _later(blank: float, others: Array, life: float) -> float:
+    """How much longer a metric was no number than those of others, in units of their range."""
+    return float((blank - others.max()) / (np.ptp(others) + BLANK * life)) if len(others) else 0.0
 
 
 def _of_others(values: Array) -> Array:

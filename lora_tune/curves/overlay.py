@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.curves.points import Array, Points, eval_interval, usable
+from lora_tune.curves.points import Array, Points, eval_interval, usable, usable_samples
+from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.logs.run import Eval
 
 SPIKE = 0.5
@@ -19,6 +20,9 @@ MOST_PLACES = 256
 """Places of a life that are looked at; more evals are thinned."""
 
 ROUNDING = 1e-6
+
+LATELY = 0.9
+"""Evals from this share of a run's samples on must all agree that it has diverged, so that dense evals say no more."""
 
 LARGEST_VALUE = 1e100
 """A metric beyond this, either sign, is no number. Comparisons know no scale: one may be in dollars or a perplexity."""
@@ -32,6 +36,8 @@ class Course:
     task: what a run must share with one of them for references to say anything of it (benchmark, batch). kind: runs of
     one kind and about one length are alike (warm-up, precision). free: nothing could have stopped it early, so that it
     tells how bad a good run may look; others only how bad a run may look that was let through.
+    blank: samples of the last eval before its first number, where at least two were none; 0: its metric was a number
+    from the start on. undefined: an eval that was no number came before one that was, so that it meant no divergence.
     """
 
     curve: Points
@@ -39,6 +45,8 @@ class Course:
     task: Hashable = ()
     kind: Hashable = ()
     free: bool = True
+    blank: float = 0.0
+    undefined: bool = False
 
     @property
     def alike(self) -> Hashable:
@@ -54,6 +62,33 @@ class Course:
 def comparable(evals: Sequence[Eval]) -> Points:
     """The evals that a comparison can use: all that are numbers, in order."""
     return usable(evals, LARGEST_VALUE)
+
+
+def course(
+    evals: Sequence[Eval], *, length: float | None = None, task: Hashable = (), kind: Hashable = (), free: bool = True
+) -> Course:
+    """A run as it is compared, from its evals as they were read."""
+    curve, holes = comparable(evals), without_number(evals)
+    first, last = (curve.samples[0], curve.samples[-1]) if len(curve.samples) else (math.inf, -math.inf)
+    before = holes[holes < first]
+    return Course(
+        curve=curve, length=length, task=task, kind=kind, free=free,
+        blank=float(before[-1]) if len(before) >= IN_A_ROW else 0.0, undefined=bool((holes < last).any()),
+    )  # fmt: skip
+
+
+def without_number(evals: Sequence[Eval]) -> Array:
+    """Samples, rising, at which evals were no numbers, in none of their readings."""
+    known = {e.samples for e in evals if abs(e.loss) <= LARGEST_VALUE}
+    return np.array(sorted({e.samples for e in evals if usable_samples(e.samples)} - known), dtype=np.float64)
+
+
+def broke_off(evals: Sequence[Eval]) -> bool:
+    """Whether a run's metric was a number and is none any more: in its latest evals, two at least."""
+    numbers, holes = comparable(evals).samples, without_number(evals)
+    if not len(numbers) or not len(holes):
+        return False
+    return int((holes > numbers[-1]).sum()) >= IN_A_ROW and bool(numbers[-1] < LATELY * holes[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +115,8 @@ def frame_of(run: Course, references: Sequence[Course]) -> Frame:
     """
     by_share = all(c.length is not None and c.length > 0 for c in (run, *references))
     frame = Frame(np.empty(0), 0.0, 0.0, by_share)
-    own, *theirs = (c.curve.samples / frame.unit(c) for c in (run, *references))
+    shown = run.curve.samples if len(run.curve.samples) else np.array([run.blank])
+    own, *theirs = (s / frame.unit(c) for s, c in ((shown, run), *((r.curve.samples, r) for r in references)))
     end = 1.0 if by_share else max(float(x[-1]) for x in (own, *theirs) if len(x))
     step = max(_spacing(own), float(np.median([_spacing(x) for x in theirs])), end / MOST_PLACES)
     seen = own[thinned(own, step)]

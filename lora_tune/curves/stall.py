@@ -15,6 +15,9 @@ from lora_tune.logs.mllog import Eval
 IN_A_ROW = 2
 """Evals that must agree before a run is stopped: spikes of one eval recover by the next."""
 
+UPPER_90 = 1.2816
+"""Of a normal distribution, in standard deviations: where the mean of a study's own good runs lies at most."""
+
 LEAST_DELAY = 1.1
 """A run forecast to need less than this times the samples of the median curve is slow, not stalled."""
 
@@ -44,6 +47,14 @@ class Envelope:
         """The smallest tabled excess whose rate is at most ``rate``; the largest one when none is."""
         return next((excess for share, excess in self.thresholds if share <= rate), self.thresholds[-1][1])
 
+    def limit(self, rate: float, shown: Sequence[float] = ()) -> float:
+        """The excess above which a run is outside at ``rate``, in a study whose good runs had the excesses ``shown``.
+
+        The published runs tell how far good runs scatter, the study's own where they lie, see :func:`higher`; and no
+        limit is below what a good run has shown. Without any the threshold is that of the published runs.
+        """
+        return max(self.threshold(rate) + higher(shown), *shown) if shown else self.threshold(rate)
+
     def supported(self, rate: float) -> float:
         """The largest tabled rate that is at most ``rate``; the smallest one when none is."""
         return next((share for share, _ in self.thresholds if share <= rate), self.thresholds[-1][0])
@@ -54,23 +65,31 @@ class Envelope:
         return float(np.exp(np.interp(excess, excesses, np.log(rates))))
 
 
+def higher(shown: Sequence[float]) -> float:
+    """How much higher the good runs of a study may lie than the published ones, by the excesses that they have shown.
+
+    A configuration that needs more samples lies higher. The upper 90% bound of the mean excess, whose standard error
+    is at most a unit over the root of their count; never below 0.
+    """
+    return max(0.0, float(np.mean(shown))) + UPPER_90 / math.sqrt(len(shown)) if shown else 0.0
+
+
 GO_ON = Verdict(False, "")
 
 
-def outside(usable: Points, target: float, envelope: Envelope, rate: float, least: float = -math.inf) -> Verdict:
+def outside(usable: Points, target: float, envelope: Envelope, rate: float, shown: Sequence[float] = ()) -> Verdict:
     """Whether a run's last two evals lie further above the envelope than ``rate`` of good runs ever do.
 
-    Both must also be later than the median curve by ``LEAST_DELAY``. least: an excess that good runs of this study
-    have shown, below which nothing is outside whatever the public runs say.
+    Both must also be later than the median curve by ``LEAST_DELAY``. shown: see :meth:`Envelope.limit`.
     """
     family = envelope.family
     scaled = excesses(usable, family)[-IN_A_ROW:]
-    if len(scaled) < IN_A_ROW or float(scaled.min()) <= max(envelope.threshold(rate), least):
+    if len(scaled) < IN_A_ROW or float(scaled.min()) <= envelope.limit(rate, shown):
         return GO_ON
     above = float((usable.loss[-IN_A_ROW:] - family.loss_at(usable.samples[-IN_A_ROW:])).min())
     if family.samples_at(target - above) < LEAST_DELAY * family.samples_at(target):
         return GO_ON
-    share = envelope.rate_of(float(scaled.min()))
+    share = envelope.rate_of(float(scaled.min()) - higher(shown))
     return Verdict(
         True,
         f"stalled: two evals in a row {above:.4f} above the median curve ({family.name}); "

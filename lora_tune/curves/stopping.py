@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
 from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import LARGEST_VALUE, Course, comparable, thinned
-from lora_tune.curves.points import Points, first_reached
-from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, Verdict, highest_pair, outside
+from lora_tune.curves.overlay import LATELY, Course, broke_off, course, thinned
+from lora_tune.curves.points import Points, first_reached, usable_samples
+from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, Verdict, higher, highest_pair, outside
 from lora_tune.logs.run import Eval
 
 FEWEST = 8
@@ -32,11 +32,11 @@ next to no way to it, and may rise far before it falls."""
 EARLY = 0.1
 """Share of a run's evals, three at least, of which the highest is where it began: a single one may be luck."""
 
-LATELY = 0.9
-"""Evals from this share of a run's samples on must all agree that it has blown up."""
-
 OUT_OF_REACH = 5.0
 """A run that must fall this many times as far as itself or any like it ever did in as much training cannot get there.
+
+Asked in the second half of its training, which tells what it does in as much as is left: its first evals may lie on a
+peak that the others had none at.
 
 Runs unlike the references may fall further than they: public FP4 runs, when they change precision, 4.6 times.
 """
@@ -48,9 +48,6 @@ UNLIKELY = 0.01
 """A run further outside of an envelope than this share of good runs ever lies speaks against the envelope, if it is
 good; at a study's own rate, where that is lower."""
 
-USUAL = 0.1
-"""A good run that lies no further outside of an envelope than this share of good runs ever do speaks for it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -60,8 +57,8 @@ class Evidence:
     fewest: free references before a run is compared with them. rate: share of good runs that may be stopped over their
     whole life; where the references support no such rate, the one that they do support is kept.
     published: a calibrated envelope that applies to the run; None: there is none. published_from: samples before which
-    it says nothing (a run that may yet change its precision). no_verdict_before: samples before which only divergence
-    stops a run.
+    it says nothing (a run that may yet change its precision). shown: of each good run of the study, what
+    :func:`shown_by` says. no_verdict_before: samples before which only divergence stops a run.
     """
 
     references: Sequence[Course] = ()
@@ -69,6 +66,7 @@ class Evidence:
     rate: float = 0.01
     published: Envelope | None = None
     published_from: float = 0.0
+    shown: Sequence[float] = ()
     no_verdict_before: float = 0.0
 
 
@@ -89,24 +87,35 @@ def verdict(
     """
     if not evals or first_reached(evals, target) is not None:
         return GO_ON
-    if len(evals) >= IN_A_ROW and not any(abs(e.loss) <= LARGEST_VALUE for e in evals[-IN_A_ROW:]):
-        return Verdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
-    curve = comparable(evals)
-    if not len(curve.samples) or (length is not None and curve.samples[-1] >= length * (1 - 1e-9)):
+    run = course(evals, length=length, task=task, kind=kind)
+    at = max((e.samples for e in evals if usable_samples(e.samples)), default=0.0)
+    if not at or (length is not None and at >= length * (1 - 1e-9)):
         return GO_ON
-    if blown_up(curve, target) and not any(came_back(r, target) for r in evidence.references if r.task == task):
-        return Verdict(
-            True, f"diverged: eval loss {curve.loss[-1]:.4g} after a best of {curve.loss.min():.4g}", "diverged"
-        )
-    if curve.samples[-1] < evidence.no_verdict_before:
+    if words := _diverged(evals, run, target, [r for r in evidence.references if r.task == task]):
+        return Verdict(True, f"diverged: {words}", "diverged")
+    if at < evidence.no_verdict_before:
         return GO_ON
-    late = curve.samples >= evidence.no_verdict_before
-    run = Course(curve=Points(curve.samples[late], curve.loss[late]), length=length, task=task, kind=kind)
+    late = run.curve.samples >= evidence.no_verdict_before
+    run = replace(run, curve=Points(run.curve.samples[late], run.curve.loss[late]))
     if evidence.published is not None:
         return _outside_published(run, target, evidence.published, evidence)
     if sum(r.free for r in evidence.references) >= evidence.fewest:
         return _worse_than_references(run, target, evidence)
     return _out_of_reach(run, target, evidence.references)
+
+
+def _diverged(evals: Sequence[Eval], run: Course, target: float, good: Sequence[Course]) -> str:
+    """How the run has diverged, "" where it has not, or where it or a ``good`` run came back from the like.
+
+    Weights that are no numbers never are again, so a metric that was a number after it was none is one that is not
+    always defined. One that never was a number may not be defined yet: only references tell.
+    """
+    if broke_off(evals) and not any(c.undefined for c in (run, *good)):
+        return f"eval loss is not finite since {run.curve.samples[-1]:g} samples"
+    curve = run.curve
+    if len(curve.samples) and blown_up(curve, target) and not any(came_back(r, target) for r in good):
+        return f"eval loss {curve.loss[-1]:.4g} after a best of {curve.loss.min():.4g}"
+    return ""
 
 
 def blown_up(curve: Points, target: float) -> bool:
@@ -131,39 +140,59 @@ def came_back(good: Course, target: float) -> bool:
 
 
 def _outside_published(run: Course, target: float, envelope: Envelope, evidence: Evidence) -> Verdict:
-    """Against the public runs; good runs of this study that lay further outside of their envelope speak against it."""
+    """Against the public runs, from where good runs of this study lie beside them."""
+    known = any(r.blank for r in evidence.references if r.task == run.task)
+    if run.blank >= _two_evals_in(envelope, evidence.published_from) and not len(run.curve.samples) and not known:
+        return Verdict(True, f"stalled: no number by {run.blank:g} samples ({envelope.family.name})", "stalled")
     curve = _every(run.curve, PUBLISHED_STEP, evidence.published_from)
-    own = [_every(r.curve, PUBLISHED_STEP, evidence.published_from, r.stop(target)) for r in evidence.references]
-    least = max((highest_pair(c, envelope.family) for c in own), default=-math.inf)
-    return outside(curve, target, envelope, evidence.rate, least)
+    return outside(curve, target, envelope, evidence.rate, evidence.shown)
 
 
-def contradicts(run: Course, target: float, envelope: Envelope, rate: float, begin: float = 0.0) -> bool:
+def _two_evals_in(envelope: Envelope, begin: float) -> float:
+    """Samples by which a run has had two evals where the public ones had numbers."""
+    return max(begin, math.exp(envelope.family.log_samples[0])) + (IN_A_ROW - 1) * PUBLISHED_STEP
+
+
+def shown_by(run: Course, target: float, envelope: Envelope, begin: float = 0.0) -> float:
+    """How far a run lay outside of the envelope before it reached the target.
+
+    0, the published median, where it got there before two evals could tell. begin: as in :func:`contradicts`.
+    """
+    excess = highest_pair(_every(run.curve, PUBLISHED_STEP, begin, run.stop(target)), envelope.family)
+    return excess if math.isfinite(excess) else 0.0
+
+
+def contradicts(
+    run: Course, target: float, envelope: Envelope, rate: float, begin: float = 0.0, shown: Sequence[float] = ()
+) -> bool:
     """Whether a run that reached the target had lain outside of the envelope before, where the rule stops others.
 
     A study that has such a run is not what the envelope was calibrated on. rate: the study's false-prune rate.
-    begin: samples before which the envelope says nothing of the run.
+    begin: samples before which the envelope says nothing of the run. shown: what :func:`shown_by` says of the study's
+    good runs that ended before.
     """
-    return math.isfinite(run.stop(target)) and _strays(run, target, envelope, min(rate, UNLIKELY), begin)
+    return math.isfinite(run.stop(target)) and _strays(run, target, envelope, min(rate, UNLIKELY), begin, shown)
 
 
-def confirms(run: Course, target: float, envelope: Envelope, begin: float = 0.0) -> bool:
-    """Whether a run that reached the target speaks for the envelope: on its way it lay where good runs usually do.
+def confirms(shown: Sequence[float], envelope: Envelope) -> bool:
+    """Whether a study's good runs, by what :func:`shown_by` says of them, speak for the envelope: they lie among its.
 
-    Where ``envelope`` is of other curves than the study's, most good runs lie outside, and if they are all stopped none
-    is left to contradict it. So it stops no run before one has confirmed it. begin: as in :func:`contradicts`.
+    The upper 90% bound of their mean is no further outside than 1% of the published runs. Where ``envelope`` is of
+    other curves than the study's, most good runs lie outside, and if they are all stopped none is left to contradict
+    it. So it stops no run before it is confirmed.
     """
-    reached = math.isfinite(run.stop(target)) and math.isfinite(begin)
-    return reached and not _strays(run, target, envelope, USUAL, begin)
+    return bool(shown) and higher(shown) <= envelope.threshold(UNLIKELY)
 
 
-def _strays(run: Course, target: float, envelope: Envelope, rate: float, begin: float) -> bool:
+def _strays(
+    run: Course, target: float, envelope: Envelope, rate: float, begin: float, shown: Sequence[float] = ()
+) -> bool:
     """Whether the rule at ``rate`` would have stopped the run before it reached the target."""
-    before = _every(run.curve, PUBLISHED_STEP, begin, run.stop(target))
-    if highest_pair(before, envelope.family) <= envelope.threshold(rate):
+    if shown_by(run, target, envelope, begin) <= envelope.limit(rate, shown):
         return False
+    before = _every(run.curve, PUBLISHED_STEP, begin, run.stop(target))
     lives = (Points(before.samples[:n], before.loss[:n]) for n in range(IN_A_ROW, len(before.samples) + 1))
-    return any(outside(life, target, envelope, rate).stop for life in lives)
+    return any(outside(life, target, envelope, rate, shown).stop for life in lives)
 
 
 def _every(curve: Points, step: float, begin: float, end: float = math.inf) -> Points:
@@ -195,10 +224,16 @@ _WITH = {
 
 def _out_of_reach(run: Course, target: float, references: Sequence[Course]) -> Verdict:
     """Arithmetic, while references are too few to compare with: no run like it fell so far in so little training."""
-    references = [r for r in references if r.alike == run.alike and math.isfinite(r.stop(target))]
-    if run.length is None or len(references) < FEWEST_ALIKE:
+    if run.length is None or not len(run.curve.samples):
         return GO_ON
-    left, needed = run.length - float(run.curve.samples[-1]), float(run.curve.loss.min()) - target
+    now = float(run.curve.samples[-1])
+    left, needed = run.length - now, float(run.curve.loss.min()) - target
+    references = [
+        r for r in references
+        if r.alike == run.alike and math.isfinite(r.stop(target)) and r.curve.samples[0] <= now
+    ]  # fmt: skip
+    if len(references) < FEWEST_ALIKE or left > now:
+        return GO_ON
     fall = max(furthest_fall(r.curve, left) for r in (run, *references))
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
         return GO_ON

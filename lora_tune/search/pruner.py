@@ -13,8 +13,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
-from lora_tune.curves.overlay import Course, comparable
-from lora_tune.curves.stopping import FEWEST, Evidence, confirms, contradicts, verdict
+from lora_tune.curves.overlay import Course, course
+from lora_tune.curves.stopping import FEWEST, Evidence, confirms, contradicts, shown_by, verdict
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, references
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
-        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False))
+        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False, shown=()))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
@@ -95,7 +95,7 @@ class StallPruner(BasePruner):
         finished = self._finished(study, sign)
         free = not finished.believed or trial.number == _first(study.get_trials(deepcopy=False))
         evidence = Evidence(
-            references=finished.good, fewest=self._fewest, rate=self._rate,
+            references=finished.good, fewest=self._fewest, rate=self._rate, shown=finished.shown,
             published=None if free else self._envelope, no_verdict_before=self._silent,
         )  # fmt: skip
         found = verdict(
@@ -121,10 +121,7 @@ class StallPruner(BasePruner):
         """
         begun = sorted((t for t in trials if t.state != TrialState.WAITING), key=_beginning)
         good = {t.number: c for t in begun if t.state == TrialState.COMPLETE and (c := self._good(t, sign)) is not None}
-        since, until = (
-            min((_end(t) for t in begun if t.number in good and says(good[t.number], sign)), default=NEVER)
-            for says in (self._confirms, self._contradicts)
-        )
+        since, until, shown = self._told([(_end(t), good[t.number]) for t in begun if t.number in good], sign)
         first = _first(trials)
         fair = [
             t for t in begun
@@ -132,19 +129,29 @@ class StallPruner(BasePruner):
         ]  # fmt: skip
         settled = itertools.takewhile(lambda t: t.state.is_finished(), fair)
         free = set(itertools.islice((t.number for t in settled if t.number in good), self._fewest))
-        references = [replace(course, free=number in free) for number, course in good.items()]
-        return _Finished(references, believed=since < NEVER and until == NEVER)
+        references = [replace(run, free=number in free) for number, run in good.items()]
+        return _Finished(references, since < NEVER and until == NEVER, shown)
 
     def _good(self, trial: FrozenTrial, sign: float) -> Course | None:
         """The trial as a reference; None where it did not reach the target."""
-        course = Course(curve=comparable(_evals(trial, sign)), length=self._length(trial), kind=_kind(trial))
-        return course if math.isfinite(course.stop(sign * self._target)) else None
+        run = course(_evals(trial, sign), length=self._length(trial), kind=_kind(trial))
+        return run if math.isfinite(run.stop(sign * self._target)) else None
 
-    def _confirms(self, good: Course, sign: float) -> bool:
-        return self._envelope is not None and confirms(good, sign * self._target, self._envelope)
-
-    def _contradicts(self, good: Course, sign: float) -> bool:
-        return self._envelope is not None and contradicts(good, sign * self._target, self._envelope, self._rate)
+    def _told(
+        self, good: Sequence[tuple[datetime.datetime, Course]], sign: float
+    ) -> tuple[datetime.datetime, datetime.datetime, list[float]]:
+        """When good trials first confirmed the envelope, when one contradicted it, and how far each lay outside."""
+        since, until, shown = NEVER, NEVER, list[float]()
+        if self._envelope is None:
+            return since, until, shown
+        target = sign * self._target
+        for end, run in sorted(good, key=lambda ended: ended[0]):
+            if until == NEVER and contradicts(run, target, self._envelope, self._rate, shown=shown):
+                until = end
+            shown.append(shown_by(run, target, self._envelope))
+            if since == NEVER and confirms(shown, self._envelope):
+                since = end
+        return since, until, shown
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length: float | None = trial.user_attrs.get(LENGTH, self._max_steps)
@@ -153,10 +160,12 @@ class StallPruner(BasePruner):
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """What a study's finished trials say: good ones as references, and whether they speak for the envelope."""
+    """What a study's finished trials say: good ones as references, whether they speak for the envelope, and how far
+    outside of it each lay."""
 
     good: Sequence[Course]
     believed: bool
+    shown: Sequence[float]
 
 
 NEVER = datetime.datetime.max

@@ -138,6 +138,40 @@ def test_a_good_run_at_the_edge_of_the_public_ones_neither_begins_nor_ends_the_b
     assert public_runs.confirmed_at(study(), sweep) is None
 
 
+def lying(excess: float, evals: int = 4) -> list[float]:
+    """Losses so far above the public runs' median curve, in units of what good runs scatter."""
+    found = published_curves.published(8)
+    assert found is not None
+    at = np.array([1536 + 384.0 * i for i in range(evals)])
+    unit = np.hypot(found.family.noise_at(at), found.family.spread)
+    return [float(v) for v in found.family.loss_at(at) + excess * unit]
+
+
+def test_a_study_that_needs_more_samples_moves_the_public_runs_limit() -> None:
+    """15% more samples lie one and a half units higher, among the public runs: nearly half are above one in twenty."""
+    sweep = sweep_of(*((running(n, BEGAN + 100 * n), (*lying(height), 0.924)) for n, height in enumerate((1.2, 1.5))))
+    five = study(cap=False, false_prune_rate=0.05)
+
+    def stopped(excess: float) -> bool:
+        shown = with_running(sweep, running(2, BEGAN + 300))
+        return pruning.judge_curve(five, shown, running(2, BEGAN + 300), log(*lying(excess))) is not None
+
+    assert not stopped(2.5)
+    assert stopped(5.0)
+    limits = [x for _, _, x in pruning.band(five, with_running(sweep, running(2)), running(2))]
+    bare = [x for _, _, x in pruning.band(five, sweep_of((running(0), USUAL)), running(1))]
+    assert min(np.subtract(limits, bare)) > 0, "what is drawn is what stops a run"
+
+
+def test_good_runs_that_lie_as_high_as_those_before_do_not_end_the_belief() -> None:
+    before = [(running(n, BEGAN + 100 * n), (*lying(height), 0.924)) for n, height in enumerate((1.2, 2.9))]
+    assert (
+        public_runs.contradiction(study(), sweep_of(*before, (running(2, BEGAN + 300), (*lying(4.0), 0.924)))) is None
+    )
+    alone = sweep_of((running(0), (*lying(4.0), 0.924)))
+    assert public_runs.contradiction(study(), alone) is not None
+
+
 def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_whole_sweep() -> None:
     sweep = sweep_of((running(0), DROP))
     worse = [0.99] * 5

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import Course, course
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import Evidence, contradicts, verdict
+from lora_tune.curves.stopping import Evidence, confirms, contradicts, shown_by, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 
@@ -38,6 +38,60 @@ GOOD = tuple(reference(good_run(shift)) for shift in np.linspace(-0.004, 0.003, 
 def test_two_evals_that_are_not_numbers_are_divergence_even_before_the_first_verdict() -> None:
     found = verdict(run_of(0.94, math.nan, math.inf), TARGET, Evidence(no_verdict_before=9e9))
     assert (found.stop, found.reason) == (True, "diverged")
+
+
+def test_a_metric_that_is_no_number_yet_is_no_divergence() -> None:
+    """Undefined until warm-up ends, until an episode has ended, or while a perplexity overflows."""
+    for unknown in (math.nan, math.inf, 1e300):
+        start = run_of(unknown, unknown, unknown, 0.99, 0.98)
+        assert not any(verdict(start[:n], TARGET, NOTHING, length=END).stop for n in range(1, 6))
+
+
+def test_a_metric_that_was_a_number_again_means_nothing_when_it_is_none() -> None:
+    """Weights that are no numbers never are again; a mean over the episodes that ended since the last eval is."""
+    now_and_then = run_of(0.99, math.nan, 0.98, math.nan, math.nan)
+    assert not verdict(now_and_then, TARGET, NOTHING).stop
+    good = course(run_of(0.99, math.nan, math.nan, 0.92), length=END)
+    gone = run_of(0.99, 0.98, math.nan, math.nan)
+    assert not verdict(gone, TARGET, Evidence(references=[good])).stop
+    assert verdict(gone, TARGET, Evidence(references=[replace(good, task="another batch")])).reason == "diverged"
+
+
+def test_dense_evals_that_are_no_numbers_say_no_more_than_sparse_ones() -> None:
+    gone = [*([1.0] * 50), *([math.nan] * 10)]
+    stops = [n for n in range(len(gone) + 1) if verdict(run_of(*gone[:n], step=48.0), TARGET, NOTHING).stop]
+    assert stops[0] == 56
+
+
+def test_a_run_that_is_no_number_for_longer_than_good_ones_were_is_stopped_at_the_supported_rate() -> None:
+    """A diverged run is none to its end; beside good runs that were numbers soon it is stopped as one of the worst."""
+    late = [course(run_of(*[math.nan] * (2 + i % 3), *(0.92 + 0.06 * 0.8**j for j in range(18))), length=END)
+            for i in range(12)]  # fmt: skip
+    never = run_of(*[math.nan] * 12)
+    found = [verdict(never[:n], TARGET, Evidence(references=late), length=END) for n in range(1, 13)]
+    assert [v.stop for v in found[:4]] == [False] * 4
+    assert found[-1].reason == "stalled"
+    assert "12 good runs" in found[-1].sentence
+    soon = Evidence(references=GOOD)
+    assert next(n for n in range(1, 13) if verdict(never[:n], TARGET, soon, length=END).stop) <= 4
+    assert not verdict([*never, Eval(END, math.nan, 0)], TARGET, soon, length=END).stop, "it has come to its end"
+
+
+def test_arithmetic_knows_nothing_of_a_fall_before_the_first_evals_of_good_runs() -> None:
+    sparse = reference([Eval(7000.0, 0.94, 0), Eval(7900.0, 0.92, 0)])
+    high = [Eval(5000.0, 1.3, 0)]
+    few = Evidence(references=[sparse] * 3)
+    assert not verdict(high, TARGET, few, length=END).stop
+    assert verdict([*high, Eval(7100.0, 1.3, 0)], TARGET, few, length=END).stop
+
+
+def test_public_runs_are_numbers_from_their_first_evals_on() -> None:
+    published = Evidence(published=published_curves.published(8))
+    never = [Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)]
+    assert [verdict(never[:n], TARGET, published, length=END).stop for n in range(1, 4)] == [False, True, True]
+    late = course([*never, Eval(3072.0, 0.924, 0)], length=END)
+    assert not verdict(never, TARGET, replace(published, references=[late]), length=END).stop
+    assert not verdict(never, TARGET, replace(published, published_from=3190.0), length=END).stop
 
 
 def test_one_spike_is_not_divergence_and_a_blow_up_is() -> None:
@@ -93,12 +147,13 @@ def test_without_references_no_shape_is_a_reason_to_stop(losses: list[float]) ->
 
 def test_arithmetic_stops_what_no_run_ever_made_good() -> None:
     few = Evidence(references=GOOD[:3])
-    hopeless = run_of(*[1.6] * 8)
+    hopeless = run_of(*[1.6] * 11)
+    assert not verdict(hopeless[:10], TARGET, few, length=END).stop, "a peak that others had none at"
     assert "in which no good run fell more than" in verdict(hopeless, TARGET, few, length=END).sentence
     assert not verdict(hopeless, TARGET, few, length=END, task="another batch").stop, "nothing is known of it"
     assert not verdict(hopeless, TARGET, Evidence(references=GOOD[:2]), length=END).stop, "two runs are no range"
     assert not verdict(hopeless, TARGET, few).stop, "where its training ends is not known"
-    assert not verdict(run_of(*[0.99] * 8), TARGET, few, length=END).stop, "an FP4 run before its change of precision"
+    assert not verdict(run_of(*[0.99] * 11), TARGET, few, length=END).stop, "an FP4 run before its change of precision"
 
 
 def test_finished_runs_are_what_a_run_is_compared_with() -> None:
@@ -135,7 +190,31 @@ def test_a_good_run_of_this_study_overrules_the_published_envelope() -> None:
     slow = [Eval(1536 + 384.0 * i, v, i) for i, v in enumerate((0.96, 0.955, 0.95, 0.945, 0.94, 0.935, 0.93, 0.924))]
     published = Evidence(published=published_curves.published(8))
     assert verdict(slow[:4], TARGET, published, length=END).stop
-    assert not verdict(slow[:4], TARGET, replace(published, references=(reference(slow),)), length=END).stop
+    envelope = published.published
+    assert envelope is not None
+    known = replace(published, shown=[shown_by(reference(slow), TARGET, envelope)])
+    assert not verdict(slow[:4], TARGET, known, length=END).stop
+
+
+def test_an_envelope_moves_to_where_the_good_runs_of_a_study_lie() -> None:
+    """One that needs 15% more samples lies among the public runs and above most of them."""
+    envelope = published_curves.published(8)
+    assert envelope is not None
+    assert envelope.limit(0.05) == envelope.threshold(0.05)
+    above = [1.0, 2.0, 1.5, 1.5]
+    assert envelope.limit(0.05, above) == pytest.approx(envelope.threshold(0.05) + 1.5 + 0.64, abs=0.01)
+    assert envelope.limit(0.05, above) < envelope.limit(0.05, above[:2]) - 0.1 < envelope.limit(0.05, [3.0])
+    assert envelope.limit(0.05, [-1.0] * 100) == pytest.approx(envelope.threshold(0.05), abs=0.2), "never stricter"
+    assert envelope.limit(0.05, [*[0.0] * 100, 9.0]) == 9.0
+
+
+def test_good_runs_confirm_an_envelope_when_they_surely_lie_among_its() -> None:
+    envelope = published_curves.published(8)
+    assert envelope is not None
+    told = {count: confirms([2.5] * count, envelope) for count in (0, 1, 2, 8)}
+    assert told == {0: False, 1: False, 2: False, 8: True}, "one good run may be luck"
+    assert confirms([0.5], envelope)
+    assert not confirms([3.5] * 100, envelope)
 
 
 def evals_from(*losses: float) -> list[Eval]:

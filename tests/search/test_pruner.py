@@ -269,5 +269,5 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], message: 
 
 def test_the_pruner_works_on_a_database(tmp_path: object) -> None:
     study = optuna.create_study(pruner=StallPruner(TARGET), storage=f"sqlite:///{tmp_path}/study.db")
-    trial = run(study, [math.nan, math.nan])
+    trial = run(study, [1.0, math.nan, math.nan])
     assert study.trials[trial.number].user_attrs[SENTENCE].startswith("diverged")
