@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lora_tune.base.errors import SetupError
 from lora_tune.config.layout import Layout
 from lora_tune.config.parameters import (
     CategoricalParameter,
@@ -43,35 +45,48 @@ class Effective:
                 if (text := known.get(alias, "")) not in ("", "null", "None"):
                     return _switch(as_value(text)) if name == "SP" else as_value(text)
             if name == "WARMUP_STEPS" and (ratio := known.get("WARMUP_RATIO")):
-                steps = self.value("MAX_STEPS")
-                return None if steps is None else round(float(ratio) * float(steps))
+                share, steps = _number(ratio), _number(self.value("MAX_STEPS"))
+                warmup = math.nan if share is None or steps is None else share * steps
+                return round(warmup) if math.isfinite(warmup) else None
         return None
+
+    def count(self, name: str) -> int | None:
+        """The value as a whole number; None where nobody states one, or 0. Raises SetupError for anything else."""
+        value = self.value(name)
+        if value is None or value == 0:
+            return None
+        number = _number(value)
+        if number is None or not number.is_integer() or number < 1:
+            raise SetupError(f"{name} is {value!r}, which is no whole number from 1 on; correct it there")
+        return int(number)
 
     @property
     def batch(self) -> int | None:
         """The global batch that it states; None where that follows from MINIBS, which it exports itself."""
         own = Effective(self.exported, {})
-        whole = own.value("GBS") if own.value("MINIBS") is not None else self.value("GBS")
-        return None if whole is None else int(whole)
+        return own.count("GBS") if own.value("MINIBS") is not None else self.count("GBS")
 
     def layout(self, gpus: int) -> Layout:
         """Its parallel layout on ``gpus`` GPUs; degrees that nobody states change nothing."""
-        degrees = {name.lower(): int(self.value(name) or NEUTRAL.get(name, 1)) for name in LAYOUT}
+        degrees = {name.lower(): self.count(name) or int(NEUTRAL.get(name, 1)) for name in LAYOUT}
         whole = self.batch
         ranks = max(1, gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
-        minibs = self.value("MINIBS") if whole is None else whole // ranks
-        return Layout(**degrees, vp=int(self.value("VP") or 1), minibs=max(1, int(minibs or 1)))
+        minibs = self.count("MINIBS") if whole is None else whole // ranks
+        return Layout(**degrees, vp=self.count("VP") or 1, minibs=minibs or 1)
 
 
 def starting_point(name: str, found: Effective, space: Space) -> Start:
-    """The config ``name`` as trial 0 of a study with ``space``."""
-    nodes = int(found.value("DGXNNODES") or space.nodes)
-    gpus = max(1, nodes * max(1, space.gpus_per_node))
-    layout = found.layout(gpus)
+    """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none."""
+    try:
+        nodes = found.count("DGXNNODES") or space.nodes
+        gpus = max(1, nodes * max(1, space.gpus_per_node))
+        layout, whole = found.layout(gpus), found.batch
+    except SetupError as error:
+        raise SetupError(f"{name}: {error}") from error
     stated = {n: found.value(n) for n in (*space.parameters, *TRAINING, *EVALS)}
     parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
     parameters |= {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
-    parameters["GBS"] = layout.gbs(gpus) if found.batch is None else found.batch
+    parameters["GBS"] = layout.gbs(gpus) if whole is None else whole
     if layout.vp > 1:
         parameters["VP"] = layout.vp
     if space.varies_nodes:
@@ -136,9 +151,9 @@ def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mappin
             raise OutsideError(f"{name} is {there} there and {resolved[name]} in every other trial")
 
 
-def _number(value: Value) -> float | None:
+def _number(value: Value | None) -> float | None:
     try:
-        return float(value)
+        return None if value is None else float(value)
     except ValueError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
 from lora_tune.commands.checks.files import implementation
+from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
@@ -26,6 +28,7 @@ from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base
 from lora_tune.workloads.mlperf_names import warmup_ratio
 from lora_tune.workloads.sandbox import source_files
+from lora_tune.workloads.starting_point import Effective, starting_point
 from lora_tune.workloads.walltime import minutes_of
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
@@ -245,6 +248,23 @@ class TestStrangeConfigs:
 
     def test_one_that_computes_nothing_of_the_kind_is_told_nothing(self, tree: Path) -> None:
         assert not [doubt for doubt in about_base(made(tree)) if "computes" in doubt]
+
+    @pytest.mark.parametrize("line", ["TP=auto", "MINIBS='  x  '", "CP=0.5", "PP=-1", "SP=maybe", "DGXNNODES=1e999"])
+    def test_a_count_that_is_none_is_told(self, tree: Path, line: str) -> None:
+        with (tree / CONFIG).open("a") as file:
+            file.write(f"export {line}\n")
+        name = line.partition("=")[0]
+        with pytest.raises(SetupError, match=rf"{CONFIG}: {name} is .*, which is no whole number.*; correct it there"):
+            made(tree).start()
+
+    @given(
+        st.sampled_from(["TP", "PP", "CP", "SP", "MBS", "MINIBS", "GBS", "VP", "DGXNNODES", "WARMUP_RATIO", "LR"]),
+        st.text(max_size=6) | st.sampled_from(["nan", "-inf", "1e9", "0", "-0", "1_0", "٣", "4.0", "null"]),
+    )
+    def test_whatever_a_variable_holds_there_is_a_start_or_a_sentence(self, name: str, text: str) -> None:
+        space = Space(parameters={}, nodes=1, gpus_per_node=8)
+        with contextlib.suppress(SetupError):
+            starting_point(CONFIG, Effective({"MAX_STEPS": "800", "MINIBS": "4", name: text}, {}), space)
 
     @pytest.mark.parametrize("use", ["set -u; export WALLTIME=$((NEXP * 50))", ": ${NEXP:?}; exit 1"])
     def test_what_its_user_sets_in_the_shell_can_be_sourced_before(self, tree: Path, use: str) -> None:
