@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the numbers; logs beside it")
     parser.add_argument("--shape", default="1b", choices=sorted(SHAPES))
     parser.add_argument("--limit", type=float, default=60, help="seconds of a trial at most (default %(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of these trials (default: all)")
     options = parser.parse_args()
     found: list[dict[str, object]] = []
     ways: list[tuple[int, Mapping[str, Mapping[str, object]]]] = [(1, ONE_GPU)]
@@ -72,6 +73,8 @@ def main() -> None:
         torch.cuda.empty_cache()
         for ranks, trials in ways:
             for name, own in trials.items():
+                if options.only and name not in options.only:
+                    continue
                 one = run_trial(
                     name.replace(" ", "_"),
                     {**COMMON, "MODEL": folder, **own},

@@ -6,6 +6,7 @@ where ``LORA_TUNE_WORKER`` names one.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.logs.mllog import MllogReader, RunLog
-from lora_tune.recipes.megatron.processes import free_port
 
 NEMO = "lora_tune.recipes.nemo_lora"
+PORTS = range(10_000, 30_000)
+"""Below those that a kernel gives out: a trial may wait for its worker for minutes before it listens."""
+_count = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +55,15 @@ def run_trial(
     log = folder / f"{name}.log"
     run_id = f"{name}-{os.getpid()}"
     common = {**os.environ, **{k: str(v) for k, v in variables.items()}}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    common |= {"LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": run_id}
+    common["TORCHELASTIC_RUN_ID"] = run_id
+    if ranks > 1:
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of_its_own()), "WORLD_SIZE": str(ranks)}
+        common["LOCAL_WORLD_SIZE"] = str(ranks)
     began, epoch = time.monotonic(), time.time()
     processes = []
     with log.open("wb") as out:
         for rank in range(ranks):
-            own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+            own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"} if ranks > 1 else common
             command = [sys.executable, "-m", module]
             processes.append(
                 subprocess.Popen(command, env=own, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
@@ -68,6 +73,11 @@ def run_trial(
     reader = MllogReader()
     reader.feed(text.encode())
     return _outcome(name, reader.run(), text, time.monotonic() - began, epoch, "" if ended else f"over {limit:g} s")
+
+
+def port_of_its_own() -> int:
+    """A port that no other trial of this program has, in whichever process of its pool it is started."""
+    return PORTS[(os.getpid() * 31 + next(_count)) % len(PORTS)]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> bool:
