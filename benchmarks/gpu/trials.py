@@ -55,15 +55,13 @@ def run_trial(
     log = folder / f"{name}.log"
     run_id = f"{name}-{os.getpid()}"
     common = {**os.environ, **{k: str(v) for k, v in variables.items()}}
-    common["TORCHELASTIC_RUN_ID"] = run_id
-    if ranks > 1:
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of_its_own()), "WORLD_SIZE": str(ranks)}
-        common["LOCAL_WORLD_SIZE"] = str(ranks)
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of_its_own()), "WORLD_SIZE": str(ranks)}
+    common |= {"LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": run_id}
     began, epoch = time.monotonic(), time.time()
     processes = []
     with log.open("wb") as out:
         for rank in range(ranks):
-            own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"} if ranks > 1 else common
+            own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
             command = [sys.executable, "-m", module]
             processes.append(
                 subprocess.Popen(command, env=own, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
