@@ -94,8 +94,10 @@ def pack(order: Sequence[Configured], slots: int, *, refill: bool) -> Iterator[E
                     present[ask(folder, Path(root) / f"{number}", one[1])] = one
                 for place in [place for place in present if AttemptPaths(place).ended.exists()]:
                     configuration, own = present.pop(place)
-                    stop = samples_to_target(AttemptPaths(place).log.read_bytes(), float(own["TARGET"]))
-                    yield time.monotonic() - began, configuration, stop
+                    log = AttemptPaths(place).log.read_bytes()
+                    if json.loads(AttemptPaths(place).ended.read_text())["exit_code"] != 0:
+                        raise RuntimeError(log.decode(errors="replace")[-500:])
+                    yield time.monotonic() - began, configuration, samples_to_target(log, float(own["TARGET"]))
                 time.sleep(POLL)
         finally:
             host.kill()

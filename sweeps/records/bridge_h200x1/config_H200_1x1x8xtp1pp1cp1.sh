@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Exported by lora_tune 0.1.0 on 2026-11-23 03:30 UTC
+# study bridge_h200x1, hash aae470e8a826, trial 16, measured on 2026-11-23
+# recommended: 1.3 s expected (90% interval 1.2 s to 1.5 s, mean of 5 runs with further seeds)
+# best single run: 1.2 s, trial 12: of another configuration, and luck is part of it
+# time to eval loss 1: 1.176 s, 90% interval 1.0 to 1.3 s; 768 samples; 1 run, seed 1017
+# chosen with further seeds 1001001, 1001002, 1001003, 1001007, 1001008: 5 runs; mean 1.3 s, 90% interval 1.2 to 1.5 s
+# olympic mean of 5 runs 1.4 s; not normalised by reference convergence points: the study names no objective.benchmark
+# Run: source config_H200_1x1x8xtp1pp1cp1.sh && python -m lora_tune.recipes.bridge_lora
+export LR=0.00189
+export MAX_STEPS=250
+export WARMUP_STEPS=0
+export TP=1
+export PP=1
+export CP=1
+export MINIBS=8
+export MBS=8
+export SEQ=512
+export VAL_CHECK_INTERVAL=128
+export WARMUP_TRAIN_STEPS=3
+export WARMUP_VALIDATION_STEPS=2
+export NUM_WORKERS=0
+export VAL_MBS=16
+export MCORE_CUDA_GRAPH=1
+export FP8=0
+export USE_TE_OPS=0
+export FUSED_SINGLE_QKV_ROPE=0
+export SEED=1017
+export TARGET=1.0
+export THREADS=1
+export CONFIG_FILENAME=config_H200_1x1x8xtp1pp1cp1.sh
+export DGXSYSTEM=H200
+export DGXNNODES=1
+export DGXNGPU=1
+export DATADIR=lora_tune/recipes/tiny
+export MODEL=/tmp/lora_tune/base
