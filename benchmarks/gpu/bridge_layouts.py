@@ -49,6 +49,8 @@ SMALL: list[Variant] = [
     ("nemo", "pp2", {"PP": 2}),
     ("bridge", "tp2_sp_fp8", {**TP2, **NO_DPA, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1}),
     ("bridge", "dp2_fp8", {**NO_DPA, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1}),
+    ("bridge", "cp2_fp8", {**NO_DPA, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1, "CP": 2}),
+    ("bridge", "dp2_te_ops", {"USE_TE_OPS": 1}),
 ]
 ALONE: list[Variant] = [("bridge", "alone", {}), ("nemo", "alone", {})]
 """The references of ``SMALL``, on one GPU."""

@@ -29,7 +29,7 @@ def test_unset_variables_are_v60s_benchmark() -> None:
     precision, speed, communication = found.precision, found.speed, found.communication
     assert (precision.fp8, precision.params, precision.dpa, precision.recipe) == (True, True, True, "delayed")
     assert (speed.te_ops, speed.fused_rope, speed.cuda_graph, speed.val_mbs) == (True, True, False, 1)
-    assert (communication.reduce_early, communication.gather_late, communication.bucket) == (True, True, 45_000_000)
+    assert (communication.sharded, communication.reduce_early, communication.bucket) == (True, True, 45_000_000)
     assert found.closed
 
 
@@ -135,6 +135,24 @@ def test_only_delayed_scaling_has_a_history_that_a_warm_up_must_put_back(
     assert settings(**variables).precision.has_history is has
 
 
+@pytest.mark.parametrize(
+    ("variables", "overlapped"),
+    [
+        ({"TP": 8, "MINIBS": 8}, True),
+        ({"TP": 4}, False),
+        ({"TP": 4, "CP": 2, "MINIBS": 8}, False),
+        ({"TP": 4, "USE_TE_OPS": 0}, True),
+        ({"TP": 4, "USE_TE_OPS": 0, "DDP_OVERLAP_GRAD_REDUCE": 0}, False),
+    ],
+    ids=str,
+)
+def test_parameters_are_gathered_late_only_where_modules_wait_for_them(
+    variables: dict[str, object], overlapped: bool
+) -> None:
+    """Fused operations call no module's hooks: ranks that share gradients would compute with old adapters."""
+    assert settings(**variables).communication.gather_late is overlapped
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
     assert settings(**{name: 0}) == settings(**{name: "False"}) == settings()
@@ -156,6 +174,10 @@ def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
         ({"MCORE_CUDA_GRAPH": 1, "TP": 4, "CP": 2, "MINIBS": 8}, "MCORE_CUDA_GRAPH=1: allowed is 0 where DP=1 CP=2"),
         ({"CPU_OFFLOADING": 1, "MCORE_CUDA_GRAPH": 1}, "CPU_OFFLOADING=1: allowed is 0"),
         ({"USE_DISTRIBUTED_OPTIMIZER": 0, "DDP_OVERLAP_PARAM_GATHER": 1}, "USE_DISTRIBUTED_OPTIMIZER=1"),
+        (
+            {"DDP_OVERLAP_PARAM_GATHER": 1, "TP": 4},
+            "DDP_OVERLAP_PARAM_GATHER=1: allowed is 0 with USE_TE_OPS=1 where DP=2",
+        ),
         ({"LLAMA": "small", "TP": 2}, "FP8_DPA=1: allowed is 0 for heads of 64 channels"),
         ({"CUDA_GRAPH_SCOPE": "attn"}, "one of full_iteration"),
         ({"TP": 3}, "divides the 8 processes"),
