@@ -95,9 +95,22 @@ def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
         found = {**_benchmark_goal(str(name), found.get("ruleset")), **found}
     elif found.get("target") is None and "score" not in found and "metric" in found:
         found["score"] = "best_value"
-    if found.get("target") is None and _wants_target(str(found.get("score", "time_to_target"))):
+    score = str(found.get("score", "time_to_target"))
+    if found.get("target") is None and _wants_target(score) and not _nothing_to_reach(score, workload):
         found["target"] = LORA_TARGET
     return found
+
+
+def _nothing_to_reach(score: str, workload: object) -> bool:
+    """Whether trials are compared by something else than a target, such as their speed, and run a script of one's own.
+
+    No other study's target is borrowed for that script to read.
+    """
+    try:
+        kind = WORKLOADS.load(str(workload.get("kind"))) if isinstance(workload, dict) else None
+        return getattr(kind, "needs_goal", False) and not getattr(OBJECTIVES.load(score), "has_target", True)
+    except InputError:
+        return False
 
 
 def check_goal(text: str, path: Path) -> None:

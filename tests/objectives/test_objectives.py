@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import StudyError
-from lora_tune.commands import export, report, status, sweep
+from lora_tune.commands import explain, export, report, status, sweep
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.controller import pruning
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -245,6 +245,20 @@ def test_where_nothing_reached_the_target_the_nearest_trial_is_named_and_exporte
     assert "val_acc 0.95 was NOT reached" in config
     told(report.main, file)
     assert words in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_script_that_is_compared_by_its_speed_gets_no_borrowed_target(tmp_path: Path) -> None:
+    head = HEAD.replace('"--lr={LR}"', '"--lr={LR}", "--pause=0.02"')
+    file, done = swept(tmp_path, 'score = "throughput"', head)
+    assert done.exit_code == 0, done.output
+    assert "3 measured" in done.output
+    (config,) = (tmp_path / "out" / "best").glob("config_*.sh")
+    assert "TARGET" not in config.read_text()
+    assert json.loads(told(status.main, file, "--json"))["target"] is None
+    told(report.main, file)
+    told(explain.main, file)
+    given = study_with('score = "throughput"\ntarget = 0.5')
+    assert given.objective.target == 0.5, "a target that the study names is the script's to read"
 
 
 def test_two_objectives_are_optunas_and_their_front_is_drawn_in_report_and_dashboard(tmp_path: Path) -> None:
