@@ -57,6 +57,29 @@ def not_a_number(u: np.ndarray, pace: float, stuck: float, rng: np.random.Genera
     return loss
 
 
+def no_number_at_first(u: np.ndarray, pace: float, stuck: float, rng: np.random.Generator) -> np.ndarray:
+    """Undefined for two to five evals, as long as warm-up lasts; bad runs, half of the time, to their end."""
+    loss = smooth(u, pace, stuck, rng)
+    loss[: len(u) if stuck and rng.random() < 0.5 else int(rng.integers(2, 6))] = rng.choice([math.nan, math.inf])
+    return loss
+
+
+def no_number_now_and_then(u: np.ndarray, pace: float, stuck: float, rng: np.random.Generator) -> np.ndarray:
+    """A mean over the episodes that ended since the last eval, of which there are none in two of five."""
+    return np.where(rng.random(len(u)) < 0.4, math.nan, smooth(u, pace, stuck, rng))
+
+
+def from_a_million(u: np.ndarray, pace: float, stuck: float, rng: np.random.Generator) -> np.ndarray:
+    """Begins at a million, as an untrained perplexity does."""
+    return smooth(u, pace, stuck, rng) + 1e6 * np.exp(-60 * u * pace)
+
+
+def peak_in_the_warm_up(u: np.ndarray, pace: float, stuck: float, rng: np.random.Generator) -> np.ndarray:
+    """Half of the runs rise up to fortyfold at 8% of training."""
+    height = rng.uniform(0, 40) * (rng.random() < 0.5)
+    return smooth(u, pace, stuck, rng) + height * np.exp(-(((u - 0.08) / 0.03) ** 2))
+
+
 def by_epochs(rng: np.random.Generator) -> Run:
     """Two to four evals in all."""
     count = int(rng.integers(2, 5))
@@ -87,6 +110,10 @@ CURVES: dict[str, Maker] = {
     "noisy reward in waves": on_a_grid(reward),
     "error peaks": on_a_grid(error_peak),
     "one eval no number": on_a_grid(not_a_number),
+    "no number at first": on_a_grid(no_number_at_first),
+    "no number now and then": on_a_grid(no_number_now_and_then),
+    "from a million": on_a_grid(from_a_million),
+    "peak in the warm-up": on_a_grid(peak_in_the_warm_up),
     "two to four evals": by_epochs,
     "one eval before the end": one_eval,
     "lengths and batches": lengths_and_batches,

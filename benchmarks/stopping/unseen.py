@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lora_tune.curves.conformal import supported
-from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.overlay import Course, course
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 
@@ -69,7 +69,7 @@ def draw(make: Maker, seed: int) -> tuple[float, float, float]:
     while len(good) < REFERENCES + EACH or len(bad) < EACH:
         run = make(rng)
         (good if any(e.loss <= TARGET for e in run.evals) else bad).append(run)
-    references = [Course(curve=comparable(r.evals), length=r.length, task=r.task) for r in good[:REFERENCES]]
+    references = [course(r.evals, length=r.length, task=r.task) for r in good[:REFERENCES]]
     killed = [_stopped(run, references) is not None for run in good[REFERENCES:][:EACH]]
     ends = [(_stopped(run, references), run.length) for run in bad[:EACH]]
     used = [1.0 if end is None else end / length for end, length in ends]
