@@ -22,6 +22,8 @@ TARGET_WORDS = {"attention": ATTENTION, "mlp": MLP, "all": ATTENTION + MLP}
 """What LORA_TARGETS may say instead of a list of modules: names of the Llama family."""
 EVAL_EVERY = 384
 """Samples between evaluations by MLPerf's rule for LoRA."""
+MOST_SEQUENCES = 2**20
+"""Of an optimizer step: beyond lies a slip of the keyboard, and their order alone would take a pack minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,7 @@ def _steps(knobs: Knobs) -> dict[str, int]:
 
 def _batch(knobs: Knobs) -> tuple[int, int]:
     """Sequences per step and per forward pass."""
-    minibs = knobs.integer("MINIBS", 4, low=1)
+    minibs = knobs.integer("MINIBS", 4, low=1, high=MOST_SEQUENCES)
     mbs = knobs.integer("MBS", minibs, low=1)
     if minibs % mbs:
         raise knobs.refusal("MBS", f"a divisor of MINIBS={minibs}")

@@ -287,6 +287,7 @@ KNOBS = [
     ("WARMUP_STEPS", "200"),
     ("VAL_CHECK_INTERVAL", "-1"),
     ("MINIBS", "-1"),
+    ("MINIBS", "1000000000"),
     ("MBS", "3"),
     ("TP", "0"),
     ("PP", "2"),
