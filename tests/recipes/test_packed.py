@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from lora_tune.recipes.packed.head import FrozenHeadLoss
 from lora_tune.recipes.packed.host import Host
 from lora_tune.recipes.packed.pack import Pack
 from lora_tune.recipes.packed.slot import Slot
+from lora_tune.recipes.packed.tenant import Tenant
 from lora_tune.recipes.settings import Settings
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import Slot as JobSlot
@@ -341,6 +343,24 @@ def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the
     for attempt in attempts:
         assert end_of(attempt)["exit_code"] == 0
         assert 0 < float(str(end_of(attempt)["node_share"])) <= 0.5, "the other pack has the node's other half"
+
+
+def test_beside_other_packs_one_that_cannot_record_an_end_hands_its_trials_over(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, other = sweep.ask("a", MAX_STEPS=2), sweep.ask("b", MAX_STEPS=10**6)
+    end = Tenant.end
+
+    def no_room_for_the_first(tenant: Tenant, code: int) -> None:
+        if tenant.name == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        end(tenant, code)
+
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr(Tenant, "end", no_room_for_the_first)
+    assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
+    assert not lost.ended.exists()
+    assert other.checkpoint.exists()
 
 
 def test_a_trial_that_another_process_claimed_is_left_to_it(sweep: Sweep) -> None:

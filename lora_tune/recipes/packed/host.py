@@ -268,7 +268,8 @@ class Host:
             yield
         except Exception as error:  # noqa: BLE001 - data can raise anything, and the others train on
             self._let_go(tenant)
-            tenant.fail(error)
+            # The job of several packs ends when no trial is without an end: it must not wait for this one's.
+            self._ending |= not tenant.fail(error) and self._packs > 1
 
     def _share(self) -> None:
         """Share the time since this was last called among the trials that train."""

@@ -83,8 +83,11 @@ class Tenant:
         record = {**_whose(self.request), "exit_code": code, "at": time.time(), "node_share": share}
         write_json(self.request.attempt.ended, record | ({} if seconds is None else {"seconds": seconds}))
 
-    def fail(self, error: BaseException) -> None:
-        """End it with what went wrong as the last line of its log; the pack's has it where that cannot be written."""
+    def fail(self, error: BaseException) -> bool:
+        """End it with what went wrong as the last line of its log; the pack's has it where that cannot be written.
+
+        Returns whether its end is on record.
+        """
         kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__module__}.{type(error).__qualname__}: "
         line = f"packed_lora: {kind.removeprefix('builtins.')}{' '.join(str(error).split())}"
         try:
@@ -92,6 +95,8 @@ class Tenant:
             self.end(error.exit_code if isinstance(error, LoraTuneError) else 1)
         except (OSError, ValueError) as unwritten:  # no room, or its folder or stream is gone: it has no end on record
             print(f"{self.name}: {line}; not written down: {unwritten}", flush=True)
+            return False
+        return True
 
 
 def _whose(request: PackRequest) -> dict[str, str]:
