@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import StudyError
 from lora_tune.base.kinds import SAMPLERS
+from lora_tune.config.formula import FormulaError
 from lora_tune.config.objective import check_objective
 from lora_tune.config.parameters import Value
 from lora_tune.config.space import SpaceError
@@ -29,7 +30,11 @@ def check_whole(study: Study, path: Path) -> None:
     budget = study.budget
     if budget.trials is None and budget.node_hours is None and budget.wall_hours is None:
         raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
-    for violation in closed_violations(study):
+    try:
+        violations = closed_violations(study)
+    except FormulaError as error:  # at an end of what is tuned; the space's own check computes one point
+        raise StudyError(path, f"space.{error.name}", str(error)) from error
+    for violation in violations:
         if violation.fatal:
             raise StudyError(path, f"space.{violation.name}", violation.sentence)
     check_objective(study, path)

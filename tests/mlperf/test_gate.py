@@ -119,6 +119,25 @@ def test_a_derived_value_is_judged_beside_the_tuned_values_that_it_follows_from(
     assert [v.name for v in closed_violations(study.model_copy(update={"division": "closed"})) if v.fatal] == refused
 
 
+def test_a_formula_that_fails_at_an_end_of_what_is_tuned_is_the_users_error() -> None:
+    text = """
+        division = "closed"
+        [workload]
+        kind = "command"
+        argv = ["python", "train.py", "{WARMUP_STEPS}", "{DECAY}"]
+        [space]
+        GBS = 16
+        WARMUP_STEPS = { type = "int", low = 64, high = 512, step = 64 }
+        DECAY = { type = "derived", formula = "1 / (512 - WARMUP_STEPS)" }
+        [objective]
+        benchmark = "gpt_oss_20b"
+        [budget]
+        trials = 4
+        """
+    with pytest.raises(StudyError, match=r"space\.DECAY.*cannot be computed: division by zero"):
+        parse_study(text, Path("t.toml"))
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     name=st.sampled_from(["llama2_70b_lora", "llama31_405b", "llama31_8b", "gpt_oss_20b", "dlrmv4", "deepseekv3_671b"]),
