@@ -164,7 +164,7 @@ class Driver:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
         seen = self._watch.look(live)
         for attempt in seen.absent:
-            if self._now() - attempt.intended_at < self._submit_grace:
+            if self._submissions.unanswered_seconds(attempt) < self._submit_grace:
                 continue
             if attempt.stop is StopKind.USER:
                 self._work.put_attempt(replace(attempt, ended_at=self._now()))

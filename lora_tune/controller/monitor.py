@@ -223,8 +223,9 @@ class JobMonitor:
             return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
         state, code = status.state.value, status.exit_code
         if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
-            # A log that is gone says nothing about the study's pattern.
-            return _incomplete(incomplete) if (incomplete := log.incomplete()) else policy.unread(unmatched)
+            # A log that is gone, or of which a part is, says nothing about the study's pattern.
+            gone = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
+            return gone or other_log(attempt, status, *log.ends()) or policy.unread(unmatched)
         seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
         return conclusion.cause(attempt, status, seen, log_cut=log.cut)
 

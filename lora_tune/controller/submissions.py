@@ -35,6 +35,7 @@ class Submissions:
         self._study, self._paths, self._ports = study, paths, ports
         self._work, self._jobs, self._events, self._save = work, jobs, events, save
         self._refusal = Refusal()
+        self._unanswered_since: dict[str, float] = {}  # by job name
 
     @property
     def refused(self) -> RefusedError | None:
@@ -73,6 +74,16 @@ class Submissions:
             self._events.trouble(f"node {node}", f"node {node} is excluded for a day: {why}")
         own = {n for a in self._work.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
         return tuple(sorted(own | suspect.keys()))
+
+    def unanswered_seconds(self, attempt: Attempt) -> float:
+        """For how long an intended attempt has been missing on the cluster.
+
+        One from the future was written down before somebody set the clock back: it counts from when it was missed.
+        """
+        now = self._ports.clock.now()
+        since = min(now, attempt.intended_at, self._unanswered_since.get(attempt.job_name, now))
+        self._unanswered_since[attempt.job_name] = since
+        return now - since
 
     def launch(self, attempt: Attempt) -> None:
         """Hand an attempt that is on record to the launcher."""

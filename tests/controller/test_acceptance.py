@@ -128,6 +128,12 @@ def test_a_trial_whose_log_was_deleted_is_run_again(tmp_path: Path) -> None:
     assert sweep.trials[0].verdict is not Verdict.FAILED
 
 
+def printed(environment: Mapping[str, str], start: float) -> Script:
+    """A log of JSON lines that reaches the target; it states its seconds, since the fakes' time is not the readers'."""
+    for step in range(1, 6):
+        yield float(step), json.dumps({"step": step, "eval_loss": 2.0 - step / 2, "seconds": step})
+
+
 def test_a_log_that_was_gone_before_anybody_read_it_says_nothing_of_the_pattern(tmp_path: Path) -> None:
     """A driver that took over found no log of a job that had ended well, and called the pattern wrong."""
 
@@ -138,10 +144,6 @@ def test_a_log_that_was_gone_before_anybody_read_it_says_nothing_of_the_pattern(
                 self.jobs[ticket.name].job.log.unlink(missing_ok=True)
             return status
 
-    def printed(environment: Mapping[str, str], start: float) -> Script:
-        for step in range(1, 6):
-            yield float(step), json.dumps({"step": step, "eval_loss": 2.0 - step / 2})
-
     made = command_study(trials=2, parallel=1, attempts=2)
     made = made.replace("[site]", '[workload.log]\nkind = "jsonl"\n[site]', 1)
     there = House(tmp_path, LogLost(FakeClock(), printed), made)
@@ -149,6 +151,27 @@ def test_a_log_that_was_gone_before_anybody_read_it_says_nothing_of_the_pattern(
     sweep = there.sweep()
     assert sweep.attempts[0, 0].line == "the log was deleted before its job ended"
     assert len(sweep.attempts_of(0)) == 2
+    assert {t.verdict for t in sweep.trials.values()} == {Verdict.REACHED}
+
+
+def test_a_log_that_a_power_cut_emptied_says_nothing_of_the_pattern(tmp_path: Path) -> None:
+    """Its runner had written down its end, and that 120 bytes were in its log: three of them ended the sweep."""
+
+    class LogEmptied(FakeCluster):
+        def _status(self, ticket: Ticket) -> JobStatus:
+            status = super()._status(ticket)
+            if ticket.name.endswith("-0000-0"):
+                self.jobs[ticket.name].job.log.write_bytes(b"")
+                status = replace(status, log_bytes=120)
+            return status
+
+    made = command_study(trials=2, parallel=1, attempts=2)
+    made = made.replace("[site]", '[workload.log]\nkind = "jsonl"\n[site]', 1)
+    there = House(tmp_path, LogEmptied(FakeClock(), printed), made)
+    there.driver().run()
+    sweep = there.sweep()
+    assert sweep.attempts[0, 0].failure == "infrastructure"
+    assert sweep.attempts[0, 0].line.startswith("of the 120 bytes") or "is gone" in sweep.attempts[0, 0].line
     assert {t.verdict for t in sweep.trials.values()} == {Verdict.REACHED}
 
 

@@ -116,6 +116,27 @@ def assert_all_accounted_for(house: House, trials: int) -> None:
     assert set(house.cluster.starts) == {a.job_name for a in sweep.attempts.values()}
 
 
+def test_an_intention_from_before_the_clock_was_set_back_is_not_waited_for(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    """Written down an hour ahead, by a driver that was killed then: the trial was not submitted for that hour."""
+    there = house(tmp_path, cluster, trials=1)
+    there.clock.time += 3600
+    first = there.driver(launcher=Crashing(cluster, Turn(0), ("submit",)))
+    with pytest.raises(Crash):
+        first.run()
+    there.clock.time = there.clock.true
+    second = there.driver()
+    second._submit_grace = 10.0
+    for _ in range(8):
+        second.tick()
+        there.clock.sleep(1.0)
+    assert cluster.starts == {}, "the scheduler may still answer"
+    second.run()
+    assert there.clock.now() < 1_700_000_000.0 + 1800
+    assert_all_accounted_for(there, 1)
+
+
 def test_a_whole_sweep(tmp_path: Path, cluster: FakeCluster) -> None:
     there = house(tmp_path, cluster, trials=8)
     outcome = there.driver().run()
