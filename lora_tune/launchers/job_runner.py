@@ -105,7 +105,7 @@ def run_job(folder: str, token: str = "") -> int:
         create_json(attempt.claim, describe(os.getpid(), command.token, command.sweep))
     except FileExistsError:
         return NOT_CLAIMED
-    code, began, clock = 127, steady(), ClockWatch()
+    code, began, clock = os.EX_IOERR, steady(), ClockWatch()  # where a full disk keeps us from running it
     spent: dict[str, Any] = {}
     try:
         with command.log.open("ab") as log:

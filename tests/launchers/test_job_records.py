@@ -20,6 +20,7 @@ from lora_tune.launchers.base import JobState
 from lora_tune.launchers.job_records import alive, describe, read_records
 from lora_tune.launchers.job_runner import NOT_CLAIMED, command_record, read_command, run_job
 from lora_tune.launchers.local import LocalLauncher
+from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job
 from tests.contracts.launcher import WAIT, job_of, log_until, poll_until, ticket_of
 
@@ -107,6 +108,18 @@ def test_a_runner_without_a_readable_command_runs_nothing(
     assert run_job(str(tmp_path)) == NOT_CLAIMED
     assert "command.json" in capfd.readouterr().err
     assert not (tmp_path / "claim.json").exists()
+
+
+def test_a_runner_that_cannot_write_its_files_says_nothing_of_the_command(tmp_path: Path) -> None:
+    """The disk was full for a moment: "command not found" failed the trial for good."""
+    job = mine(job_of(tmp_path / "x", "import os"))
+    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    job.log.mkdir()
+    with pytest.raises(OSError, match=r"job\.log"):
+        run_job(str(job.folder), MINE)
+    ended = read_records(AttemptPaths(job.folder), MINE).ended
+    assert ended is not None
+    assert diagnose("", exit_code=ended.exit_code).kind is FailureKind.UNKNOWN, "the trial is run again"
 
 
 def test_how_long_a_job_ran_is_told_by_the_clock_that_nobody_sets(tmp_path: Path) -> None:
