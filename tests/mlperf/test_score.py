@@ -20,7 +20,7 @@ from mlperf_logging.result_summarizer import result_summarizer
 from lora_tune.commands.confirm.submission import check
 from lora_tune.commands.score import main
 from lora_tune.mlperf.benchmark import read_benchmark
-from lora_tune.mlperf.log_check import parse
+from lora_tune.mlperf.log_check import parse, records
 from lora_tune.mlperf.submission import olympic_of, read_submission, result_folders
 from lora_tune.mlperf.verdict import passes
 from tests.mlperf.logs import result_folder, run_log
@@ -313,6 +313,7 @@ def test_records_are_cut_and_parsed_as_the_packages_parser_does(lines: list[str]
         theirs, failed = [], [""]
     assert list(ours.lines) == theirs
     assert len(ours.errors) == len(failed)
+    assert parse(records(io.StringIO(text)), "6.1.0") == ours, "whether a log is kept whole or as its records"
 
 
 def test_a_broken_archive_and_a_folder_of_that_name_count_as_files_that_do_not_comply(tmp_path: Path) -> None:
