@@ -117,8 +117,11 @@ def _into_optuna(study: Study, sweep: Sweep, url: str) -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    made = optuna.create_study(study_name=study.name, storage=url, directions=directions(study))
+    storage = optuna.storages.RDBStorage(url)
+    made = optuna.create_study(study_name=study.name, storage=storage, directions=directions(study))
     made.add_trials(recorded_trials(study, sweep))
+    storage.remove_session()
+    storage.engine.dispose()  # else SQLite writes its log into the file whenever the garbage is collected
 
 
 def with_trial(sweep: Sweep, trial: Trial, *attempts: Attempt) -> Sweep:
