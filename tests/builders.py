@@ -210,7 +210,7 @@ def _running(trial: Trial, now: float, slot: int, rng: random.Random, evals: int
 def _finish(
     study: Study, trial: Trial, now: float, slot: int, rng: random.Random, evals: int
 ) -> tuple[Trial, list[Attempt], tuple[Eval, ...]]:
-    speed, target = _speed(trial, rng), study.objective.target
+    speed, target = _speed(trial, rng), study.objective.target or 0.925  # curves fall to it where none is stated too
     fate = rng.random()
     if fate < 0.1:
         return _out_of_memory(trial, now, slot)
