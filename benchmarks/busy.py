@@ -22,13 +22,13 @@ from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
 from lora_tune.simulation.launcher import of_study
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.workloads import load
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"
 
 
-def busy(sweep: Sweep, nodes: int) -> float:
+def busy(sweep: StudyRecords, nodes: int) -> float:
     """Node-seconds of jobs over those of the cluster, until nothing more was proposed."""
     attempts = list(sweep.attempts.values())
     begin = min(a.intended_at for a in attempts)

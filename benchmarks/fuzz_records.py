@@ -40,7 +40,7 @@ from lora_tune.logs import arrival_times
 from lora_tune.simulation import courses
 from lora_tune.simulation import launcher as simulated
 from lora_tune.store import SaveCount, buffer, rows
-from lora_tune.store.records import Attempt, Sweep, Trial
+from lora_tune.store.records import Attempt, StudyRecords, Trial
 from lora_tune.workloads.base import Job
 
 TOKEN = "a" * 32
@@ -74,7 +74,7 @@ class Room:
         self.simulated = self.attempt.folder / simulated.RECORD
         self.job = Job(name="s-0000-0", folder=self.attempt.folder, argv=("true",), log=self.attempt.log, token=TOKEN)
         self.ticket = Ticket(name=self.job.name, folder=self.attempt.folder, token=TOKEN, job_id="7")
-        self.sweep = Sweep(name="s", digest="", study_toml="", began_at=0.0, id="b" * 32, folder=str(folder))
+        self.sweep = StudyRecords(name="s", digest="", study_toml="", began_at=0.0, id="b" * 32, folder=str(folder))
         self.whole = {path: text for path, (text, _) in self.targets().items()}
         for path, text in self.whole.items():
             path.write_bytes(text)

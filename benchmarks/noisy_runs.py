@@ -17,7 +17,7 @@ import click
 from lora_tune.config.study import Study, parse_study
 from lora_tune.search.recommendation import recommended
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 STUDY = """
 [workload]
@@ -68,7 +68,7 @@ def lost(sampler: str, noise: float, runs: int) -> Lost:
         rng = random.Random(site)
         points = [at_random(rng) for _ in range(runs)]
         trials = [_ended(study, n, p, truth(p) * math.exp(rng.gauss(0, noise))) for n, p in enumerate(points)]
-        sweep = Sweep(name="toy", digest="", study_toml="", began_at=0.0, trials={t.number: t for t in trials})
+        sweep = StudyRecords(name="toy", digest="", study_toml="", began_at=0.0, trials={t.number: t for t in trials})
         found, lowest = recommended(study, sweep), min(truth(p) for p in points)
         assert found is not None, "every run reached the target"
         believed += truth(found.trial.tuned) / lowest - 1

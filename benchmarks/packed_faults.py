@@ -25,7 +25,7 @@ from pathlib import Path
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.launchers.job_records import alive, read_records
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from tests.cluster import Cluster, wait_until
 
 STUDY = """
@@ -161,7 +161,7 @@ class Run:
         return "node" if busy else "idle node"
 
 
-def recorded(paths: SweepPaths) -> Sweep | None:
+def recorded(paths: SweepPaths) -> StudyRecords | None:
     """What the database says, None before there is one."""
     if not paths.database.exists():
         return None
@@ -170,7 +170,7 @@ def recorded(paths: SweepPaths) -> Sweep | None:
     return store.load(names[0]) if names else None
 
 
-def problems(sweep: Sweep, paths: SweepPaths) -> list[str]:
+def problems(sweep: StudyRecords, paths: SweepPaths) -> list[str]:
     """What is not as it should be, a sentence each."""
     found = []
     for number, trial in sweep.trials.items():

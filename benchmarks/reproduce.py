@@ -24,7 +24,7 @@ from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 
 def by_hand(config: Path, target: float) -> Eval | None:
@@ -41,7 +41,7 @@ def by_hand(config: Path, target: float) -> Eval | None:
     return reader.run().reached(target)
 
 
-def refills(sweep: Sweep, parallel: int) -> list[float]:
+def refills(sweep: StudyRecords, parallel: int) -> list[float]:
     """Seconds from each job's end to the submission that took its slot; the first ``parallel`` had free slots."""
     attempts = list(sweep.attempts.values())
     submissions = sorted(a.intended_at for a in attempts)[parallel:]

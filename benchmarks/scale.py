@@ -50,7 +50,7 @@ from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Asked, Session
 from lora_tune.store import Changes, Lease, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads import load as load_workload
 
@@ -231,7 +231,7 @@ class Watcher(Quiet):
         self.open: set[int] = set()
         self.seen: dict[tuple[str, int], float] = {}
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         for trial in sweep.trials.values():
             if trial.state is not TrialState.FINISHED:
                 self.open.add(trial.number)

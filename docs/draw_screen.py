@@ -20,7 +20,7 @@ from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.verdict_line import first_clause, verdict_line
 from lora_tune.review.screen import screen
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import StopKind, Sweep, TrialState
+from lora_tune.store.records import StopKind, StudyRecords, TrialState
 
 IMAGES = Path(__file__).parent / "images"
 SHARES = (0.06, 0.2, 0.35, 0.5, 0.65, 0.8, 0.97)
@@ -31,7 +31,7 @@ START_UP = 2.0
 """Seconds from the job's start to ``run_start``, from which evals are timed: imports and the checkpoint."""
 
 
-def at(sweep: Sweep, moment: float) -> Sweep:
+def at(sweep: StudyRecords, moment: float) -> StudyRecords:
     """The sweep as it was at ``moment`` (epoch seconds)."""
     trials, attempts, evals = {}, {}, {}
     for trial in sweep.trials.values():
@@ -59,7 +59,7 @@ def line(event: dict[str, Any]) -> str:
     return verdict_line(int(verdict[1]), verdict[2], first_clause(verdict[3])) if verdict else str(event["text"])
 
 
-def frame(study: Study, sweep: Sweep, moment: float, said: Sequence[dict[str, Any]], number: int) -> str:
+def frame(study: Study, sweep: StudyRecords, moment: float, said: Sequence[dict[str, Any]], number: int) -> str:
     """One picture of the screen, as SVG whose ids are its own."""
     lines = [line(event) for event in said if event["at"] <= moment and "text" in event][-5:]
     console = Console(record=True, width=132, file=io.StringIO())

@@ -20,7 +20,7 @@ from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.recorded import directions, recorded_trials
 from lora_tune.store import Changes, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 
 ACTIVE_ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 """Variables of a shell in which this interpreter's environment is active: commands are printed with ``python``."""
@@ -66,14 +66,14 @@ def sweep_of(
     text: str = STUDY,
     running: int = 0,
     began: float = BEGAN,
-) -> Sweep:
+) -> StudyRecords:
     """A sweep of ``trials`` trials with every kind of end among them, the last ``running`` still open.
 
     Curves fall like those of the public runs (log-linear, crossing near 3,000 samples at the best LR) with noise.
     The same arguments give the same sweep.
     """
     rng = random.Random(seed)
-    sweep = Sweep(name=study.name, digest=study.digest, study_toml=text, began_at=began)
+    sweep = StudyRecords(name=study.name, digest=study.digest, study_toml=text, began_at=began)
     records: dict[int, Trial] = {}
     attempts: dict[tuple[int, int], Attempt] = {}
     curves: dict[tuple[int, int], tuple[Eval, ...]] = {}
@@ -95,7 +95,7 @@ def sweep_of(
     return replace(sweep, trials=records, attempts=attempts, evals={k: v for k, v in curves.items() if v})
 
 
-def stored(folder: Path, sweep: Sweep, study: Study | None = None) -> Path:
+def stored(folder: Path, sweep: StudyRecords, study: Study | None = None) -> Path:
     """The sweep in ``folder/sweep.db``, with a ``study`` in Optuna's tables too; returns the database file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sweep.db"
@@ -112,7 +112,7 @@ def stored(folder: Path, sweep: Sweep, study: Study | None = None) -> Path:
     return path
 
 
-def _into_optuna(study: Study, sweep: Sweep, url: str) -> None:
+def _into_optuna(study: Study, sweep: StudyRecords, url: str) -> None:
     """The sweep's trials as the session would have told them to Optuna."""
     import optuna
 
@@ -124,7 +124,7 @@ def _into_optuna(study: Study, sweep: Sweep, url: str) -> None:
     storage.engine.dispose()  # else SQLite writes its log into the file whenever the garbage is collected
 
 
-def with_trial(sweep: Sweep, trial: Trial, *attempts: Attempt) -> Sweep:
+def with_trial(sweep: StudyRecords, trial: Trial, *attempts: Attempt) -> StudyRecords:
     """The sweep with one trial, and its attempts, put in the place of what it had."""
     others: Mapping[tuple[int, int], Attempt] = {k: a for k, a in sweep.attempts.items() if k[0] != trial.number}
     made = {(a.trial, a.number): a for a in attempts} or {
@@ -280,7 +280,7 @@ HOSTILE = (
 """A text that would run, draw, break or link wherever it is not treated as a text."""
 
 
-def hostile() -> tuple[Study, Sweep]:
+def hostile() -> tuple[Study, StudyRecords]:
     """A study and a sweep with :data:`HOSTILE` in every text that a user, a log or a cluster can write."""
     choice = f'OPTIMIZER = {{ type = "categorical", choices = ["adamw", {json.dumps(HOSTILE)}] }}'
     text = STUDY.replace("[objective]", f"{choice}\n[objective]")

@@ -42,7 +42,7 @@ from lora_tune.recipes.packed.slot import Slot, Texts
 from lora_tune.recipes.settings import Settings
 from lora_tune.recipes.text import Sequences
 from lora_tune.workloads.base import Job
-from lora_tune.workloads.base import Slot as JobSlot
+from lora_tune.workloads.base import SlotTerms as JobSlot
 
 Knobs = dict[str, object]
 PEAK = 790e12

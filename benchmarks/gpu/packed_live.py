@@ -38,7 +38,7 @@ from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import settings as knobs
 from lora_tune.simulation.tabular import read_table
-from lora_tune.workloads.base import Job, Slot
+from lora_tune.workloads.base import Job, SlotTerms
 
 GPU: dict[str, object] = {"SEQ": 256, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
 CPU: dict[str, object] = {"SEQ": 64, "EVAL_SAMPLES": 8, "VAL_CHECK_INTERVAL": 32}
@@ -107,7 +107,7 @@ def pack(order: Sequence[Configured], slots: int, *, refill: bool) -> Iterator[E
 def ask(folder: PackFolder, place: Path, variables: Mapping[str, str]) -> Path:
     """Ask for a trial; returns its folder, ``place``."""
     place.mkdir()
-    slot = Slot(argv=(), knobs=variables)
+    slot = SlotTerms(argv=(), knobs=variables)
     folder.ask(Job(name=f"live-{place.name}-0", folder=place, argv=(), log=AttemptPaths(place).log, slot=slot))
     return place
 

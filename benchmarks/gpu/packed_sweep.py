@@ -26,7 +26,7 @@ from benchmarks.gpu.packed import warm_worker
 from benchmarks.packed_faults import recorded
 from lora_tune.base.paths import SweepPaths
 from lora_tune.recipes import settings as knobs
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 WITHIN = 0.03
 STUDY = """
@@ -61,7 +61,7 @@ GPU: dict[str, Any] = {"seq": 256, "evals": 64, "target": 1.08, "gpus": 1}
 CPU: dict[str, Any] = {"seq": 64, "evals": 8, "target": 1.9, "gpus": 0}
 
 
-def sweep(study: str, folder: Path, limit: float) -> tuple[Sweep, float, float]:
+def sweep(study: str, folder: Path, limit: float) -> tuple[StudyRecords, float, float]:
     """What is on record of a sweep when it has ended, or after ``limit`` seconds; when it began, and its length."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def sweep(study: str, folder: Path, limit: float) -> tuple[Sweep, float, float]:
     return found, epoch, seconds
 
 
-def leaders(found: Sweep, epoch: float) -> list[tuple[float, float]]:
+def leaders(found: StudyRecords, epoch: float) -> list[tuple[float, float]]:
     """Seconds since the sweep began, and the best objective by then, of each trial that reached the target."""
     ends = sorted(
         (trial.finished_at - epoch, trial.metrics.objective)
@@ -111,7 +111,7 @@ def leaders(found: Sweep, epoch: float) -> list[tuple[float, float]]:
     return steps
 
 
-def summary(found: Sweep, epoch: float, seconds: float) -> dict[str, Any]:
+def summary(found: StudyRecords, epoch: float, seconds: float) -> dict[str, Any]:
     """Numbers of one way."""
     ended = [t for t in found.trials.values() if t.finished_at is not None and t.finished_at <= epoch + seconds]
     return {

@@ -17,13 +17,13 @@ from lora_tune.commands.export import export_best
 from lora_tune.commands.options import recorded_study
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import as_mapping
-from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.records import StudyRecords, Verdict
 from lora_tune.workloads import load
 
 METRICS = ("samples_per_second", "seconds_per_eval", "init_seconds", "evals", "last_loss", "node_hours")
 
 
-def write_tables(sweep: Sweep, folder: Path) -> None:
+def write_tables(sweep: StudyRecords, folder: Path) -> None:
     """``trials.csv`` and ``curves.csv``."""
     with (folder / "trials.csv").open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
@@ -70,7 +70,7 @@ def main(source: Path, target: Path) -> None:
     _say(sweep, taken_over(source / "driver.log"))
 
 
-def _say(sweep: Sweep, adopted: set[int]) -> None:
+def _say(sweep: StudyRecords, adopted: set[int]) -> None:
     """What the README says of the sweep."""
     counts = {v.value: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     ends = sorted((a.started_at, a.ended_at, a.trial) for a in sweep.attempts.values() if a.started_at and a.ended_at)

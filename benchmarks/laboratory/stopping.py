@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import FEWEST, Evidence, contradicts, verdict
 from lora_tune.logs.mllog import Eval
@@ -27,7 +27,7 @@ class Stopper:
 
     def __init__(self, problem: Problem, *, published: bool) -> None:
         self._problem, self._published = problem, published
-        self._good: list[Course] = []
+        self._good: list[ComparedRun] = []
         self._best: tuple[float, list[float], tuple[Any, ...]] = (math.inf, [], ())
 
     def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing, *, start: bool) -> str:
@@ -55,7 +55,7 @@ class Stopper:
     def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
         """A run reached the target."""
         batch, length = self._problem.coordinates.batch(tuned), self._length(tuned)
-        run = Course(curve=usable(evals), length=length, kind=batch)
+        run = ComparedRun(curve=usable(evals), length=length, kind=batch)
         envelope = published_curves.published(batch) if self._published else None
         if envelope is not None and contradicts(run, self._problem.target, envelope, RISK):
             self._published = False

@@ -21,7 +21,7 @@ from benchmarks.public_runs import folder
 from lora_tune import curves
 from lora_tune.base.errors import InputError
 from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import Points, usable
 from lora_tune.curves.stopping import FEWEST
 from lora_tune.logs.mllog import MllogReader
@@ -63,11 +63,11 @@ def read(path: Path) -> tuple[Benchmark, int, PublicRun] | None:
     return benchmark, batch, PublicRun(str(path.parent), run, target)
 
 
-def judged(run: PublicRun, references: Sequence[Course], kind: Hashable) -> tuple[bool, float]:
+def judged(run: PublicRun, references: Sequence[ComparedRun], kind: Hashable) -> tuple[bool, float]:
     """Whether the run is outside before its target, and the rate that the references support (0: none compares)."""
     curve = usable(run.run.evals)
     seen = Points(*(v[: int((curve.loss > run.target).cumprod().sum())] for v in curve))
-    found = compare(Course(curve=seen, kind=kind), references, target=run.target, rate=RATE)
+    found = compare(ComparedRun(curve=seen, kind=kind), references, target=run.target, rate=RATE)
     return found.outside, found.supported if found.references else 0.0
 
 
@@ -102,7 +102,7 @@ def row(groups: dict[str, list[PublicRun]]) -> str:
         if len(others) >= FEWEST:
             counted += len(own)
             for i, told in enumerate((False, True)):
-                courses = [Course(curve=usable(r.run.evals), kind=other if told else ()) for other, r in others]
+                courses = [ComparedRun(curve=usable(r.run.evals), kind=other if told else ()) for other, r in others]
                 found = [judged(run, courses, name if told else ()) for run in own]
                 wrong[i] += sum(outside for outside, _ in found)
                 said[i] += sum(rate for _, rate in found)

@@ -11,7 +11,7 @@ from benchmarks.public_runs import TARGET, by_submission, folder, is_test, load
 from lora_tune import curves
 from lora_tune.mlperf import published_curves
 from lora_tune.search.contenders import RunSummary
-from lora_tune.search.race_scale import RAW_SD, Scale
+from lora_tune.search.race_scale import RAW_SD, RaceScale
 from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
@@ -25,7 +25,7 @@ SETTINGS = (
     RaceSettings(confidence=0.9, most=40),
     RaceSettings(confidence=0.9, batch=3),
 )
-RAW = Scale(prior_sd=RAW_SD)
+RAW = RaceScale(prior_sd=RAW_SD)
 RAW_SETTINGS = (RaceSettings(confidence=0.9, scale=RAW), RaceSettings(confidence=0.9, batch=3, scale=RAW))
 Draw = Callable[[np.random.Generator], float]
 

@@ -18,7 +18,7 @@ from lora_tune.controller import eval_schedule as open_schedule
 from lora_tune.mlperf import published_curves
 from lora_tune.search.grey_box.objective import closed_schedule
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 GBS = 8
 STUDY = {
@@ -57,7 +57,7 @@ def main() -> None:
         )
 
 
-def earlier(crossings: list[float], timings: list[curves.Timing]) -> Sweep:
+def earlier(crossings: list[float], timings: list[curves.Timing]) -> StudyRecords:
     """A sweep whose trials are these runs."""
     trials = {
         i: Trial(
@@ -68,7 +68,7 @@ def earlier(crossings: list[float], timings: list[curves.Timing]) -> Sweep:
         )
         for i, (samples, t) in enumerate(zip(crossings, timings, strict=True))
     }  # fmt: skip
-    return Sweep(name="opened", digest="", study_toml="", began_at=0.0, trials=trials)
+    return StudyRecords(name="opened", digest="", study_toml="", began_at=0.0, trials=trials)
 
 
 def seconds(schedule: curves.Schedule, crossing: float, timing: curves.Timing) -> float:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from lora_tune import curves
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval
@@ -24,7 +24,7 @@ def main() -> None:
     usual = [_run(family, rng, 6) for _ in range(10_000)]
     long = [_run(family, rng, 3000) for _ in range(20)]
     whole = (_run(family, rng, 18) for _ in range(400))
-    references = [c for c in (Course(curve=usable(e), length=8192) for e in whole) if c.stop(TARGET) < 8192][:200]
+    references = [c for c in (ComparedRun(curve=usable(e), length=8192) for e in whole) if c.stop(TARGET) < 8192][:200]
     calls = {
         "10,000 estimates, fixed shape, 6 evals": lambda: [curves.estimate(e, TARGET, family=family) for e in usual],
         "10,000 estimates, free fit, 6 evals": lambda: [curves.estimate(e, TARGET) for e in usual],

@@ -27,7 +27,7 @@ from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ou
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, Whole, published, recorded
 from lora_tune.curves.conformal import allowed
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 
 RATES = (0.01, 0.05, 0.1)
 REFERENCES = (0, 3, 8, 20, 50)
@@ -96,7 +96,7 @@ def peer_table(tables: Sequence[Table], draws: int) -> None:
     """All rules with the same references, at a stated 5% where a rule takes one."""
     print(f"\n{PEER_REFERENCES} references (tiny PEFT: 8), stated 5%\n")
     print("| table | rule | good stopped | bad caught | used |\n|---|---|---|---|---|")
-    makes: dict[str, Callable[[Table, Sequence[Course], Sequence[Course]], Rule]] = {
+    makes: dict[str, Callable[[Table, Sequence[ComparedRun], Sequence[ComparedRun]], Rule]] = {
         "this rule": lambda t, refs, _: ours(t, refs, 0.05),
         "as it was": lambda t, refs, _: as_it_was(t, refs, 0.05),
         **{
@@ -115,7 +115,7 @@ def score(
     table: Table,
     count: int,
     draws: int,
-    make: Callable[[Table, Sequence[Course], Sequence[Course]], Rule],
+    make: Callable[[Table, Sequence[ComparedRun], Sequence[ComparedRun]], Rule],
     each: int = GOOD_EACH,
 ) -> Score:
     """Judge runs with ``draws`` draws of ``count`` references. make: the rule, of (table, references, finished bad)."""
@@ -137,7 +137,7 @@ def score(
 def _or_diverged(rule: Rule) -> Rule:
     """The rule, and two evals in a row that are not finite, which stop a run under any."""
 
-    def stopped(run: Course) -> float | None:
+    def stopped(run: ComparedRun) -> float | None:
         at = min(rule(run) or math.inf, run.diverged if isinstance(run, Whole) else math.inf)
         return at if math.isfinite(at) else None
 

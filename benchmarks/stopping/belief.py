@@ -30,7 +30,7 @@ from lora_tune.curves.stopping import verdict
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.published_curves import published
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 SWEEPS, TRIALS, GOOD_SHARE = 8, 40, 0.6
 RATES = (0.01, 0.05)
@@ -55,7 +55,7 @@ audit = 0.0
 """
 
 Run = Sequence[Eval]
-Judge = Callable[[Study, Sweep, Trial, RunLog], bool]
+Judge = Callable[[Study, StudyRecords, Trial, RunLog], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _bad_runs(noise: np.ndarray) -> Sequence[Run]:
 def play(study: Study, good: Sequence[Run], bad: Sequence[Run], seed: int, judge: Judge) -> Played:
     """One sweep, trials one after another; what is stopped ends there for the trials after it."""
     rng = np.random.default_rng(seed)
-    sweep = Sweep(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
+    sweep = StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
     stops: dict[bool, list[bool]] = {True: [], False: []}
     said: list[float] = []
     for number in range(TRIALS):
@@ -143,18 +143,18 @@ def play(study: Study, good: Sequence[Run], bad: Sequence[Run], seed: int, judge
     return Played(stops[True], stops[False], said, contradiction(study, sweep) is not None)
 
 
-def _stopped(study: Study, sweep: Sweep, trial: Trial, run: Run, judge: Judge) -> int | None:
+def _stopped(study: Study, sweep: StudyRecords, trial: Trial, run: Run, judge: Judge) -> int | None:
     """How many evals the run had when it was stopped; None: it came to its end."""
     shown = (RunLog(run_start_ms=0, evals=tuple(run[: n + 1])) for n in range(len(run)))
     return next((n + 1 for n, log in enumerate(shown) if judge(study, sweep, trial, log)), None)
 
 
-def as_shipped(study: Study, sweep: Sweep, trial: Trial, log: RunLog) -> bool:
+def as_shipped(study: Study, sweep: StudyRecords, trial: Trial, log: RunLog) -> bool:
     """The driver's own answer."""
     return judge_curve(study, sweep, trial, log) is not None
 
 
-def to_the_end(study: Study, sweep: Sweep, trial: Trial, log: RunLog) -> bool:
+def to_the_end(study: Study, sweep: StudyRecords, trial: Trial, log: RunLog) -> bool:
     """The rule without a doubt of the public runs, and without a start that goes free."""
     public = public_envelope(study, trial)
     known = replace(evidence(study, sweep, trial, log), published=public, published_from=0.0, shown=())
@@ -168,7 +168,7 @@ def _running(number: int) -> Trial:
     return Trial(number=number, seed=number, tuned={"LR": 4e-4}, parameters=values, metrics=known, proposed_at=number)
 
 
-def _ended(sweep: Sweep, trial: Trial, run: Run, *, stopped: bool) -> Sweep:
+def _ended(sweep: StudyRecords, trial: Trial, run: Run, *, stopped: bool) -> StudyRecords:
     """The records after the trial, which takes half of a second."""
     reached = not stopped and run[-1].loss <= TARGET
     how = Verdict.PRUNED if stopped else Verdict.REACHED if reached else Verdict.CENSORED

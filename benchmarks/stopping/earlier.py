@@ -9,7 +9,7 @@ from lora_tune.curves.family import Family
 from lora_tune.curves.forecast import chance_words, forecast
 from lora_tune.curves.learn import learn_family
 from lora_tune.curves.points import Points, first_reached, points, usable_loss
-from lora_tune.curves.stall import GO_ON, Envelope, Verdict, excesses, worst_pair
+from lora_tune.curves.stall import GO_ON, Envelope, StallVerdict, excesses, worst_pair
 from lora_tune.logs.run import Eval
 
 IN_A_ROW = 2
@@ -35,7 +35,7 @@ def stalled(
     reference: Envelope | None,
     false_prune_rate: float = 0.01,
     max_samples: float | None = None,
-) -> Verdict:
+) -> StallVerdict:
     """The stall test on one run. Takes any sequence of evals and never raises.
 
     Stops on two evals in a row that are not finite (at any time), on a blow-up, on two evals in a row further above
@@ -45,7 +45,7 @@ def stalled(
     if first_reached(evals, target) is not None:
         return GO_ON
     if len(evals) >= IN_A_ROW and not any(usable_loss(e.loss) for e in evals[-IN_A_ROW:]):
-        return Verdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
+        return StallVerdict(True, f"diverged: the last {IN_A_ROW} evals are not finite", "diverged")
     usable = points(evals)
     found = _blown_up(usable)
     if not found.stop and reference is not None:
@@ -74,7 +74,7 @@ def envelope_from(references: Sequence[Sequence[Eval]], target: float) -> Envelo
     return Envelope(family=family, thresholds=tuple(rows))
 
 
-def _against(usable: Points, target: float, reference: Envelope, rate: float) -> Verdict:
+def _against(usable: Points, target: float, reference: Envelope, rate: float) -> StallVerdict:
     """Two evals in a row above the threshold, both also later than the median curve by ``LEAST_DELAY``."""
     family = reference.family
     scaled = excesses(usable, family)[-IN_A_ROW:]
@@ -84,7 +84,7 @@ def _against(usable: Points, target: float, reference: Envelope, rate: float) ->
     if family.samples_at(target - above) < LEAST_DELAY * family.samples_at(target):
         return GO_ON
     share = reference.rate_of(float(scaled.min()))
-    return Verdict(
+    return StallVerdict(
         True,
         f"stalled: two evals in a row {above:.4f} above the median curve ({family.name}); "
         f"at most {100 * share:.1f}% of good runs look like this",
@@ -92,14 +92,14 @@ def _against(usable: Points, target: float, reference: Envelope, rate: float) ->
     )
 
 
-def _blown_up(usable: Points) -> Verdict:
+def _blown_up(usable: Points) -> StallVerdict:
     """Two evals in a row above the first one by more than the whole fall so far, and above 1.2 times the best."""
     loss = usable.loss
     if len(loss) < 1 + IN_A_ROW:
         return GO_ON
     best, first, low = float(loss.min()), float(loss[0]), float(loss[-IN_A_ROW:].min())
     if low > first + (first - best) and low > best + 0.2 * abs(best):
-        return Verdict(
+        return StallVerdict(
             True, f"diverged: two evals in a row at {low:.4g} or above after a best of {best:.4g}", "diverged"
         )
     return GO_ON
@@ -107,7 +107,7 @@ def _blown_up(usable: Points) -> Verdict:
 
 def _out_of_time(
     recent: Sequence[Eval], target: float, reference: Envelope | None, max_samples: float, rate: float
-) -> Verdict:
+) -> StallVerdict:
     """Stop when a forecast leaves too small a chance of reaching the target by ``max_samples``.
 
     Forecast by the reference's shape, and from six evals on by the run's own: a shape learned from runs that all
@@ -125,5 +125,5 @@ def _out_of_time(
         chance = forecast(recent, target, family=family).chance_by(max_samples)
         if chance < risk:
             words = f"the chance of reaching {target:g} by {max_samples:g} samples is {chance_words(chance)}"
-            return Verdict(True, f"stalled: {words}, by {source}", "stalled")
+            return StallVerdict(True, f"stalled: {words}, by {source}", "stalled")
     return GO_ON

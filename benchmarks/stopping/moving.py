@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.stopping.tables import Table, recorded, seen
 from lora_tune.curves.conformal import allowed, compare, supported
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import Points
 
 DRAWS, EACH, REFERENCES, RATE = 25, 20, 20, 0.05
@@ -47,10 +47,10 @@ def _moved(table: Table, kinds: Sequence[object], seed: int, *, blind: bool) -> 
     return float(np.mean([compare(c, references, target=table.target, rate=RATE).outside for c in judged]))
 
 
-def _blind(run: Course) -> Course:
+def _blind(run: ComparedRun) -> ComparedRun:
     """The run by share of training, as if all were of one kind and length."""
     length = run.length or 1.0
-    return Course(curve=Points(run.curve.samples / length, run.curve.loss), length=1.0)
+    return ComparedRun(curve=Points(run.curve.samples / length, run.curve.loss), length=1.0)
 
 
 def _selected(seed: int, *, count_all: bool) -> float:

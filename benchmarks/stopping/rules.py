@@ -11,26 +11,26 @@ from optuna.pruners import BasePruner
 from benchmarks.stopping import earlier
 from benchmarks.stopping.tables import Table, seen
 from lora_tune.curves.conformal import FEWEST, compare, supported
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import Points
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 
-Rule = Callable[[Course], float | None]
+Rule = Callable[[ComparedRun], float | None]
 """Takes a whole run, shows a rule what it had shown eval by eval, and returns where it was stopped."""
 
 PERMILLE = 1000
 """Steps of training for Optuna's pruners: they too compare at equal shares of it."""
 
 
-def ours(table: Table, references: Sequence[Course], rate: float) -> Rule:
+def ours(table: Table, references: Sequence[ComparedRun], rate: float) -> Rule:
     """The rule as shipped, from three references on (a study waits for eight by default).
 
     What it says of a run does not change as the run goes on, so one comparison tells where it would have been stopped.
     """
     evidence = Evidence(references=references, fewest=FEWEST, rate=rate)
 
-    def rule(run: Course) -> float | None:
+    def rule(run: ComparedRun) -> float | None:
         shown = seen(run, table.target)
         if not len(shown.curve.samples) and not shown.blank:
             return None
@@ -53,11 +53,11 @@ def ours_supports(references: int, rate: float) -> float:
     return supported(rate, references) if references >= FEWEST else 0.0
 
 
-def as_it_was(table: Table, references: Sequence[Course], rate: float) -> Rule:
+def as_it_was(table: Table, references: Sequence[ComparedRun], rate: float) -> Rule:
     """The rule until 2026-11-22, with an envelope learned from the references."""
     envelope = earlier.envelope_from([evals_of(r) for r in references], table.target)
 
-    def rule(run: Course) -> float | None:
+    def rule(run: ComparedRun) -> float | None:
         evals = evals_of(seen(run, table.target))
         for i, e in enumerate(evals):
             found = earlier.stalled(
@@ -80,7 +80,7 @@ PEERS: dict[str, Callable[[], BasePruner]] = {
 }
 
 
-def in_study(make: Callable[[], BasePruner], finished: Sequence[Course], target: float) -> Rule:
+def in_study(make: Callable[[], BasePruner], finished: Sequence[ComparedRun], target: float) -> Rule:
     """A pruner in a study in which ``finished`` have run to their ends; each run asked about leaves no trace."""
     study = optuna.create_study(pruner=make(), sampler=optuna.samplers.RandomSampler(seed=0), study_name="stopping")
     for run in finished:
@@ -89,7 +89,7 @@ def in_study(make: Callable[[], BasePruner], finished: Sequence[Course], target:
             trial.report(loss, step)
         study.tell(trial, min(run.stop(target) / (run.length or 1), 2.0))
 
-    def rule(run: Course) -> float | None:
+    def rule(run: ComparedRun) -> float | None:
         trial = study.ask()
         try:
             for step, loss in _steps(seen(run, target), math.inf):
@@ -103,13 +103,13 @@ def in_study(make: Callable[[], BasePruner], finished: Sequence[Course], target:
     return rule
 
 
-def _steps(run: Course, end: float) -> list[tuple[int, float]]:
+def _steps(run: ComparedRun, end: float) -> list[tuple[int, float]]:
     """(step, loss), one a step, up to ``end`` samples; a whole run's evals by share of its training."""
     rows = zip(*run.curve, strict=True)
     return list({round(PERMILLE * s / (run.length or 1)): float(v) for s, v in rows if s <= end}.items())
 
 
-def evals_of(run: Course) -> list[Eval]:
+def evals_of(run: ComparedRun) -> list[Eval]:
     """The run's evals; its samples stand for seconds."""
     curve: Points = run.curve
     return [Eval(float(s), float(v), float(s)) for s, v in zip(*curve, strict=True)]

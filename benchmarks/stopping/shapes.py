@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.stopping.tables import Table, table
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import Points
 
 RUNS = 400
@@ -85,16 +85,16 @@ def shape_table(name: str, seed: int, runs: int) -> Table:
     return table(name, TARGET, _runs(SHAPES[name], seed, runs))
 
 
-def _runs(shape: Shape, seed: int, count: int) -> list[Course]:
+def _runs(shape: Shape, seed: int, count: int) -> list[ComparedRun]:
     rng = np.random.default_rng(seed)
     u = np.arange(1, 1 + round(1 / (interval := rng.uniform(0.01, 0.06)))) * interval
     u = u[u <= 1]
     return [_run(shape, u, rng) for _ in range(count)]
 
 
-def _run(shape: Shape, u: np.ndarray, rng: np.random.Generator) -> Course:
+def _run(shape: Shape, u: np.ndarray, rng: np.random.Generator) -> ComparedRun:
     pace, stuck = float(np.exp(rng.normal(0.1, 0.2))), 0.0
     if rng.random() < 0.4:
         pace, stuck = (pace * rng.uniform(0.1, 0.6), 0.0) if rng.random() < 0.5 else (pace, rng.uniform(0.25, 0.6))
     loss = shape(u, pace, stuck, rng) + rng.normal(0, 0.01, len(u))
-    return Course(curve=Points(u * LENGTH, loss), length=LENGTH)
+    return ComparedRun(curve=Points(u * LENGTH, loss), length=LENGTH)

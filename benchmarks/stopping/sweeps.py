@@ -26,7 +26,7 @@ from lora_tune.controller.pruning import judge_curve
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.samplers import make_sampler
 from lora_tune.simulation.tabular import TABLES, Table, read_table
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 SEEDS = 20
 TRIALS = (16, 32)
@@ -69,14 +69,14 @@ def _share(runs: list[Judged]) -> str:
     return f"{stopped}, {stopped / max(1, count):.1%} ({low:.1%} to {high:.1%})"
 
 
-def play(table: Table, seed: int, trials: int) -> tuple[Study, Sweep]:
+def play(table: Table, seed: int, trials: int) -> tuple[Study, StudyRecords]:
     """A whole sweep in which nothing is stopped."""
     path = Path(lora_tune.studies.__path__[0]) / "tiny.toml"
     study = load_study(path).with_options(
         {"search": {"seed": seed}, "budget": {"trials": trials}, "pruning": {"cap": False}}
     )
     known = optuna.create_study(sampler=make_sampler(study))
-    sweep = Sweep(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
+    sweep = StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
     free: list[tuple[float, int, Any]] = [(0.0, slot, None) for slot in range(SLOTS)]
     records: dict[int, Trial] = {}
     attempts: dict[tuple[int, int], Attempt] = {}
@@ -125,7 +125,7 @@ def _tell(known: optuna.Study, asked: optuna.Trial, trial: Trial) -> None:
         known.tell(asked, state=optuna.trial.TrialState.PRUNED)
 
 
-def judge(study: Study, sweep: Sweep) -> Iterator[Judged]:
+def judge(study: Study, sweep: StudyRecords) -> Iterator[Judged]:
     """Ask the rule at each eval of each trial, with the sweep as it was then. Those that it stops are no references."""
     for trial in list(sweep.trials.values()):
         curve, compared, used = sweep.evals[trial.number, 0], False, None
@@ -143,7 +143,7 @@ def judge(study: Study, sweep: Sweep) -> Iterator[Judged]:
         yield Judged(trial.verdict is Verdict.REACHED, compared, used)
 
 
-def as_of(sweep: Sweep, judged: Trial, now: float) -> Sweep:
+def as_of(sweep: StudyRecords, judged: Trial, now: float) -> StudyRecords:
     """The records at a time: trials that had begun by then, those that had not ended as running ones."""
     begun = (t for t in sweep.trials.values() if t.proposed_at <= now)
     trials = {

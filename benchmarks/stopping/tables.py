@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import by_submission, load
 from benchmarks.statistics import perturbed
-from lora_tune.curves.overlay import Course, broke_off, course
+from lora_tune.curves.overlay import ComparedRun, broke_off, course
 from lora_tune.curves.points import Points
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
@@ -28,7 +28,7 @@ WHOLE_CURVES = ROOT / "benchmarks/statistics/tiny_curves.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole(Course):
+class Whole(ComparedRun):
     """A run that was never stopped. diverged: samples at which its evals were numbers no more, as the rule says it."""
 
     diverged: float = math.inf
@@ -40,11 +40,11 @@ class Table:
 
     name: str
     target: float
-    good: Sequence[Course]
-    bad: Sequence[Course]
+    good: Sequence[ComparedRun]
+    bad: Sequence[ComparedRun]
 
 
-def table(name: str, target: float, runs: Sequence[Course]) -> Table:
+def table(name: str, target: float, runs: Sequence[ComparedRun]) -> Table:
     """Runs told apart by whether they reached the target."""
     reached = [math.isfinite(run.stop(target)) for run in runs]
     return Table(
@@ -55,7 +55,7 @@ def table(name: str, target: float, runs: Sequence[Course]) -> Table:
     )
 
 
-def seen(run: Course, target: float) -> Course:
+def seen(run: ComparedRun, target: float) -> ComparedRun:
     """What a verdict may look at: the evals before the target and before the end of training."""
     samples, loss = run.curve
     kept = samples < min(run.stop(target), (run.length or math.inf) * (1 - 1e-9))
@@ -70,7 +70,7 @@ def recorded() -> list[Table]:
     return [*found, table("tiny PEFT 1.68", 1.68, _runs(WHOLE_CURVES))]
 
 
-def _runs(path: Path) -> list[Course]:
+def _runs(path: Path) -> list[ComparedRun]:
     data = np.load(path)
     warmup = data["WARMUP_STEPS"] if "WARMUP_STEPS" in data else np.zeros(len(data["batch"]))
     rows = zip(data["samples"], data["eval_loss"], data["MAX_STEPS"], data["batch"], warmup, strict=True)
@@ -116,7 +116,7 @@ def _public(evals: Sequence[tuple[float, float, float]], length: float) -> Whole
     return whole(rows[:, 0], rows[:, 1], length)
 
 
-def _residuals(run: Course, family: object) -> np.ndarray:
+def _residuals(run: ComparedRun, family: object) -> np.ndarray:
     samples, loss = run.curve
     rest = loss - family.loss_at(samples)  # type: ignore[attr-defined]
     return np.asarray((rest - np.median(rest))[:-1])

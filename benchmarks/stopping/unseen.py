@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lora_tune.curves.conformal import supported
-from lora_tune.curves.overlay import Course, course
+from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 
@@ -76,7 +76,7 @@ def draw(make: Maker, seed: int) -> tuple[float, float, float]:
     return float(np.mean(killed)), float(np.mean([end is not None for end, _ in ends])), float(np.mean(used))
 
 
-def _stopped(run: Run, references: Sequence[Course]) -> float | None:
+def _stopped(run: Run, references: Sequence[ComparedRun]) -> float | None:
     """Samples at which the rule stops a run, asked after each eval; None where it never does."""
     evidence = Evidence(references=references, rate=RATE)
     for i, e in enumerate(run.evals):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base_config import Difference, differences
 from lora_tune.workloads.config_file import value_text
 
@@ -40,7 +40,7 @@ def changes(base: Trial, trial: Trial) -> list[Difference]:
     return differences(before, after)
 
 
-def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]:
+def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list[Worth]:
     """Each tuned parameter that ``trial`` changes, by what undoing it alone would cost; the dearest first.
 
     As the search's model expects it after all trials, with its doubt: single runs are too noisy to tell one change from
@@ -63,7 +63,7 @@ def worths(study: Study, sweep: Sweep, base: Trial, trial: Trial) -> list[Worth]
     return sorted(found, key=lambda worth: -worth.share)
 
 
-def told(study: Study, sweep: Sweep, trial: Trial) -> Iterator[str]:
+def told(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
     """The same in lines: how the trial did against the base, and each change with its worth where that is known."""
     base = base_trial(sweep)
     if base is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lora_tune.analysis.summary import ranked
 from lora_tune.base.format import visible
 from lora_tune.config.study import Study
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 FEWEST = 10
 """Trials that reached the target before importances are worth printing."""
@@ -23,7 +23,7 @@ class Knob:
     best: str
 
 
-def knobs(study: Study, sweep: Sweep) -> list[Knob]:
+def knobs(study: Study, sweep: StudyRecords) -> list[Knob]:
     """Importances by PED-ANOVA (Watanabe, Bansal, Hutter 2023), the largest first; [] with too few trials.
 
     The share says how much a parameter sets the better trials apart from all: the better ones are a tenth, and at
@@ -32,7 +32,7 @@ def knobs(study: Study, sweep: Sweep) -> list[Knob]:
     return sweep.once(("knobs", study.digest), lambda: _knobs(study, sweep))
 
 
-def _knobs(study: Study, sweep: Sweep) -> list[Knob]:
+def _knobs(study: Study, sweep: StudyRecords) -> list[Knob]:
     done = ranked(study, sweep)
     if len(done) < FEWEST:
         return []

@@ -27,7 +27,7 @@ from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.mlperf.rules import reaching
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Value, Verdict
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.metric import reader_of
 
@@ -287,7 +287,7 @@ def ticks(log: bytes) -> Iterator[bytes]:
 
 
 def _empty_book(study: Study) -> UnitOfWork:
-    return UnitOfWork(Sweep(name=study.name, digest=study.digest, study_toml="", began_at=0.0))
+    return UnitOfWork(StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0))
 
 
 def _read(reader: LogReader, log: bytes) -> RunLog:

@@ -10,7 +10,7 @@ from lora_tune.base.format import number
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Nearest:
     missing: str
 
 
-def nearest(study: Study, sweep: Sweep) -> Nearest | None:
+def nearest(study: Study, sweep: StudyRecords) -> Nearest | None:
     """The finished trial whose best eval is nearest to the target; of equal ones the one that needed fewer samples.
 
     None where trials have no target, where one reached it, and where none has an eval that is a number. A trial with an

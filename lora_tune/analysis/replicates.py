@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_tune.search.contenders import RunSummary
-from lora_tune.search.race_scale import TIMES, Scale
+from lora_tune.search.race_scale import TIMES, RaceScale
 from lora_tune.store.metrics import RunMetrics
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
 """Ends that say nothing about a configuration; such a replicate is run again."""
@@ -39,7 +39,7 @@ def name_of(trial: int) -> str:
     return f"trial {trial}"
 
 
-def replicates(race: Sweep) -> dict[int, list[Replicate]]:
+def replicates(race: StudyRecords) -> dict[int, list[Replicate]]:
     """The runs that are over and count, by the trial whose configuration they repeat, in the order of their seeds."""
     found: dict[int, list[Replicate]] = {}
     for trial in sorted(race.trials.values(), key=lambda t: t.number):
@@ -83,7 +83,7 @@ def missed(runs: Iterable[Replicate]) -> int:
     return sum(not math.isfinite(run.objective) for run in runs)
 
 
-def runs_words(runs: int, missed: int, scale: Scale = TIMES) -> str:
+def runs_words(runs: int, missed: int, scale: RaceScale = TIMES) -> str:
     """How many runs there are, and how many of them have no result, for people."""
     count = f"{runs} run{'s' if runs != 1 else ''}"
     if not missed:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class NodeScaling:
     stopped: bool = False
 
 
-def scaling(study: Study, sweep: Sweep) -> list[NodeScaling]:
+def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
     """One entry a node count with a measured speed, by nodes; empty where the node count does not vary."""
     space = study.search_space
     if not space.varies_nodes:

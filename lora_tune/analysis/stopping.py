@@ -11,7 +11,7 @@ from lora_tune.controller.evidence import courses, level
 from lora_tune.controller.public_runs import believed, confirmed_at, contradiction
 from lora_tune.curves.conformal import needed, supported
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 CONFIDENCE = 0.9
 
@@ -49,7 +49,7 @@ class StoppingAccount:
     false_rate: tuple[float, float] | None
 
 
-def stopping_account(study: Study, sweep: Sweep, now: float) -> StoppingAccount | None:
+def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingAccount | None:
     """The account at ``now`` (epoch seconds); None where the study compares no curves."""
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return None
@@ -99,11 +99,11 @@ def false_rate(erred: int, audited: int, condemned: int, others: int) -> tuple[f
     return found[0], found[1]
 
 
-def _hours(sweep: Sweep, trials: Sequence[Trial], now: float) -> float:
+def _hours(sweep: StudyRecords, trials: Sequence[Trial], now: float) -> float:
     return sum(a.node_hours(now) for t in trials for a in sweep.attempts_of(t.number))
 
 
-def _after_condemned(sweep: Sweep, trial: Trial, now: float) -> float:
+def _after_condemned(sweep: StudyRecords, trial: Trial, now: float) -> float:
     """Node-hours of a trial's training after the rule had condemned it."""
     last, at = trial.metrics.last_samples or 0.0, trial.metrics.audited_samples or 0.0
     return _hours(sweep, [trial], now) * max(0.0, 1 - at / last) if last else 0.0

@@ -20,8 +20,8 @@ from lora_tune.objectives import objective_of, objectives_of
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import UNRUN, Recommended, recommended
 from lora_tune.search.samplers import sampler_kind
-from lora_tune.store.metrics import Choice
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.metrics import ConfirmedChoice
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.predict import Prediction
@@ -70,12 +70,12 @@ class Overview:
     nearest: Nearest | None = None
 
 
-def overview(study: Study, sweep: Sweep, now: float) -> Overview:
+def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """Everything at a glance; ``now`` in epoch seconds counts what runs."""
     return replace(overview_without_belief(study, sweep, now), recommended=recommended(study, sweep))
 
 
-def overview_without_belief(study: Study, sweep: Sweep, now: float) -> Overview:
+def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """:func:`overview` but for what is recommended, which a model of all trials must be made for."""
     objective = objective_of(study)
     best = objective.best(sweep)
@@ -98,7 +98,7 @@ def overview_without_belief(study: Study, sweep: Sweep, now: float) -> Overview:
     )
 
 
-def elapsed(sweep: Sweep, now: float) -> float:
+def elapsed(sweep: StudyRecords, now: float) -> float:
     """Seconds from the first attempt's intention to the last end, or to ``now`` while something is open."""
     if not sweep.attempts:
         return 0.0
@@ -108,7 +108,7 @@ def elapsed(sweep: Sweep, now: float) -> float:
     return max(0.0, max(t.finished_at or begin for t in sweep.trials.values()) - begin)
 
 
-def saved_node_hours(study: Study, sweep: Sweep) -> float:
+def saved_node_hours(study: Study, sweep: StudyRecords) -> float:
     """Node-hours that the trials stopped early would still have used, an estimate.
 
     Each would have gone on at its own pace to the end of its own training (MAX_STEPS x GBS; where that is unknown,
@@ -120,7 +120,7 @@ def saved_node_hours(study: Study, sweep: Sweep) -> float:
     return sum(_saved(study, sweep, trial, usual) for trial in sweep.trials.values() if trial.verdict in STOPPED_EARLY)
 
 
-def _saved(study: Study, sweep: Sweep, trial: Trial, usual: float | None) -> float:
+def _saved(study: Study, sweep: StudyRecords, trial: Trial, usual: float | None) -> float:
     evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
     end = max_samples(trial) or usual
     if not evals or not attempts or end is None or not evals[-1].samples > 0 or not evals[-1].seconds > 0:
@@ -131,7 +131,7 @@ def _saved(study: Study, sweep: Sweep, trial: Trial, usual: float | None) -> flo
     return max(0.0, min(left, study.budget.trial_minutes * 60 - used)) * attempt.node_count / 3600
 
 
-def failure_classes(sweep: Sweep, now: float) -> tuple[FailureClass, ...]:
+def failure_classes(sweep: StudyRecords, now: float) -> tuple[FailureClass, ...]:
     """Failed attempts by class, the dearest first."""
     by_kind: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in sweep.attempts.values():
@@ -153,7 +153,7 @@ def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> Failur
     )
 
 
-def ranked(study: Study, sweep: Sweep) -> list[Trial]:
+def ranked(study: Study, sweep: StudyRecords) -> list[Trial]:
     """Trials that have a value, best first."""
     return objective_of(study).ranked(sweep)
 
@@ -188,7 +188,7 @@ def trial_name(trial: Trial) -> str:
 
 def confirmed_words(study: Study, best: Trial | None) -> str:
     """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
-    if best is None or (race := best.metrics.confirmed) is None or race.choice is not Choice.CHOSEN:
+    if best is None or (race := best.metrics.confirmed) is None or race.choice is not ConfirmedChoice.CHOSEN:
         return ""
     text = objective_of(study).text
     mean, low, high = ("-" if value is None else text(value) for value in (race.seconds, race.low, race.high))
@@ -196,7 +196,7 @@ def confirmed_words(study: Study, best: Trial | None) -> str:
     return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
 
 
-def prior_words(study: Study, sweep: Sweep) -> str:
+def prior_words(study: Study, sweep: StudyRecords) -> str:
     """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
     if not sampler_kind(study).takes_old_runs or not objective_of(study).timed:
         return ""

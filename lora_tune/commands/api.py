@@ -17,7 +17,7 @@ from lora_tune.launchers import make_launcher
 from lora_tune.objectives import objective_of
 from lora_tune.review.screen import Plain, Quiet
 from lora_tune.store.leases import take_lease
-from lora_tune.store.records import Sweep as Records
+from lora_tune.store.records import StudyRecords as Records
 from lora_tune.store.records import Trial
 
 

@@ -37,7 +37,7 @@ from lora_tune.commands.steer_form import is_steering, with_steering
 from lora_tune.commands.web_server import Application, listen
 from lora_tune.review.dashboard_notes import is_note, with_notes
 from lora_tune.store import LEASE_SECONDS, Store, full_url, sqlite_url
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.remarks import Remark, Remarks
 from lora_tune.store.requests import Request, Requests
 
@@ -55,7 +55,7 @@ def application(review: Review, storage: str | None) -> Application:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = full_url(storage or sqlite_url(review.paths.database))
 
-    def load(known: Sweep | None) -> Sweep:
+    def load(known: StudyRecords | None) -> StudyRecords:
         return load_sweep(review.study.name, review.paths, storage, known)
 
     snapshot = Snapshot(review.study, review.paths.root, load)

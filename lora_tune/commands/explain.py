@@ -28,7 +28,7 @@ from lora_tune.controller import budgets, pruning
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.objectives import objective_of
 from lora_tune.search.worth import not_worth
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
     import optuna
@@ -51,7 +51,7 @@ class Next:
     """What a search with a model would hand over now, with expected score and regret; "" before the target is met."""
 
 
-def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
+def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
     """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
     from lora_tune.search.recorded import in_memory
     from lora_tune.search.samplers import sampler_of
@@ -70,7 +70,7 @@ def next_proposal(study: Study, sweep: Sweep, now: float) -> Next:
     )
 
 
-def _recommended(space: Space, sweep: Sweep, known: optuna.Study) -> str:
+def _recommended(space: Space, sweep: StudyRecords, known: optuna.Study) -> str:
     from lora_tune.search.abilities import Recommends
 
     if not isinstance(known.sampler, Recommends) or not any(
@@ -82,7 +82,7 @@ def _recommended(space: Space, sweep: Sweep, known: optuna.Study) -> str:
     return f"{parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
 
 
-def why_proposed(study: Study, sweep: Sweep, trial: Trial) -> str:
+def why_proposed(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """The sampler's own sentence, or what is known of the sampler at that time."""
     if trial.why:
         return trial.why
@@ -91,7 +91,7 @@ def why_proposed(study: Study, sweep: Sweep, trial: Trial) -> str:
     return _sampler_words(study, sweep, trial.number)
 
 
-def _sampler_words(study: Study, sweep: Sweep, number: int) -> str:
+def _sampler_words(study: Study, sweep: StudyRecords, number: int) -> str:
     search = study.search
     if search.sampler == "random":
         return "drawn at random, as search.sampler asks"
@@ -102,7 +102,7 @@ def _sampler_words(study: Study, sweep: Sweep, number: int) -> str:
     return f"{search.sampler} after {ended} ended trials; it keeps no reason beyond its model, and no expected gain"
 
 
-def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str]]:
+def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[str, str]]:
     """(what, words) about one trial: why proposed, how it ended and why, how far it was, its attempts and remedies."""
     story = [("parameters", parameters_text(trial)), ("proposed", why_proposed(study, sweep, trial))]
     ending = f"{trial.verdict}: {trial.sentence}" if trial.verdict else f"{trial.state}, not ended"
@@ -121,7 +121,7 @@ def trial_story(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[str, str
     return [(name, visible(words)) for name, words in story]
 
 
-def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -> str:
+def _distance(study: Study, sweep: StudyRecords, trial: Trial, evals: Sequence[Eval]) -> str:
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
     last, target = evals[-1], study.objective.target
     words = study.eval_words(last)
@@ -137,7 +137,7 @@ def _distance(study: Study, sweep: Sweep, trial: Trial, evals: Sequence[Eval]) -
     return f"{words}; good runs are at {usual:.4f} by then, and {beyond} {limit:.4f} a run is stopped"
 
 
-def _place(study: Study, sweep: Sweep, trial: Trial) -> str:
+def _place(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     order = ranked(study, sweep)
     at = next((i for i, t in enumerate(order) if t.number == trial.number), None)
     if at is None:

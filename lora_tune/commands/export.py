@@ -30,7 +30,7 @@ from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import Recommended, recommended
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, Workload
 from lora_tune.workloads.tree import TreeWorkload
@@ -145,7 +145,7 @@ def export_trial(
     return Written(folder / main_file, made.usage)
 
 
-def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) -> Written | None:
+def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:
     """Replace what ``folder`` holds by the configuration that is believed best; None, and nothing written, without."""
     believed = recommended(study, sweep)
     if believed is None:
@@ -155,7 +155,7 @@ def export_best(study: Study, sweep: Sweep, workload: Workload, folder: Path) ->
     return export_trial(study, believed.trial, workload, folder, believed)
 
 
-def as_measured(workload: Workload, sweep: Sweep) -> Workload:
+def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
     """The workload with the machine's own config as the sweep measured it, where it has that on record."""
     base = base_trial(sweep)
     if base is None or not base.base_values or not isinstance(workload, TreeWorkload):
@@ -175,7 +175,7 @@ def typed(written: Written, workload: Workload) -> str:
 
 
 def chosen(
-    study: Study, sweep: Sweep, number: int | None, *, near_miss: bool = False
+    study: Study, sweep: StudyRecords, number: int | None, *, near_miss: bool = False
 ) -> tuple[Trial, Recommended | None]:
     """Trial ``number``, or what the sweep recommends; with ``near_miss`` the nearest to a target that nothing reached.
 

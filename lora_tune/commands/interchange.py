@@ -18,7 +18,7 @@ from lora_tune.commands.options import guarded, load_review, output_option, stor
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 Row = dict[str, Any]
 
@@ -29,7 +29,7 @@ _NO_RESULT = (Verdict.FAILED, Verdict.INFEASIBLE, Verdict.CANCELLED)
 """Ends of which other tools hear that the run failed."""
 
 
-def trial_rows(study: Study, sweep: Sweep, now: float) -> list[Row]:
+def trial_rows(study: Study, sweep: StudyRecords, now: float) -> list[Row]:
     """One row a trial; seconds, samples and node-hours; None where unknown.
 
     Parameters stand under ``param.NAME``, further metrics under their own names (see ``store.metrics``).
@@ -74,7 +74,7 @@ def _interval(study: Study, trial: Trial) -> tuple[float | None, float | None]:
     return time_interval(trial) if known and objective_of(study).timed else (None, None)
 
 
-def eval_rows(sweep: Sweep) -> Iterator[Row]:
+def eval_rows(sweep: StudyRecords) -> Iterator[Row]:
     """One row an eval, of every attempt."""
     for (trial, attempt), evals in sorted(sweep.evals.items()):
         for point in evals:
@@ -119,7 +119,7 @@ def write_parquet(path: Path, rows: list[Row], evals: Mapping[int, list[Row]]) -
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
-def to_mlflow(study: Study, sweep: Sweep, address: str) -> tuple[int, int]:
+def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int]:
     """Finished trials as runs of an MLflow experiment named after the study; returns (written, there already).
 
     A run has the trial's parameters, its numbers as metrics, and ``eval_loss`` at steps of samples. A trial that is
@@ -167,7 +167,7 @@ def _runs_there(client: Any, experiment: str, digest: str) -> set[str]:
             return found
 
 
-def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
+def to_tensorboard(study: Study, sweep: StudyRecords, folder: Path) -> int:
     """Finished trials as TensorBoard runs below ``folder``: eval loss over samples, hyperparameters, result.
 
     Needs tensorboard; written through torch's SummaryWriter. Returns the number of runs written.
@@ -195,7 +195,7 @@ def to_tensorboard(study: Study, sweep: Sweep, folder: Path) -> int:
     return written
 
 
-def to_wandb(study: Study, sweep: Sweep, folder: Path) -> int:
+def to_wandb(study: Study, sweep: StudyRecords, folder: Path) -> int:
     """Finished trials as offline runs of Weights & Biases below ``folder/wandb``; returns how many were written.
 
     A run has the trial's parameters as its config, its numbers as its summary, and ``eval_loss`` over ``samples``. A

@@ -16,7 +16,7 @@ from lora_tune.controller.driver import Clock, View
 from lora_tune.controller.runtime import Environment
 from lora_tune.launchers.base import JobState
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 
 LOOK_SECONDS = 2.0
 """Records are counted at most this often: Prometheus asks every 15 s or more."""
@@ -39,7 +39,7 @@ class SweepGauges:
     best: float | None = None
 
 
-def standing(study: Study, sweep: Sweep, now: float) -> SweepGauges:
+def standing(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
     """What is measured of a sweep at ``now``; ``last_eval_at`` is left to whoever saw the evals come."""
     states: Counter[str] = Counter()
     queued: list[float] = []
@@ -198,7 +198,7 @@ class _CountedView:
         self._evals = -1
         self._last_eval_at: float | None = None
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         self._inner.update(study, sweep, now)
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return

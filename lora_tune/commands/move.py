@@ -17,7 +17,7 @@ from lora_tune.controller.sweep_folder import owned
 from lora_tune.store import Lease, Store, has_password, safe_url
 from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.remarks import Remarks
 from lora_tune.store.requests import Requests
 
@@ -80,7 +80,7 @@ def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: f
     return len(found[lease.sweep].trials)
 
 
-def _copy(source: Store, target: Store, sweep: Sweep, saved: Path, now: float) -> None:
+def _copy(source: Store, target: Store, sweep: StudyRecords, saved: Path, now: float) -> None:
     saves = source.saves(sweep.name)[1] + 1
     where = next((placed for placed in source.registered() if placed.name == sweep.name), None)
     target.copy_in(sweep, now, saves, where)

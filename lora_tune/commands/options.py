@@ -20,7 +20,7 @@ from lora_tune.commands.again import as_typed
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
 from lora_tune.store import Store, has_password, safe_url, sqlite_url
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -100,7 +100,7 @@ def sweep_paths(name: str, output: Path | None) -> SweepPaths:
     return SweepPaths((output or Path("sweeps") / name).resolve())
 
 
-def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: Sweep | None = None) -> Sweep:
+def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: StudyRecords | None = None) -> StudyRecords:
     """The records of a sweep that exists, for commands that only read. Raises InputError where there is none.
 
     known: the same sweep as loaded before, see :meth:`Store.load`.
@@ -131,7 +131,7 @@ def watch_store(paths: SweepPaths, storage: str | None) -> Store:
     return Store(storage or sqlite_url(paths.database), read_only=True)
 
 
-def recorded_study(sweep: Sweep, file: Path) -> Study:
+def recorded_study(sweep: StudyRecords, file: Path) -> Study:
     """The study as the sweep knows it; ``file`` names it in errors and tells where site profiles lie.
 
     Works where the study file itself is not, such as on another machine that knows the database's URL.
@@ -145,7 +145,7 @@ class Review:
     """A sweep and its study, loaded to be looked at."""
 
     study: Study
-    sweep: Sweep
+    sweep: StudyRecords
     paths: SweepPaths
     file: Path
 

@@ -56,8 +56,8 @@ from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import recommended
 from lora_tune.store import Store
-from lora_tune.store.metrics import Choice
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.metrics import ConfirmedChoice
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.remarks import Remark, Remarks
 from lora_tune.store.requests import Request, Requests
 
@@ -75,7 +75,7 @@ class People:
 NOBODY = People()
 
 
-def write_report(study: Study, sweep: Sweep, path: Path, people: People = NOBODY) -> None:
+def write_report(study: Study, sweep: StudyRecords, path: Path, people: People = NOBODY) -> None:
     """Write the report of ``sweep`` to ``path``, replacing an older one in one step. people: see report_html."""
     write_page(path, report_html(study, sweep, time.time(), people))
 
@@ -94,7 +94,7 @@ def said_if_known(store: Store, name: str) -> People:
         return NOBODY
 
 
-def report_html(study: Study, sweep: Sweep, now: float, people: People = NOBODY) -> str:
+def report_html(study: Study, sweep: StudyRecords, now: float, people: People = NOBODY) -> str:
     """The report as one HTML document that loads nothing; ``now`` in epoch seconds. people: what they asked and wrote.
 
     Every text of the study is escaped, and the page's own policy admits no script but its own.
@@ -136,7 +136,7 @@ def report_html(study: Study, sweep: Sweep, now: float, people: People = NOBODY)
     return page
 
 
-def _against(study: Study, sweep: Sweep) -> list[str]:
+def _against(study: Study, sweep: StudyRecords) -> list[str]:
     """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
     found = recommended(study, sweep)
     if found is None:
@@ -200,15 +200,15 @@ def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
     }
 
 
-def _confirmed(study: Study, sweep: Sweep) -> list[Trial]:
+def _confirmed(study: Study, sweep: StudyRecords) -> list[Trial]:
     """The trials whose configurations were run again with more seeds, the chosen one first."""
     raced = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
     scale = scale_of(study)
-    raced.sort(key=lambda pair: (pair[0].choice is not Choice.CHOSEN, scale.order(pair[0].seconds)))
+    raced.sort(key=lambda pair: (pair[0].choice is not ConfirmedChoice.CHOSEN, scale.order(pair[0].seconds)))
     return [trial for _, trial in raced]
 
 
-def _provenance(study: Study, sweep: Sweep, now: float) -> Mapping[str, str]:
+def _provenance(study: Study, sweep: StudyRecords, now: float) -> Mapping[str, str]:
     versions = [f"{name} {version}" for name in _PACKAGES if (version := installed(name))]
     seeds = [t.seed for t in sweep.trials.values()]
     return {

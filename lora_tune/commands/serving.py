@@ -25,7 +25,7 @@ from lora_tune.launchers import make_launcher
 from lora_tune.logs.run import Eval
 from lora_tune.store import Changes, Lease, Registered, Store
 from lora_tune.store.leases import Patience, try_lease
-from lora_tune.store.records import Sweep, Trial, Value
+from lora_tune.store.records import StudyRecords, Trial, Value
 from lora_tune.workloads import load as load_workload
 
 RETRY_SECONDS = 60.0
@@ -81,7 +81,7 @@ class _View:
     def __init__(self, name: str, gate: NodeQuota, say: Say) -> None:
         self._name, self._gate, self._say = name, gate, say
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         self._gate.note(demand(study, sweep, now))
 
     def line(self, text: str) -> None:

@@ -15,7 +15,7 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import Recommended
 from lora_tune.store import LEASE_SECONDS, Store
-from lora_tune.store.records import Sweep, Trial, TrialState
+from lora_tune.store.records import StudyRecords, Trial, TrialState
 from lora_tune.store.requests import Requests
 
 
@@ -29,7 +29,7 @@ class Standing:
     ENDED = "ended"
 
 
-def standing(sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
+def standing(sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
     """The sweep's condition. driver: who drives, and the epoch second of its last sign of life.
 
     over: whether its last driver noted its end; also True where no driver noted anything (older releases).
@@ -40,7 +40,7 @@ def standing(sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool 
     return Standing.ENDED if over and not open_trials(sweep) else Standing.UNATTENDED
 
 
-def open_trials(sweep: Sweep) -> int:
+def open_trials(sweep: StudyRecords) -> int:
     """How many trials are not over."""
     return sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
 
@@ -54,7 +54,9 @@ def exit_code(condition: str, seen: Overview) -> int:
     return errors.EXIT_DONE
 
 
-def as_json(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool = True) -> dict[str, Any]:
+def as_json(
+    study: Study, sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True
+) -> dict[str, Any]:
     """The whole picture as plain data: seconds, samples, node-hours; None where unknown. over: see :func:`standing`."""
     seen = overview(study, sweep, now)
     best = seen.best
@@ -101,7 +103,7 @@ def _recommended(found: Recommended) -> dict[str, Any]:
     }
 
 
-def _trial(study: Study, sweep: Sweep, trial: Trial, now: float) -> dict[str, Any]:
+def _trial(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> dict[str, Any]:
     evals = sweep.last_evals(trial.number)
     attempts = sweep.attempts_of(trial.number)
     return {

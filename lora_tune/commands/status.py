@@ -38,7 +38,7 @@ from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.store.requests import Request
 
 BEST_SHOWN = 5
@@ -46,7 +46,7 @@ BEST_SHOWN = 5
 
 def picture(
     study: Study,
-    sweep: Sweep,
+    sweep: StudyRecords,
     driver: tuple[str, float],
     now: float,
     *,
@@ -79,7 +79,7 @@ def picture(
     return Group(*parts)
 
 
-def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
+def _head(study: Study, sweep: StudyRecords, seen: Overview, condition: Text) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -104,7 +104,7 @@ def _head(study: Study, sweep: Sweep, seen: Overview, condition: Text) -> Table:
     return grid
 
 
-def _condition(study: Study, sweep: Sweep, driver: tuple[str, float], now: float, *, over: bool) -> Text:
+def _condition(study: Study, sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool) -> Text:
     owner, sign = driver
     condition = standing(sweep, driver, now, over=over)
     if condition == Standing.RUNNING:

@@ -18,7 +18,7 @@ from lora_tune.commands.wishes import WISHED, wishes
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, words
 from lora_tune.review.steer_page import SET, Form, steer_html
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.requests import Request
 
 PATH = "/steer"
@@ -42,7 +42,7 @@ class ForeignFormError(Exception):
     """A form that this page has not sent."""
 
 
-class Desk(Protocol):
+class FormRequests(Protocol):
     """Where requests lie. Methods raise StoreError."""
 
     def requests(self) -> Sequence[Request]: ...
@@ -59,7 +59,9 @@ def is_steering(path: str, method: str) -> bool:
     return method == "POST" and path == PATH
 
 
-def with_steering(inside: Application, study: Study, records: Callable[[], Sweep], desk: Desk) -> Application:
+def with_steering(
+    inside: Application, study: Study, records: Callable[[], StudyRecords], desk: FormRequests
+) -> Application:
     """``inside`` with the page that steers at ``PATH``.
 
     A form must bring the token that this page gave it, and come from this page's own address where the browser says
@@ -122,7 +124,7 @@ def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
     return fields
 
 
-def _opened(_study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> Form:
+def _opened(_study: Study, sweep: StudyRecords, given: Mapping[str, str], desk: FormRequests) -> Form:
     """The page as an address asks for it: with a trial to start from, or with what became of a request."""
     try:
         clone = _clone(given, sweep)
@@ -132,7 +134,7 @@ def _opened(_study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -
     return Form(clone=clone, said=f"{words(found[0])}: {found[0].answer or 'noted'}" if found else "")
 
 
-def _asked(study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> Request | Form:
+def _asked(study: Study, sweep: StudyRecords, given: Mapping[str, str], desk: FormRequests) -> Request | Form:
     """The last request of a form as it was noted, or the form with what is wrong with it."""
     clone = None
     try:
@@ -146,7 +148,7 @@ def _asked(study: Study, sweep: Sweep, given: Mapping[str, str], desk: Desk) -> 
     return [desk.ask(wish) for wish in wanted][-1]
 
 
-def _clone(given: Mapping[str, str], sweep: Sweep) -> int | None:
+def _clone(given: Mapping[str, str], sweep: StudyRecords) -> int | None:
     """The trial to start from; None where none is named. Raises InputError where there is no such trial."""
     text = given.get("clone", "")
     number = _number(text)

@@ -54,7 +54,7 @@ from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import recommended
 from lora_tune.store import Lease, Store
 from lora_tune.store.leases import take_lease, wait_for_lease
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads.base import Job, Prepares, Workload, start
 
 
@@ -171,7 +171,7 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
     return code
 
 
-def beginning(study: Study, sweep: Sweep, paths: SweepPaths) -> str:
+def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
     """What is begun, or gone on with, and where."""
     planned = f" of {study.budget.trials}" if study.budget.trials else ""
     ended = sum(t.verdict is not None for t in sweep.trials.values())
@@ -204,7 +204,14 @@ def _open_patiently(plan: DrivePlan, storage: str | None, around: Environment) -
 
 
 def _hand_over(
-    study: Study, sweep: Sweep, workload: Workload, paths: SweepPaths, outcome: Outcome, store: Store, *, say: bool
+    study: Study,
+    sweep: StudyRecords,
+    workload: Workload,
+    paths: SweepPaths,
+    outcome: Outcome,
+    store: Store,
+    *,
+    say: bool,
 ) -> int:
     """Export the best, write the report, say where they are; returns the exit code."""
     from lora_tune.commands import report
@@ -223,7 +230,7 @@ def _hand_over(
     return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
 
 
-def summary(study: Study, sweep: Sweep, outcome: Outcome) -> str:
+def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
     """A few lines: why it ended, how the trials ended, what to take, the best run."""
     counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     objective = objective_of(study)

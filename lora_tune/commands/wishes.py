@@ -13,7 +13,7 @@ from lora_tune.base.errors import InputError
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, refusal_of_values
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.store.requests import Request
 
 WISHED = ("stops", "enqueue", "values", "clone", "pause", *SETTINGS)
@@ -25,7 +25,7 @@ def this_person() -> str:
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
-def wishes(study: Study, sweep: Sweep, given: Mapping[str, Any], now: float) -> Iterator[Request]:
+def wishes(study: Study, sweep: StudyRecords, given: Mapping[str, Any], now: float) -> Iterator[Request]:
     """The requests of one command line, or of one form of the page that steers.
 
     Parameters
@@ -64,7 +64,7 @@ def wishes(study: Study, sweep: Sweep, given: Mapping[str, Any], now: float) -> 
         yield wish("pause" if given["pause"] else "resume")
 
 
-def _values(study: Study, sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Value]:
+def _values(study: Study, sweep: StudyRecords, given: Mapping[str, Any]) -> dict[str, Value]:
     """The tuned values to try. Raises InputError for what is no point of the space."""
     clone = given["clone"]
     if not given["enqueue"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Starts, Workload, start
 from lora_tune.workloads.base_config import differences
 
@@ -18,7 +18,7 @@ SHOWN = 4
 """Variables that a sentence names."""
 
 
-def base_trial(sweep: Sweep) -> Trial | None:
+def base_trial(sweep: StudyRecords) -> Trial | None:
     """The trial that measured the machine's own config as it stands; None where the study names none."""
     return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
 
@@ -35,7 +35,7 @@ def edited(workload: Workload) -> str:
     return _words(begin.name, begin.values, now)
 
 
-def departed(sweep: Sweep, workload: Workload) -> str:
+def departed(sweep: StudyRecords, workload: Workload) -> str:
     """What the config's files set otherwise than when the sweep measured it; "" for nothing, and where it did not."""
     base = base_trial(sweep)
     if base is None or not base.base_values or not isinstance(workload, Starts):
@@ -47,7 +47,7 @@ def departed(sweep: Sweep, workload: Workload) -> str:
     return _words(str(base.metrics.base), base.base_values, now)
 
 
-def refuse_departed(sweep: Sweep, workload: Workload, remedy: str = REMEDY) -> None:
+def refuse_departed(sweep: StudyRecords, workload: Workload, remedy: str = REMEDY) -> None:
     """Raise InputError where trials from now on would build on another config than the one that trial 0 measured."""
     if words := departed(sweep, workload):
         raise InputError(f"{words}; {remedy}")

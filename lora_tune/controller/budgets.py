@@ -6,7 +6,7 @@ import math
 
 from lora_tune.config.study import Study
 from lora_tune.logs.failure_signatures import FailureKind
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 SAME_FAILURES = 3
 """Trials in a row that fail for a reason of configuration before the whole sweep stops."""
@@ -14,7 +14,7 @@ SAME_FAILURES = 3
 ALIKE = f"{SAME_FAILURES} trials in a row failed"
 
 
-def may_propose(study: Study, sweep: Sweep, now: float) -> str:
+def may_propose(study: Study, sweep: StudyRecords, now: float) -> str:
     """ "" when another trial may be proposed, otherwise the reason why not, in words.
 
     The budget is checked against what was spent and what runs, so it is exceeded by no more than what runs.
@@ -30,7 +30,7 @@ def may_propose(study: Study, sweep: Sweep, now: float) -> str:
     return ""
 
 
-def spent(study: Study, sweep: Sweep, now: float) -> str:
+def spent(study: Study, sweep: StudyRecords, now: float) -> str:
     """ "" while anything may be submitted, another attempt too; otherwise which budget is used up."""
     budget = study.budget
     if budget.node_hours is not None and sweep.node_hours(now) >= budget.node_hours:
@@ -40,7 +40,7 @@ def spent(study: Study, sweep: Sweep, now: float) -> str:
     return ""
 
 
-def hopeless(sweep: Sweep, fixed_at: float = -math.inf) -> Trial | None:
+def hopeless(sweep: StudyRecords, fixed_at: float = -math.inf) -> Trial | None:
     """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
 
     Or of one whose log the study cannot read: no other trial's log would be read either.

@@ -12,11 +12,11 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import Launcher
 from lora_tune.logs.run import Eval
 from lora_tune.store import Records
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Workload
 
 if TYPE_CHECKING:
-    from lora_tune.controller.steering import Desk
+    from lora_tune.controller.steering import RequestStore
     from lora_tune.search.session import Asked
 
 
@@ -54,7 +54,7 @@ class RealClock:
 class View(Protocol):
     """Somebody who watches. Neither call may fail the sweep."""
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None: ...
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None: ...
 
     def line(self, text: str) -> None: ...
 
@@ -79,7 +79,7 @@ class Proposer(Protocol):
 class Projects(Protocol):
     """Who shows the records to other programs: ``projection.OptunaTables``."""
 
-    def follow(self, sweep: Sweep) -> str:
+    def follow(self, sweep: StudyRecords) -> str:
         """Show what is new; returns why that failed, "" where it did not. Never raises: it comes after the records."""
         ...
 
@@ -94,5 +94,5 @@ class Dependencies:
     session: Proposer
     clock: Clock
     view: View
-    requests: Desk | None = None
+    requests: RequestStore | None = None
     projection: Projects | None = None

@@ -18,7 +18,7 @@ from lora_tune.mlperf.registry import LORA
 from lora_tune.objectives import objective_of
 from lora_tune.search.grey_box.objective import closed_schedule
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, Value, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
 FREE = ("mlperf", "surface")
 """Workload kinds that read VAL_CHECK_INTERVAL and SKIP_EVALS and have no schedule of their own."""
@@ -32,7 +32,7 @@ LATEST = 0.8
 LAYOUT = ("TP", "PP", "VP", "CP", "EP", "SP", "MBS", "MINIBS")
 
 
-def chosen(study: Study, sweep: Sweep, parameters: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
+def chosen(study: Study, sweep: StudyRecords, parameters: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
     """VAL_CHECK_INTERVAL and SKIP_EVALS for a new trial, and why in a sentence; nothing and "" where they stay.
 
     They stay in the closed division, where the study sets or tunes them, and until ``FEWEST`` trials with this global

@@ -19,11 +19,11 @@ from lora_tune.controller.public_runs import (
     shown,
     start_of,
 )
-from lora_tune.curves.overlay import Course, comparable, course
+from lora_tune.curves.overlay import ComparedRun, comparable, course
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 
 def is_audit(study: Study, trial: Trial) -> bool:
@@ -32,7 +32,7 @@ def is_audit(study: Study, trial: Trial) -> bool:
     return draw < study.audit_share
 
 
-def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
+def evidence(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Evidence:
     """What the trial is judged by: this sweep's good runs, and the public ones where they apply and are believed."""
     published = judging_envelope(study, sweep, trial)
     begin = begins_at(trial, run, sweep, published) if published else math.inf
@@ -46,7 +46,7 @@ def evidence(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Evidence:
     )  # fmt: skip
 
 
-def courses(study: Study, sweep: Sweep) -> Sequence[Course]:
+def courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
     """The trials that reached the target, in the order in which they ended, as references: the newest of them.
 
     All but the free ones were let through by the rule, and how bad a good run may look cannot be learned from them.
@@ -54,7 +54,7 @@ def courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
 
 
-def level(study: Study, sweep: Sweep) -> float:
+def level(study: Study, sweep: StudyRecords) -> float:
     """What a good run comes down to, as evals are kept: the target; without one, what half of the free trials did.
 
     Free trials are those that no rule could stop. Until there are enough of them nothing is known: -inf.
@@ -64,7 +64,7 @@ def level(study: Study, sweep: Sweep) -> float:
     return sweep.once(("level", study.digest), lambda: _half_came_to(study, sweep))
 
 
-def _half_came_to(study: Study, sweep: Sweep) -> float:
+def _half_came_to(study: Study, sweep: StudyRecords) -> float:
     free = free_trials(study, sweep)
     if len(free) < _fewest_free(study):
         return -math.inf
@@ -81,7 +81,7 @@ MOST_REFERENCES = 200
 """References that a run is compared with at most; free ones are kept before others, newer ones before older."""
 
 
-def _courses(study: Study, sweep: Sweep) -> Sequence[Course]:
+def _courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
     done = sorted(sweep.reached(), key=lambda t: t.finished_at or 0.0)
     numbers = free_trials(study, sweep)
     free = [t for t in done if t.number in numbers]
@@ -100,7 +100,7 @@ def _courses(study: Study, sweep: Sweep) -> Sequence[Course]:
     ]
 
 
-def free_trials(study: Study, sweep: Sweep) -> set[int]:
+def free_trials(study: Study, sweep: StudyRecords) -> set[int]:
     """Numbers of the good trials that nothing selected, not even by how soon they ended.
 
     The first good ones of the sweep in the order in which they began, up to the first that has not ended: no run is
@@ -119,7 +119,7 @@ def free_trials(study: Study, sweep: Sweep) -> set[int]:
     return first.union(audits, *of_tasks)
 
 
-def _unselected(study: Study, sweep: Sweep, begun: Sequence[Trial]) -> Sequence[Trial]:
+def _unselected(study: Study, sweep: StudyRecords, begun: Sequence[Trial]) -> Sequence[Trial]:
     """Those of the trials that public runs, once they are no longer believed, had no part in stopping."""
     against = contradiction(study, sweep)
     if against is None:

@@ -14,7 +14,7 @@ from lora_tune import curves
 from lora_tune.logs.mllog import RunLog
 from lora_tune.mlperf.precision import FP4, Precision, precision_of
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 ALIKE = re.compile(r"FP4|FP8|BF16|HEALING|PRECISION|QUANT|RECIPE|^GBS$", re.IGNORECASE)
 """Parameters in which trials must agree for their curves to change precision at the same place."""
@@ -33,7 +33,7 @@ def precision(trial: Trial, run: RunLog | None = None) -> Precision:
     return (precision_of(run.hyperparameters) if run else Precision()) | kept | precision_of(trial.parameters)
 
 
-def healing_samples(trial: Trial, run: RunLog, sweep: Sweep | None = None) -> float:
+def healing_samples(trial: Trial, run: RunLog, sweep: StudyRecords | None = None) -> float:
     """Samples after which the trial changes precision; 0: it does not, as far as anybody knows.
 
     Stated as a step; infinite while its batch size is unknown. Where nothing is stated, from the curves of the
@@ -59,6 +59,6 @@ def _kind(trial: Trial) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, str(value)) for name, value in trial.parameters.items() if ALIKE.search(name)))
 
 
-def _of_trials_alike(sweep: Sweep, trial: Trial) -> float:
+def _of_trials_alike(sweep: StudyRecords, trial: Trial) -> float:
     kind = _kind(trial)
     return curves.recognised([sweep.last_evals(other.number) for other in sweep.reached() if _kind(other) == kind])

@@ -12,7 +12,7 @@ from lora_tune.controller.steering import Enqueues
 from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
 from lora_tune.search.samplers import sampler_kind
-from lora_tune.store.records import Sweep, Trial, TrialState, Value
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
@@ -36,7 +36,7 @@ class Proposes(Proposer, Enqueues, Protocol):
         ...
 
 
-def last(study: Study, sweep: Sweep, now: float) -> bool:
+def last(study: Study, sweep: StudyRecords, now: float) -> bool:
     """Whether the budget has room for one more trial after those that run.
 
     Never where all trials begin at once: then no result is there to believe in.
@@ -57,7 +57,7 @@ def last(study: Study, sweep: Sweep, now: float) -> bool:
     return sweep.node_hours(now) + ahead + median(hours) >= budget.node_hours
 
 
-def _open(sweep: Sweep) -> list[Trial]:
+def _open(sweep: StudyRecords) -> list[Trial]:
     return [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
 
 
@@ -71,7 +71,11 @@ class LastRun:
     """
 
     def __init__(
-        self, search: Proposes, study: Callable[[], Study], records: Callable[[], Sweep], now: Callable[[], float]
+        self,
+        search: Proposes,
+        study: Callable[[], Study],
+        records: Callable[[], StudyRecords],
+        now: Callable[[], float],
     ) -> None:
         self._search, self._study, self._records, self._now = search, study, records, now
 

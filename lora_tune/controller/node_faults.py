@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lora_tune.launchers.base import JobState
-from lora_tune.store.records import Attempt, StopKind, Sweep
+from lora_tune.store.records import Attempt, StopKind, StudyRecords
 
 IN_A_ROW = 2
 """Failures in a row, of different trials, after which a node is left out."""
@@ -24,7 +24,7 @@ ANY = (*MACHINE, "configuration", "unknown", "infeasible")
 """Classes of failure that a machine explains where no other machine shows them."""
 
 
-def suspect_nodes(sweep: Sweep, now: float) -> dict[str, str]:
+def suspect_nodes(sweep: StudyRecords, now: float) -> dict[str, str]:
     """Nodes to leave out for a while, each with the reason in words: their last trials all failed.
 
     A job that was cancelled or lost says nothing about its node. now: epoch seconds.
@@ -40,7 +40,7 @@ def suspect_nodes(sweep: Sweep, now: float) -> dict[str, str]:
     }
 
 
-def may_be_the_nodes(sweep: Sweep, attempt: Attempt, now: float) -> bool:
+def may_be_the_nodes(sweep: StudyRecords, attempt: Attempt, now: float) -> bool:
     """Whether ``attempt``, which failed, deserves a try on another node although its class speaks against the study.
 
     So it is while no other node has failed like this, and on a node that never ran a trial where others do.

@@ -29,7 +29,7 @@ from lora_tune.curves.stopping import verdict
 from lora_tune.logs.mllog import RunLog
 from lora_tune.objectives import objective_of
 from lora_tune.search.capping import Incumbent, cap, spread_of
-from lora_tune.store.records import StopKind, Sweep, Trial, Verdict
+from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Audited:
     sentence: str
 
 
-def judge_curve(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Audited | None:
+def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | Audited | None:
     """Whether the eval curve says to stop: divergence, a comparison with good runs, or no chance to win.
 
     An audit trial that the comparison condemns is not stopped, then or later.
@@ -73,7 +73,7 @@ STAMP_SECONDS = 1.0
 """How late a line's time may be: logs without time stamps are stamped when they are read."""
 
 
-def _too_slow(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | None:
+def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
     """Whether the trial's pace cannot become the best throughput on its number of nodes.
 
     Compared on equal nodes only: fewer nodes are slower for another reason, and worth knowing for its own.
@@ -94,7 +94,7 @@ def _too_slow(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | N
     return Stop(StopKind.CAPPED, sentence)
 
 
-def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | None:
+def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
     """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock."""
     best = sweep.best()
     comparable = objective_of(study).timed and study.objective.second is None
@@ -115,7 +115,7 @@ def _capped(study: Study, sweep: Sweep, trial: Trial, run: RunLog) -> Stop | Non
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
 
 
-def _incumbent(sweep: Sweep, best: Trial, *, calibrated: bool) -> Incumbent:
+def _incumbent(sweep: StudyRecords, best: Trial, *, calibrated: bool) -> Incumbent:
     """The best trial with its own runs, and the spread that equal settings of the sweep have shown."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
     repeats = sweep.once("repeats", lambda: _repeats(sweep))
@@ -126,7 +126,7 @@ def _incumbent(sweep: Sweep, best: Trial, *, calibrated: bool) -> Incumbent:
     )  # fmt: skip
 
 
-def _repeats(sweep: Sweep) -> dict[object, list[float]]:
+def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
     """Seconds to target of the trials that reached it, by their parameters."""
     found: dict[object, list[float]] = {}
     for trial in sweep.reached():
@@ -143,12 +143,12 @@ def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
     return None if healing.own_shape(trial) else public_envelope(study, trial)
 
 
-def _believed_envelope(study: Study, sweep: Sweep, trial: Trial) -> curves.Envelope | None:
+def _believed_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> curves.Envelope | None:
     """:func:`envelope`, until a good run of the sweep has contradicted it."""
     return None if healing.own_shape(trial) else believed(study, sweep, trial)
 
 
-def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, float]]:
+def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, float, float]]:
     """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
     published = None if healing.own_shape(trial) else judging_envelope(study, sweep, trial)
     if published is not None:
@@ -165,7 +165,7 @@ def band(study: Study, sweep: Sweep, trial: Trial) -> list[tuple[float, float, f
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
 
-def alone(study: Study, sweep: Sweep, trial: Trial) -> str:
+def alone(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """Why a trial is compared with no other although others are; "" where it is compared."""
     references = courses(study, sweep)
     if judging_envelope(study, sweep, trial) or sum(r.free for r in references) < study.pruning.references:

@@ -16,13 +16,13 @@ import numpy as np
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope
-from lora_tune.curves.overlay import Course, course
+from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import PUBLISHED_STEP, confirms, contradicts, shown_by
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 
 def public_envelope(study: Study, trial: Trial) -> Envelope | None:
@@ -33,7 +33,7 @@ def public_envelope(study: Study, trial: Trial) -> Envelope | None:
     return published_curves.published(batch)
 
 
-def judging_envelope(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
+def judging_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:
     """What the public runs may stop the trial by: nothing at the sweep's start or before a good run confirms.
 
     At another batch nothing is confirmed: one public code needs the usual samples at GBS 8 and a third more at 32.
@@ -43,19 +43,19 @@ def judging_envelope(study: Study, sweep: Sweep, trial: Trial) -> Envelope | Non
     return believed(study, sweep, trial)
 
 
-def believed(study: Study, sweep: Sweep, trial: Trial) -> Envelope | None:
+def believed(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:
     """:func:`public_envelope`, until a good run of the sweep has contradicted it."""
     return public_envelope(study, trial) if contradiction(study, sweep) is None else None
 
 
-def contradiction(study: Study, sweep: Sweep) -> Trial | None:
+def contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
     """The first trial to end that reached the target although it had lain outside of the public runs' envelope."""
     if study.objective.curves == "own" or not objective_of(study).has_target:
         return None
     return sweep.once(("contradiction", study.digest), lambda: _contradiction(study, sweep))
 
 
-def _contradiction(study: Study, sweep: Sweep) -> Trial | None:
+def _contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
     rate = study.pruning.false_prune_rate
     before = defaultdict[object, list[float]](list)
     for trial, run, found, begin in _told_by_good(study, sweep):
@@ -66,19 +66,19 @@ def _contradiction(study: Study, sweep: Sweep) -> Trial | None:
     return None
 
 
-def confirmed_at(study: Study, sweep: Sweep) -> float | None:
+def confirmed_at(study: Study, sweep: StudyRecords) -> float | None:
     """Epoch seconds at which the good trials that had ended at a batch lay among the public runs; None: none do yet."""
     return min(_confirmed(study, sweep).values(), default=None)
 
 
-def _confirmed(study: Study, sweep: Sweep) -> Mapping[object, float]:
+def _confirmed(study: Study, sweep: StudyRecords) -> Mapping[object, float]:
     """The same for each global batch size at which there is one."""
     if study.objective.curves == "own" or not objective_of(study).has_target:
         return {}
     return sweep.once(("confirmed", study.digest), lambda: _confirmations(study, sweep))
 
 
-def _confirmations(study: Study, sweep: Sweep) -> Mapping[object, float]:
+def _confirmations(study: Study, sweep: StudyRecords) -> Mapping[object, float]:
     found: dict[object, float] = {}
     known = defaultdict[object, list[float]](list)
     for trial, run, envelope, begin in _told_by_good(study, sweep):
@@ -89,19 +89,19 @@ def _confirmations(study: Study, sweep: Sweep) -> Mapping[object, float]:
     return found
 
 
-def shown(study: Study, sweep: Sweep, trial: Trial) -> Sequence[float]:
+def shown(study: Study, sweep: StudyRecords, trial: Trial) -> Sequence[float]:
     """How far each good run of the trial's batch lay outside of the public ones, where these say anything."""
     return sweep.once(("shown", study.digest), lambda: _shown(study, sweep)).get(trial.parameters.get("GBS"), ())
 
 
-def _shown(study: Study, sweep: Sweep) -> Mapping[object, Sequence[float]]:
+def _shown(study: Study, sweep: StudyRecords) -> Mapping[object, Sequence[float]]:
     excesses = defaultdict[object, list[float]](list)
     for trial, run, found, begin in _told_by_good(study, sweep):
         excesses[trial.parameters.get("GBS")].append(shown_by(run, study.target, found, begin))
     return excesses
 
 
-def _told_by_good(study: Study, sweep: Sweep) -> Iterator[tuple[Trial, Course, Envelope, float]]:
+def _told_by_good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, ComparedRun, Envelope, float]]:
     """Trials that reached the target in the order in which they ended: curve, public runs at its batch, their begin.
 
     Only those of which the public runs say anything.
@@ -121,7 +121,7 @@ def ended_at(trial: Trial) -> float:
 NEVER_TRAINED = (Verdict.INFEASIBLE, Verdict.FAILED, Verdict.CANCELLED)
 
 
-def start_of(sweep: Sweep) -> int | None:
+def start_of(sweep: StudyRecords) -> int | None:
     """Number of the trial that the sweep begins with: the first one that trains, which no probe does; None before it.
 
     It is what was there before, where the study says what that is: that is measured first.
@@ -138,7 +138,7 @@ EVALS_TO_HEAL = 1
 first, and two more in a row must lie outside before a run is stopped."""
 
 
-def begins_at(trial: Trial, run: RunLog | None, sweep: Sweep | None, published: Envelope) -> float:
+def begins_at(trial: Trial, run: RunLog | None, sweep: StudyRecords | None, published: Envelope) -> float:
     """Samples before which the public runs say nothing of the trial, because it may train in FP4 until then.
 
     0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.

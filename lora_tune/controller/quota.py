@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def shares(demands: Sequence[Demand], cap: int) -> dict[str, int]:
         free -= first.nodes
 
 
-def demand(study: Study, sweep: Sweep, now: float) -> Demand:
+def demand(study: Study, sweep: StudyRecords, now: float) -> Demand:
     """What the study has open, and could have."""
     open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
     newest = [attempts[-1] for t in open_trials if (attempts := sweep.attempts_of(t.number))]

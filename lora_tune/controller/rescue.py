@@ -9,11 +9,11 @@ from pathlib import Path
 from lora_tune.base.errors import DatabaseChangedError, SetupError
 from lora_tune.base.small_files import sync_folder
 from lora_tune.store import Records, Store, sqlite_url
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.requests import Request, Requests
 
 
-def still_there(store: Store, sweep: Sweep, requests: Sequence[Request], path: Path, now: float) -> None:
+def still_there(store: Store, sweep: StudyRecords, requests: Sequence[Request], path: Path, now: float) -> None:
     """The last look of a driver that is about to end: what it wrote is in the sweep's database.
 
     requests: what people asked of the sweep. Raises SetupError where the database was deleted, exchanged or set
@@ -37,7 +37,7 @@ class Rescue:
         self._path, self._store = path, store
         self.lost = ""
 
-    def keep(self, lost: str, sweep: Sweep, requests: Sequence[Request], now: float) -> None:
+    def keep(self, lost: str, sweep: StudyRecords, requests: Sequence[Request], now: float) -> None:
         """Write the whole sweep, in place of what was kept before. Raises StoreError or OSError; what was kept stays.
 
         lost: what happened to its database, a sentence. requests: what people asked, with the answers.

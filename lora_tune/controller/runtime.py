@@ -22,7 +22,7 @@ from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, R
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
 from lora_tune.controller.signatures import SigningKey
-from lora_tune.controller.steering import Desk
+from lora_tune.controller.steering import RequestStore
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
 from lora_tune.store import (
@@ -223,7 +223,7 @@ def at_work(
     search: Callable[[], Proposer],
     prepared: SweepPaths,
     lock: FolderLock,
-    desk: Desk | None = None,
+    desk: RequestStore | None = None,
     projection: Projects | None = None,
 ) -> Iterator[Driver]:
     """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.

@@ -25,7 +25,7 @@ SETTINGS = ("parallel", "trials", "node_hours", "wall_hours", "trial_minutes")
 """Keys of ``[budget]`` that may change while a sweep runs."""
 
 
-class Desk(Protocol):
+class RequestStore(Protocol):
     """Where requests lie: ``store.requests.Requests``."""
 
     def all(self) -> Sequence[Request]: ...
@@ -129,7 +129,13 @@ class Steering:
     """Reads the desk once a tick. desk: None where nobody may steer, as in a race of replicates."""
 
     def __init__(
-        self, study: Study, desk: Desk | None, search: object, work: UnitOfWork, watch: JobMonitor, events: EventLog
+        self,
+        study: Study,
+        desk: RequestStore | None,
+        search: object,
+        work: UnitOfWork,
+        watch: JobMonitor,
+        events: EventLog,
     ) -> None:
         self._given, self._desk, self._search = study, desk, search
         self._work, self._watch, self._events = work, watch, events

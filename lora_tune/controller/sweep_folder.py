@@ -17,7 +17,7 @@ from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.store import BufferedStore, Changes, Lease
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 
 ANOTHER = "for another sweep of this study give its file another name (cp STUDY.toml NEW.toml) or use an empty --output"
 
@@ -41,7 +41,7 @@ def read_identity(paths: SweepPaths) -> FolderIdentity | None:
     )
 
 
-def refuse_foreign(paths: SweepPaths, sweep: Sweep | None, database: str) -> None:
+def refuse_foreign(paths: SweepPaths, sweep: StudyRecords | None, database: str) -> None:
     """Raise ForeignFolderError where the folder and the records do not belong together.
 
     sweep: what the database knows of the study, None where it knows nothing. database: its URL without a password.
@@ -70,7 +70,7 @@ def _of_other_records(where: str, found: FolderIdentity, database: str) -> str:
     )
 
 
-def _refuse_other_place(paths: SweepPaths, placed: Path, sweep: Sweep, database: str, *, same: bool) -> None:
+def _refuse_other_place(paths: SweepPaths, placed: Path, sweep: StudyRecords, database: str, *, same: bool) -> None:
     """Raise ForeignFolderError unless the sweep's folder was moved to ``paths`` from ``placed``, and nothing runs.
 
     same: the folder says that it is the sweep's.
@@ -108,7 +108,7 @@ class FencedStore:
     def __init__(self, inner: BufferedStore, lock: FolderLock) -> None:
         self._inner, self._lock = inner, lock
 
-    def load(self, name: str, known: Sweep | None = None) -> Sweep | None:
+    def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None:
         """As the store's."""
         return self._inner.load(name, known)
 
@@ -117,7 +117,7 @@ class FencedStore:
         self._lock.check()
         self._inner.save(lease, changes, now)
 
-    def rescue(self, path: Path, sweep: Sweep, now: float) -> None:
+    def rescue(self, path: Path, sweep: StudyRecords, now: float) -> None:
         """As the store's. Raises SweepBusyError as :meth:`save`."""
         self._lock.check()
         self._inner.rescue(path, sweep, now)
@@ -125,7 +125,7 @@ class FencedStore:
 
 @contextlib.contextmanager
 def owned(
-    paths: SweepPaths, sweep: Sweep, database: str, sleep: Callable[[float], None] = time.sleep
+    paths: SweepPaths, sweep: StudyRecords, database: str, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[FolderLock]:
     """The folder, for this driver alone, and marked as that of ``sweep``. sleep: waits while looking at a lock.
 

@@ -11,7 +11,7 @@ from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.rescue import Rescue
 from lora_tune.store import Changes, Lease
 from lora_tune.store.port import Records
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.requests import Request
 
 
@@ -26,7 +26,7 @@ class SweepRecords:
         self,
         store: Records,
         lease: Lease,
-        sweep: Sweep,
+        sweep: StudyRecords,
         paths: SweepPaths,
         events: EventLog,
         now: Callable[[], float],

@@ -10,7 +10,7 @@ from lora_tune.curves.interval import EvalPlan, choose_schedule
 from lora_tune.curves.learn import learn_family
 from lora_tune.curves.pace import fastest_pace, measured_throughput
 from lora_tune.curves.phases import recognised, second_phase
-from lora_tune.curves.stall import Envelope, Verdict
+from lora_tune.curves.stall import Envelope, StallVerdict
 from lora_tune.curves.timing import (
     Healed,
     Schedule,
@@ -30,8 +30,8 @@ __all__ = [
     "Forecast",
     "Healed",
     "Schedule",
+    "StallVerdict",
     "Timing",
-    "Verdict",
     "chance_words",
     "choose_schedule",
     "clock_seconds",

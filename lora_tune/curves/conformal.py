@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.curves.overlay import ROUNDING, Course, best_nearby, best_so_far, frame_of, spike_at
+from lora_tune.curves.overlay import ROUNDING, ComparedRun, best_nearby, best_so_far, frame_of, spike_at
 from lora_tune.curves.points import Array, Points
 
 FEWEST = 3
@@ -77,7 +77,7 @@ def needed(rate: float) -> int:
     return math.ceil(1 / rate * (1 - ROUNDING)) - 1
 
 
-def compare(run: Course, references: Sequence[Course], *, target: float, rate: float) -> Comparison:
+def compare(run: ComparedRun, references: Sequence[ComparedRun], *, target: float, rate: float) -> Comparison:
     """Compare a run's evals so far with finished runs that reached ``target``.
 
     Runs are laid over one another by share of training where all lengths are known, else by samples. They are
@@ -101,7 +101,7 @@ class _Group:
     count. free: how many of these units nothing could have stopped.
     """
 
-    references: Sequence[Course]
+    references: Sequence[ComparedRun]
     units: Sequence[Hashable]
     ranked: Sequence[bool]
     way: str
@@ -112,7 +112,7 @@ class _Group:
         return len({unit for unit, ranked, r in rows if ranked and r.free})
 
 
-def _group(run: Course, references: Sequence[Course], rate: float) -> _Group:
+def _group(run: ComparedRun, references: Sequence[ComparedRun], rate: float) -> _Group:
     """Runs of a kind that supports the rate alone are compared within it, the others among themselves.
 
     Whether a kind is one of them is settled with the run counted in, and only where the rest supports the rate too:
@@ -134,7 +134,7 @@ def _group(run: Course, references: Sequence[Course], rate: float) -> _Group:
     return _Group(references=references, units=range(len(references)), ranked=ranked, way=way)
 
 
-def _beside(run: Course, group: _Group, target: float, rate: float) -> Comparison:
+def _beside(run: ComparedRun, group: _Group, target: float, rate: float) -> Comparison:
     """Where the run lies further above the group than the rate allows."""
     references = group.references
     frame = frame_of(run, references)

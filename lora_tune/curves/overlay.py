@@ -29,7 +29,7 @@ LARGEST_VALUE = 1e100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class ComparedRun:
     """A run as it is compared, and what its curve's shape depends on.
 
     curve: its usable evals, lower is better. length: samples after which its training ends by itself; None: unknown.
@@ -66,12 +66,12 @@ def comparable(evals: Sequence[Eval]) -> Points:
 
 def course(
     evals: Sequence[Eval], *, length: float | None = None, task: Hashable = (), kind: Hashable = (), free: bool = True
-) -> Course:
+) -> ComparedRun:
     """A run as it is compared, from its evals as they were read."""
     curve, holes = comparable(evals), without_number(evals)
     first, last = (curve.samples[0], curve.samples[-1]) if len(curve.samples) else (math.inf, -math.inf)
     before = holes[holes < first]
-    return Course(
+    return ComparedRun(
         curve=curve, length=length, task=task, kind=kind, free=free,
         blank=float(before[-1]) if len(before) >= IN_A_ROW else 0.0, undefined=bool((holes < last).any()),
     )  # fmt: skip
@@ -103,12 +103,12 @@ class Frame:
     step: float
     by_share: bool
 
-    def unit(self, course: Course) -> float:
+    def unit(self, course: ComparedRun) -> float:
         """Samples in one unit of a place."""
         return course.length if self.by_share and course.length else 1.0
 
 
-def frame_of(run: Course, references: Sequence[Course]) -> Frame:
+def frame_of(run: ComparedRun, references: Sequence[ComparedRun]) -> Frame:
     """The run's own evals, and later ones as far apart, at the coarser of its and the references' usual spacing.
 
     By share of training where every length is known.
@@ -134,7 +134,7 @@ def thinned(places: Array, step: float) -> NDArray[np.int64]:
     return np.unique(np.floor(places / step + ROUNDING), return_index=True)[1]
 
 
-def best_so_far(course: Course, frame: Frame, target: float) -> Array:
+def best_so_far(course: ComparedRun, frame: Frame, target: float) -> Array:
     """The lowest loss that a run has shown by each place, between its evals on a line; ``target`` from its stop on.
 
     Infinite before its first eval.
@@ -149,7 +149,7 @@ def best_so_far(course: Course, frame: Frame, target: float) -> Array:
     return np.interp(frame.places, x, lowest, left=math.inf) if len(x) else np.full(len(frame.places), math.inf)
 
 
-def best_nearby(course: Course, frame: Frame, target: float) -> Array:
+def best_nearby(course: ComparedRun, frame: Frame, target: float) -> Array:
     """The lowest loss that a run has shown by the eval nearest to each place, as a run that is judged shows it.
 
     A line between two evals has less noise than an eval, by which a run would look worse than its references.
@@ -167,7 +167,7 @@ def best_nearby(course: Course, frame: Frame, target: float) -> Array:
     return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, found))
 
 
-def spike_at(course: Course, frame: Frame, target: float) -> NDArray[np.bool_]:
+def spike_at(course: ComparedRun, frame: Frame, target: float) -> NDArray[np.bool_]:
     """Whether the last eval by each place is a spike, and the first of its kind in a row."""
     places = course.curve.samples / frame.unit(course)
     kept = thinned(places, frame.step)

@@ -23,7 +23,7 @@ LEAST_DELAY = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StallVerdict:
     """``stop`` and why, in one sentence that is stored with the trial. reason: "", "diverged", "stalled", "capped"."""
 
     stop: bool
@@ -74,10 +74,12 @@ def higher(shown: Sequence[float]) -> float:
     return max(0.0, float(np.mean(shown))) + UPPER_90 / math.sqrt(len(shown)) if shown else 0.0
 
 
-GO_ON = Verdict(False, "")
+GO_ON = StallVerdict(False, "")
 
 
-def outside(usable: Points, target: float, envelope: Envelope, rate: float, shown: Sequence[float] = ()) -> Verdict:
+def outside(
+    usable: Points, target: float, envelope: Envelope, rate: float, shown: Sequence[float] = ()
+) -> StallVerdict:
     """Whether a run's last two evals lie further above the envelope than ``rate`` of good runs ever do.
 
     Both must also be later than the median curve by ``LEAST_DELAY``. shown: see :meth:`Envelope.limit`.
@@ -90,7 +92,7 @@ def outside(usable: Points, target: float, envelope: Envelope, rate: float, show
     if family.samples_at(target - above) < LEAST_DELAY * family.samples_at(target):
         return GO_ON
     share = envelope.rate_of(float(scaled.min()) - higher(shown))
-    return Verdict(
+    return StallVerdict(
         True,
         f"stalled: two evals in a row {above:.4f} above the median curve ({family.name}); "
         f"at most {100 * share:.1f}% of good runs look like this",

@@ -14,9 +14,9 @@ import numpy as np
 
 from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
 from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import LATELY, Course, broke_off, course, thinned
+from lora_tune.curves.overlay import LATELY, ComparedRun, broke_off, course, thinned
 from lora_tune.curves.points import Points, first_reached, usable_samples
-from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, Verdict, higher, highest_pair, outside
+from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, StallVerdict, higher, highest_pair, outside
 from lora_tune.logs.run import Eval
 
 FEWEST = 8
@@ -61,7 +61,7 @@ class Evidence:
     :func:`shown_by` says. no_verdict_before: samples before which only divergence stops a run.
     """
 
-    references: Sequence[Course] = ()
+    references: Sequence[ComparedRun] = ()
     fewest: int = FEWEST
     rate: float = 0.01
     published: Envelope | None = None
@@ -78,11 +78,11 @@ def verdict(
     length: float | None = None,
     task: Hashable = (),
     kind: Hashable = (),
-) -> Verdict:
+) -> StallVerdict:
     """Whether to stop the run whose evals so far are ``evals`` (lower is better; turn rising metrics round).
 
     length: samples after which its training ends by itself. task, kind: see
-    :class:`~lora_tune.curves.overlay.Course`; with no reference of its task a run is compared with none.
+    :class:`~lora_tune.curves.overlay.ComparedRun`; with no reference of its task a run is compared with none.
     Takes any evals and never raises. A run that has reached the target or its own end is never stopped.
     """
     if not evals or first_reached(evals, target) is not None:
@@ -92,7 +92,7 @@ def verdict(
     if not at or (length is not None and at >= length * (1 - 1e-9)):
         return GO_ON
     if words := _diverged(evals, run, target, [r for r in evidence.references if r.task == task]):
-        return Verdict(True, f"diverged: {words}", "diverged")
+        return StallVerdict(True, f"diverged: {words}", "diverged")
     if at < evidence.no_verdict_before:
         return GO_ON
     late = run.curve.samples >= evidence.no_verdict_before
@@ -104,7 +104,7 @@ def verdict(
     return _out_of_reach(run, target, evidence.references)
 
 
-def _diverged(evals: Sequence[Eval], run: Course, target: float, good: Sequence[Course]) -> str:
+def _diverged(evals: Sequence[Eval], run: ComparedRun, target: float, good: Sequence[ComparedRun]) -> str:
     """How the run has diverged, "" where it has not, or where it or a ``good`` run came back from the like.
 
     Weights that are no numbers never are again, so a metric that was a number after it was none is one that is not
@@ -130,7 +130,7 @@ def blown_up(curve: Points, target: float) -> bool:
     return float(lately.min()) > max(first + BLOW_UP * way, BLOW_UP_SIZE * size)
 
 
-def came_back(good: Course, target: float) -> bool:
+def came_back(good: ComparedRun, target: float) -> bool:
     """Whether a run blew up and reached the target all the same, as where an error peaks before its second descent."""
     before = good.curve.samples < good.stop(target)
     samples, loss = good.curve.samples[before], good.curve.loss[before]
@@ -139,11 +139,11 @@ def came_back(good: Course, target: float) -> bool:
     return any(blown_up(Points(samples[:n], loss[:n]), target) for n in range(1 + IN_A_ROW, len(loss) + 1))
 
 
-def _outside_published(run: Course, target: float, envelope: Envelope, evidence: Evidence) -> Verdict:
+def _outside_published(run: ComparedRun, target: float, envelope: Envelope, evidence: Evidence) -> StallVerdict:
     """Against the public runs, from where good runs of this study lie beside them."""
     known = any(r.blank for r in evidence.references if r.task == run.task)
     if run.blank >= _two_evals_in(envelope, evidence.published_from) and not len(run.curve.samples) and not known:
-        return Verdict(True, f"stalled: no number by {run.blank:g} samples ({envelope.family.name})", "stalled")
+        return StallVerdict(True, f"stalled: no number by {run.blank:g} samples ({envelope.family.name})", "stalled")
     curve = _every(run.curve, PUBLISHED_STEP, evidence.published_from)
     return outside(curve, target, envelope, evidence.rate, evidence.shown)
 
@@ -153,7 +153,7 @@ def _two_evals_in(envelope: Envelope, begin: float) -> float:
     return max(begin, math.exp(envelope.family.log_samples[0])) + (IN_A_ROW - 1) * PUBLISHED_STEP
 
 
-def shown_by(run: Course, target: float, envelope: Envelope, begin: float = 0.0) -> float:
+def shown_by(run: ComparedRun, target: float, envelope: Envelope, begin: float = 0.0) -> float:
     """How far a run lay outside of the envelope before it reached the target.
 
     0, the published median, where it got there before two evals could tell. begin: as in :func:`contradicts`.
@@ -163,7 +163,7 @@ def shown_by(run: Course, target: float, envelope: Envelope, begin: float = 0.0)
 
 
 def contradicts(
-    run: Course, target: float, envelope: Envelope, rate: float, begin: float = 0.0, shown: Sequence[float] = ()
+    run: ComparedRun, target: float, envelope: Envelope, rate: float, begin: float = 0.0, shown: Sequence[float] = ()
 ) -> bool:
     """Whether a run that reached the target had lain outside of the envelope before, where the rule stops others.
 
@@ -185,7 +185,7 @@ def confirms(shown: Sequence[float], envelope: Envelope) -> bool:
 
 
 def _strays(
-    run: Course, target: float, envelope: Envelope, rate: float, begin: float, shown: Sequence[float] = ()
+    run: ComparedRun, target: float, envelope: Envelope, rate: float, begin: float, shown: Sequence[float] = ()
 ) -> bool:
     """Whether the rule at ``rate`` would have stopped the run before it reached the target."""
     if shown_by(run, target, envelope, begin) <= envelope.limit(rate, shown):
@@ -202,12 +202,12 @@ def _every(curve: Points, step: float, begin: float, end: float = math.inf) -> P
     return Points(curve.samples[kept], curve.loss[kept])
 
 
-def _worse_than_references(run: Course, target: float, evidence: Evidence) -> Verdict:
+def _worse_than_references(run: ComparedRun, target: float, evidence: Evidence) -> StallVerdict:
     found = compare(run, evidence.references, target=target, rate=evidence.rate)
     if not found.outside:
         return GO_ON
     them, share = _WITH[found.way].format(found.references), f"{100 * found.supported:.1f}%"
-    return Verdict(
+    return StallVerdict(
         True,
         f"stalled: further above {them} at {found.at:g} samples; more than any of them above the others, and "
         f"at most {share} of good runs look like this",
@@ -222,7 +222,7 @@ _WITH = {
 }
 
 
-def _out_of_reach(run: Course, target: float, references: Sequence[Course]) -> Verdict:
+def _out_of_reach(run: ComparedRun, target: float, references: Sequence[ComparedRun]) -> StallVerdict:
     """Arithmetic, while references are too few to compare with: no run like it fell so far in so little training."""
     if run.length is None or not len(run.curve.samples):
         return GO_ON
@@ -238,7 +238,7 @@ def _out_of_reach(run: Course, target: float, references: Sequence[Course]) -> V
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
         return GO_ON
     words = f"{needed:.4g} above {target:g} with {left:g} samples to go, in which no good run fell more than {fall:.4g}"
-    return Verdict(True, f"stalled: {words}", "stalled")
+    return StallVerdict(True, f"stalled: {words}", "stalled")
 
 
 def furthest_fall(curve: Points, stretch: float) -> float:

@@ -8,7 +8,7 @@ from typing import Protocol
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class Objective(Protocol):
         """An eval as the sampler is told it while the run goes on; None where evals say nothing of the value."""
         ...
 
-    def best(self, sweep: Sweep) -> Trial | None:
+    def best(self, sweep: StudyRecords) -> Trial | None:
         """The trial with the best value, confirmed losers passed over; None without any."""
         ...
 
-    def ranked(self, sweep: Sweep) -> list[Trial]:
+    def ranked(self, sweep: StudyRecords) -> list[Trial]:
         """The trials with a value, best first."""
         ...
 
@@ -143,10 +143,10 @@ class Ranking:
     def reported(self, loss: float) -> float | None:
         return None
 
-    def best(self, sweep: Sweep) -> Trial | None:
+    def best(self, sweep: StudyRecords) -> Trial | None:
         return sweep.best(maximise=self.maximise)
 
-    def ranked(self, sweep: Sweep) -> list[Trial]:
+    def ranked(self, sweep: StudyRecords) -> list[Trial]:
         done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.metrics.objective is not None]
         return sorted(done, key=lambda t: t.objective, reverse=self.maximise)
 

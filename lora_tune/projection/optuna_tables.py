@@ -21,7 +21,7 @@ from lora_tune.logs.mllog import Eval
 from lora_tune.projection.rows import rows_of
 from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, recorded_trial, space_of
 from lora_tune.store import Lease, Store, tune_sqlite
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState
 from lora_tune.store.trial_tables import NoStudyError, TrialRows, TrialTables
 
@@ -52,7 +52,7 @@ class OptunaTables:
         self._wrote_at = -math.inf
         self._open: dict[int, tuple[Seen, TrialRows]] = {}  # what is written of each that has not ended
 
-    def follow(self, sweep: Sweep) -> str:
+    def follow(self, sweep: StudyRecords) -> str:
         """Write what is new in the records; returns why that failed, "" where it did not. Later calls catch up."""
         try:
             try:
@@ -65,12 +65,12 @@ class OptunaTables:
             return f"Optuna's tables could not be brought up to date: {kind}{str(error).partition(chr(10))[0]}"
         return ""
 
-    def _catch_up(self, sweep: Sweep) -> None:
+    def _catch_up(self, sweep: StudyRecords) -> None:
         self._tables = self._tables or self._opened(sweep)
         while self._write(self._tables, sweep):
             pass
 
-    def _opened(self, sweep: Sweep) -> TrialTables:
+    def _opened(self, sweep: StudyRecords) -> TrialTables:
         """The tables, made where they are not there, with the study, and without trials that no record has."""
         try:
             tables = TrialTables(self._store, self._lease, self._study.name, OURS)
@@ -98,7 +98,7 @@ class OptunaTables:
             storage.remove_session()
             storage.engine.dispose()
 
-    def _write(self, tables: TrialTables, sweep: Sweep) -> bool:
+    def _write(self, tables: TrialTables, sweep: StudyRecords) -> bool:
         """Write at most MOST trials; True where more may be due."""
         end = sweep.next_number
         due: dict[int, Seen] = {}
@@ -130,7 +130,7 @@ class OptunaTables:
             return state is None or state in _OPEN
         return not _ended(record) or state != ending(self._study, record)[0].name
 
-    def _trial(self, sweep: Sweep, number: int) -> FrozenTrial:
+    def _trial(self, sweep: StudyRecords, number: int) -> FrozenTrial:
         record = sweep.trials.get(number)
         if record is not None:
             return recorded_trial(self._study, sweep, record, self._space)
@@ -139,7 +139,7 @@ class OptunaTables:
         return made
 
 
-def _seen(sweep: Sweep, number: int) -> Seen:
+def _seen(sweep: StudyRecords, number: int) -> Seen:
     return sweep.trials.get(number), sweep.last_evals(number)
 
 

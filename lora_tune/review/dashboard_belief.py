@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from lora_tune.config.study import Study
 from lora_tune.search.recommendation import Recommended, is_worked_out, recommended
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 GRACE_SECONDS = 0.5
 """How long a request waits for it: of some dozens of trials the first answer is whole."""
@@ -22,7 +22,7 @@ class BeliefBesideRequests:
         self._work: Future[Recommended | None] | None = None
         self._newest: Recommended | None = None
 
-    def of(self, sweep: Sweep) -> tuple[Recommended | None, bool]:
+    def of(self, sweep: StudyRecords) -> tuple[Recommended | None, bool]:
         """What is recommended as far as it is known, and whether that is by all trials of ``sweep`` that have ended.
 
         Raises what working it out raised.
@@ -36,7 +36,7 @@ class BeliefBesideRequests:
             self._newest = recommended(self._study, sweep)
         return self._newest, is_worked_out(sweep)
 
-    def _begun(self, sweep: Sweep) -> Future[Recommended | None]:
+    def _begun(self, sweep: StudyRecords) -> Future[Recommended | None]:
         """The work at hand, or, where none is, that on this sweep."""
         with self._lock:
             if self._work is None or self._work.done():
@@ -44,7 +44,7 @@ class BeliefBesideRequests:
                 threading.Thread(target=self._do, args=(self._work, sweep), daemon=True).start()
             return self._work
 
-    def _do(self, work: Future[Recommended | None], sweep: Sweep) -> None:
+    def _do(self, work: Future[Recommended | None], sweep: StudyRecords) -> None:
         try:
             work.set_result(recommended(self._study, sweep))
         except Exception as error:  # noqa: BLE001 - whatever it is, the request that waits for it raises it

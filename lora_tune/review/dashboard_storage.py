@@ -30,7 +30,7 @@ from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.records import TrialState as OurState
 from lora_tune.store.remarks import SWEEP
 
@@ -48,13 +48,13 @@ class ReadOnlyError(RuntimeError):
 class Snapshot:
     """The sweep, at most ``FRESH_SECONDS`` old. load: reads what is new since the sweep that it is given."""
 
-    def __init__(self, study: Study, root: Path, load: Callable[[Sweep | None], Sweep]) -> None:
+    def __init__(self, study: Study, root: Path, load: Callable[[StudyRecords | None], StudyRecords]) -> None:
         self.study, self.root, self._load = study, root, load
         self._lock = threading.Lock()
         self._read_at = -FRESH_SECONDS
-        self._sweep: Sweep | None = None
+        self._sweep: StudyRecords | None = None
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> StudyRecords:
         """The records; one thread reads them anew, the others wait for it."""
         with self._lock:
             if self._sweep is None or time.monotonic() - self._read_at > FRESH_SECONDS:
@@ -73,7 +73,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         self._dressed: dict[int, FrozenTrial] = {}
         self._notes: dict[int, str] = {}
         self._belief = BeliefBesideRequests(snapshot.study)
-        self._drawn: tuple[Sweep | None, dict[str, str]] = (None, {})
+        self._drawn: tuple[StudyRecords | None, dict[str, str]] = (None, {})
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """The one study under review, its figures among its system attributes."""
@@ -101,7 +101,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         attributes |= {"dashboard:objective_names": names}
         return attributes | self._figures(study, sweep, now)
 
-    def _figures(self, study: Study, sweep: Sweep, now: float) -> dict[str, str]:
+    def _figures(self, study: Study, sweep: StudyRecords, now: float) -> dict[str, str]:
         """The figures as attributes, made anew only when the records have changed."""
         drawn, made = self._drawn
         if drawn is not sweep:
@@ -145,7 +145,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         """One trial, dressed."""
         return self._dress(self._snapshot.sweep(), self._inner.get_trial(trial_id))
 
-    def _dress(self, sweep: Sweep, plain: FrozenTrial) -> FrozenTrial:
+    def _dress(self, sweep: StudyRecords, plain: FrozenTrial) -> FrozenTrial:
         """A trial that has ended in both records is dressed once."""
         number = plain.number
         if number in self._dressed:

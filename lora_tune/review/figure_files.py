@@ -9,10 +9,10 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
 from lora_tune.review.plots import charts, svg
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 
-def write_figures(study: Study, sweep: Sweep, folders: Mapping[str, Path | None]) -> list[Path]:
+def write_figures(study: Study, sweep: StudyRecords, folders: Mapping[str, Path | None]) -> list[Path]:
     """Each figure as a file of each form ("svg", "png", "pdf") that has a folder; returns the files.
 
     Raises SetupError where PNG or PDF is asked for and CairoSVG is missing.

@@ -17,7 +17,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
-from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
 from lora_tune.store.remarks import SWEEP
 
 FILES_SHOWN = 12
@@ -35,7 +35,7 @@ def plain(text: object) -> str:
     return re.sub(r"(?i)(https?|www|ftp|mailto)([:.])", r"\1\\\2", line)
 
 
-def attributes(sweep: Sweep, trial: Trial, now: float) -> dict[str, float | str]:
+def attributes(sweep: StudyRecords, trial: Trial, now: float) -> dict[str, float | str]:
     """What is known of the trial, named for people, with units; what is unknown is left out."""
     metrics, attempts = as_mapping(trial.metrics), sweep.attempts_of(trial.number)
     found: dict[str, float | str | None] = {
@@ -129,7 +129,7 @@ def diagnosis(attempt: Attempt) -> str:
     )
 
 
-def trial_note(study: Study, sweep: Sweep, trial: Trial, files: Mapping[str, str], now: float) -> str:
+def trial_note(study: Study, sweep: StudyRecords, trial: Trial, files: Mapping[str, str], now: float) -> str:
     """The trial in Markdown. files: name -> address of each artifact."""
     head = f"## Trial {trial.number}: {plain(trial.verdict or trial.state)}"
     parts = [head, plain(trial.sentence)] if trial.sentence else [head]
@@ -210,7 +210,7 @@ def steering_note(steer: str, number: int, *, open_: bool) -> str:
     return f"\n### Steer it\n\n[{link}](/steer{page}), or from a terminal:\n\n```\n{lines}\n```\n"
 
 
-def study_note(study: Study, sweep: Sweep, seen: Overview, *, whole: bool = True) -> str:
+def study_note(study: Study, sweep: StudyRecords, seen: Overview, *, whole: bool = True) -> str:
     """The sweep in Markdown: the summary, what is recommended beside the best run, the failures.
 
     whole: what is recommended is known of all trials that have ended, and not of some yet.

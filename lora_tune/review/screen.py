@@ -26,7 +26,7 @@ from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 _COLOURS = {
     Verdict.REACHED: "green",
@@ -57,7 +57,7 @@ def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
 class Quiet:
     """Nobody watches."""
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         pass
 
     def line(self, text: str) -> None:
@@ -87,7 +87,7 @@ class JsonLines(Quiet):
     def line(self, text: str) -> None:
         self._write({"event": "line", "text": text})
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         for trial in sweep.trials.values():
             state = trial.verdict or trial.state
             if self._known.get(trial.number) != state:
@@ -108,7 +108,7 @@ class Screen:
         self._live = Live(console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False)
         self._live.start()
 
-    def update(self, study: Study, sweep: Sweep, now: float) -> None:
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         self._live.update(screen(study, sweep, now, list(self._lines)))
 
     def line(self, text: str) -> None:
@@ -119,7 +119,7 @@ class Screen:
         self._live.stop()
 
 
-def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> RenderableType:
+def screen(study: Study, sweep: StudyRecords, now: float, lines: list[str]) -> RenderableType:
     """The whole picture, a pure function of the records."""
     return Panel(
         Group(_headline(study, sweep), _budget(study, sweep, now), "", _trials(study, sweep, now), "", _log(lines)),
@@ -129,7 +129,7 @@ def screen(study: Study, sweep: Sweep, now: float, lines: list[str]) -> Renderab
     )
 
 
-def _headline(study: Study, sweep: Sweep) -> Text:
+def _headline(study: Study, sweep: StudyRecords) -> Text:
     if any(t.replicate_of is not None for t in sweep.trials.values()):
         return _race(study, sweep)
     objective = objective_of(study)
@@ -142,14 +142,14 @@ def _headline(study: Study, sweep: Sweep) -> Text:
     return text
 
 
-def _race(study: Study, sweep: Sweep) -> Text:
+def _race(study: Study, sweep: StudyRecords) -> Text:
     """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
     shown = race_words(study, replicates.replicates(sweep))
     text = Text("mean of runs: ", style="bold")
     return text.append("; ".join(shown) or "none is over yet", style="bold green")
 
 
-def _budget(study: Study, sweep: Sweep, now: float) -> Table:
+def _budget(study: Study, sweep: StudyRecords, now: float) -> Table:
     grid = Table.grid(padding=(0, 2))
     budget = study.budget
     done = sum(t.state is TrialState.FINISHED for t in sweep.trials.values())
@@ -168,13 +168,15 @@ def _bar(total: float, done: float) -> ProgressBar:
     return ProgressBar(total, done, width=30, complete_style="cyan", finished_style="green")
 
 
-def _trials(study: Study, sweep: Sweep, now: float) -> FittedTable:
+def _trials(study: Study, sweep: StudyRecords, now: float) -> FittedTable:
     open_trials = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
     ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
     return trials_table(study, sweep, [*ended[-6:], *open_trials[:12]], now)
 
 
-def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float, title: str = "") -> FittedTable:
+def trials_table(
+    study: Study, sweep: StudyRecords, trials: Sequence[Trial], now: float, title: str = ""
+) -> FittedTable:
     """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters.
 
     A throughput study has no target, and its losses say nothing: samples/s stand in the place of all that.
@@ -182,7 +184,7 @@ def trials_table(study: Study, sweep: Sweep, trials: Sequence[Trial], now: float
     return FittedTable([_row(study, sweep, trial, now) for trial in trials], title)
 
 
-def _row(study: Study, sweep: Sweep, trial: Trial, now: float) -> Cells:
+def _row(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> Cells:
     objective, attempts = objective_of(study), sweep.attempts_of(trial.number)
     evals = sweep.last_evals(trial.number)
     started = attempts[-1].started_at if attempts else None

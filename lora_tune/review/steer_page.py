@@ -13,7 +13,7 @@ from lora_tune.controller.steering import SETTINGS, course, words
 from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template
 from lora_tune.review.trial_rows import state_of, value_text
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.store.requests import Request
 
 SET = "set."
@@ -56,7 +56,7 @@ class Form:
 
 
 def steer_html(
-    study: Study, sweep: Sweep, requests: Sequence[Request], now: float, *, token: str, driven: bool, form: Form
+    study: Study, sweep: StudyRecords, requests: Sequence[Request], now: float, *, token: str, driven: bool, form: Form
 ) -> str:
     """The page as one HTML document that loads nothing.
 
@@ -100,7 +100,7 @@ def steer_html(
     return page
 
 
-def value_fields(study: Study, sweep: Sweep, form: Form) -> list[Field]:
+def value_fields(study: Study, sweep: StudyRecords, form: Form) -> list[Field]:
     """A field for each tuned name, in the order of the space."""
     start = None if form.clone is None else sweep.trials.get(form.clone)
     made = []

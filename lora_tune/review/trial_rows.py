@@ -9,7 +9,7 @@ from lora_tune.analysis.describe import short_layout
 from lora_tune.base.format import visible
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 _CHARACTER, _BOLD, _PADDING = 7.2, 7.9, 15.0
 """Pixels, at the table's font: of a character, of one in a head, beside a cell's text."""
@@ -64,7 +64,7 @@ class TrialTable:
         return list(zip(self.numbers, self.states, cells, self.sentences, strict=True))
 
 
-def trial_rows(study: Study, sweep: Sweep, now: float) -> TrialTable:
+def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
     """Every trial of the sweep; a column in which all would be empty is left out. now: epoch seconds."""
     trials, objective = list(sweep.trials.values()), objective_of(study)
     made = [
@@ -103,17 +103,17 @@ def _tuned(study: Study, name: str, trials: Sequence[Trial]) -> Column:
     return Column(head=name, numeric=kind in ("float", "int"), cells=[Cell(visible(text)) for text in texts])
 
 
-def _last(study: Study, sweep: Sweep, trial: Trial) -> float | None:
+def _last(study: Study, sweep: StudyRecords, trial: Trial) -> float | None:
     evals = sweep.last_evals(trial.number)
     return study.shown(evals[-1].loss) if evals else None
 
 
-def tuned_names(sweep: Sweep) -> list[str]:
+def tuned_names(sweep: StudyRecords) -> list[str]:
     """The tuned names, in the order of the space."""
     return list(dict.fromkeys(name for trial in sweep.trials.values() for name in trial.tuned))
 
 
-def state_of(study: Study, sweep: Sweep, trial: Trial) -> str:
+def state_of(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """How a trial ended, in the words of its objective; of an open one how its last attempt stands."""
     attempts = sweep.attempts_of(trial.number)
     if trial.verdict is not None:

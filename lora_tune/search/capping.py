@@ -16,7 +16,7 @@ from lora_tune.curves.family import LARGEST_EXPONENT, Family
 from lora_tune.curves.forecast import Forecast, chance_words, forecast
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import first_reached, usable_loss, usable_samples
-from lora_tune.curves.stall import GO_ON, Verdict
+from lora_tune.curves.stall import GO_ON, StallVerdict
 from lora_tune.curves.timing import Timing
 from lora_tune.logs.mllog import Eval
 
@@ -100,7 +100,7 @@ def cap(
     family: Family | None = None,
     quantum: float | None = None,
     healing: float = 0.0,
-) -> Verdict:
+) -> StallVerdict:
     """Whether to stop a run that has gone on for ``now_seconds`` since ``run_start``.
 
     ``risk`` is the accepted chance of stopping a run of a configuration no worse than the incumbent. Half of it goes
@@ -129,8 +129,8 @@ def cap(
     return _capped(f"the chance of reaching {target:g} {within}, is {chance_words(chance)}")
 
 
-def _capped(sentence: str) -> Verdict:
-    return Verdict(True, f"capped: {sentence}", "capped")
+def _capped(sentence: str) -> StallVerdict:
+    return StallVerdict(True, f"capped: {sentence}", "capped")
 
 
 def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) -> float | None:

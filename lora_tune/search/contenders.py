@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.search.race_scale import TIMES, Scale
+from lora_tune.search.race_scale import TIMES, RaceScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Contender:
         return float(np.mean(self.places)) if self.places else math.inf
 
 
-def pooled_sd(configs: Sequence[Contender], scale: Scale) -> tuple[float, float]:
+def pooled_sd(configs: Sequence[Contender], scale: RaceScale) -> tuple[float, float]:
     """Sd within configurations and its degrees of freedom; the scale's prior fills in for missing ones.
 
     Where neither says anything, the spread is taken to be as large as the results lie apart.
@@ -51,7 +51,9 @@ def pooled_sd(configs: Sequence[Contender], scale: Scale) -> tuple[float, float]
     return max(math.sqrt((missing * scale.prior_sd**2 + within) / (missing + own)), least), float(missing + own)
 
 
-def means(results: Mapping[str, Sequence[RunSummary]], scale: Scale = TIMES) -> dict[str, tuple[float, float, float]]:
+def means(
+    results: Mapping[str, Sequence[RunSummary]], scale: RaceScale = TIMES
+) -> dict[str, tuple[float, float, float]]:
     """Mean of each configuration that has results (of times the geometric one), with its 90% interval, low and high.
 
     Student's interval on the scale, with the spread between seeds that all configurations share.
@@ -64,7 +66,7 @@ def means(results: Mapping[str, Sequence[RunSummary]], scale: Scale = TIMES) -> 
     return {c.name: scale.interval(c.mean, width / math.sqrt(len(c.places))) for c in configs if c.places}
 
 
-def contender(name: str, runs: Sequence[RunSummary], scale: Scale) -> Contender:
+def contender(name: str, runs: Sequence[RunSummary], scale: RaceScale) -> Contender:
     """A configuration with its runs on a scale."""
     places = tuple(place for r in runs if (place := scale.inward(r.result)) is not None)
     hours = [r.node_hours for r in runs if math.isfinite(r.node_hours)]

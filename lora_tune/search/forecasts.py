@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.trust import Forecast, Told
+from lora_tune.search.trust import ScoreForecast, Told
 from lora_tune.search.whole.runs import runs_of
 
 FORECASTS = "forecasts"
@@ -20,10 +20,10 @@ def told(trial: FrozenTrial, target: float) -> Told | None:
     text = trial.user_attrs.get(FORECASTS)
     if not isinstance(text, str) or trial.state is TrialState.RUNNING:
         return None
-    return judged(trial, target, {name: Forecast(mean, sd) for name, (mean, sd) in json.loads(text).items()})
+    return judged(trial, target, {name: ScoreForecast(mean, sd) for name, (mean, sd) in json.loads(text).items()})
 
 
-def judged(trial: FrozenTrial, target: float, forecasts: Mapping[str, Forecast]) -> Told | None:
+def judged(trial: FrozenTrial, target: float, forecasts: Mapping[str, ScoreForecast]) -> Told | None:
     """The same with these forecasts; None for a short run and for one that says nothing of its score."""
     if trial.user_attrs.get("kind") == "probe":
         return None

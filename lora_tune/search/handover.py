@@ -11,7 +11,7 @@ from lora_tune.search.race_scale import bounded_exp
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting, in_memory
 from lora_tune.search.samplers import sampler_of, start_of, where_the_user_stands
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 FEWEST_RUNS = 5
 """Runs that reached the target before a sampler's model chooses among what has run: of two it took the slower one.
@@ -20,7 +20,7 @@ What the user had is no such choice: it stays until another is clearly better.
 """
 
 
-def believes(study: Study, sweep: Sweep) -> Belief:
+def believes(study: Study, sweep: StudyRecords) -> Belief:
     """What the sampler recommends by the sweep's records; what the results say where it has little to say.
 
     The machine's own config, where it is no point of the space and is believed better yet, stays.
@@ -53,7 +53,7 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     )
 
 
-def _of_today(study: Study, sweep: Sweep) -> Sweep:
+def _of_today(study: Study, sweep: StudyRecords) -> StudyRecords:
     """The sweep without trials that the space of today does not hold: a study may have changed since they ran."""
     fits = fitting(study)
     return replace(sweep, trials={n: t for n, t in sweep.trials.items() if fits(t)})

@@ -28,13 +28,13 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.optuna_trials import annotate
 from lora_tune.search.tpe import WindowedTPESampler
-from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, Forecast, Told, Trust, trust
+from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, ScoreForecast, Told, Trust, trust
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import (
     Believed,
-    Proposal,
     Scales,
     WholeModel,
+    WholeProposal,
     learn_whole,
     propose,
     recommend_whole,
@@ -225,7 +225,7 @@ class PortfolioSampler(BaseSampler):
         self._scales = model.scales
         return model
 
-    def _proposal(self, model: WholeModel, study: optuna.Study) -> Proposal:
+    def _proposal(self, model: WholeModel, study: optuna.Study) -> WholeProposal:
         starts = [t.user_attrs["init_seconds"] for t in study.get_trials(deepcopy=False)[-50:]
                   if isinstance(t.user_attrs.get("init_seconds"), int | float)]  # fmt: skip
         init = float(np.median(starts)) if starts else INIT_SECONDS
@@ -262,16 +262,16 @@ class PortfolioSampler(BaseSampler):
 
     def _forecasts(
         self, study: optuna.Study, number: int, model: WholeModel, values: Mapping[str, Any]
-    ) -> dict[str, Forecast]:
+    ) -> dict[str, ScoreForecast]:
         mean, sd = model.predict([values])
-        found = {WHOLE: Forecast(float(mean[0]), math.hypot(float(sd[0]), model.run_sd))}
+        found = {WHOLE: ScoreForecast(float(mean[0]), math.hypot(float(sd[0]), model.run_sd))}
         if self._arms.grey_box is not None:
             mean_sd = self._arms.grey_box.forecast(study, values, skip=number)
-            found[GREY_BOX] = Forecast(*mean_sd)
+            found[GREY_BOX] = ScoreForecast(*mean_sd)
         return found
 
 
-def _why(found: Proposal, nodes: int) -> str:
+def _why(found: WholeProposal, nodes: int) -> str:
     return (
         f"every parameter may drive speed and convergence; expected to improve the recommendation by "
         f"{100 * found.gain:.2f}% for {found.seconds * nodes / 3600:.2f} node-hours"

@@ -13,7 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
-from lora_tune.curves.overlay import Course, course
+from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import FEWEST, Evidence, confirms, contradicts, shown_by, verdict
 from lora_tune.logs.mllog import Eval
 
@@ -132,13 +132,13 @@ class StallPruner(BasePruner):
         references = [replace(run, free=number in free) for number, run in good.items()]
         return _Finished(references, since < NEVER and until == NEVER, shown)
 
-    def _good(self, trial: FrozenTrial, sign: float) -> Course | None:
+    def _good(self, trial: FrozenTrial, sign: float) -> ComparedRun | None:
         """The trial as a reference; None where it did not reach the target."""
         run = course(_evals(trial, sign), length=self._length(trial), kind=_kind(trial))
         return run if math.isfinite(run.stop(sign * self._target)) else None
 
     def _told(
-        self, good: Sequence[tuple[datetime.datetime, Course]], sign: float
+        self, good: Sequence[tuple[datetime.datetime, ComparedRun]], sign: float
     ) -> tuple[datetime.datetime, datetime.datetime, list[float]]:
         """When good trials first confirmed the envelope, when one contradicted it, and how far each lay outside."""
         since, until, shown = NEVER, NEVER, list[float]()
@@ -163,7 +163,7 @@ class _Finished:
     """What a study's finished trials say: good ones as references, whether they speak for the envelope, and how far
     outside of it each lay."""
 
-    good: Sequence[Course]
+    good: Sequence[ComparedRun]
     believed: bool
     shown: Sequence[float]
 

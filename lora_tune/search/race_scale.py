@@ -31,7 +31,7 @@ LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class RaceScale:
     """Turns results into numbers of which a smaller one is better and whose differences mean the same everywhere.
 
     Parameters
@@ -101,16 +101,16 @@ class Scale:
         return -1.0 if self.maximise else 1.0
 
 
-TIMES = Scale()
+TIMES = RaceScale()
 """Times to a target."""
 
 
-def scale_of(study: Study) -> Scale:
+def scale_of(study: Study) -> RaceScale:
     """What the runs of a study's race are compared on."""
     objective = objective_of(study)
     if objective.has_target:
-        return Scale(prior_sd=seed_spread(study), timed=objective.timed)
-    valued = Scale(
+        return RaceScale(prior_sd=seed_spread(study), timed=objective.timed)
+    valued = RaceScale(
         maximise=objective.maximise, prior_sd=seed_spread(study), got="measured a value", missed="measured no value"
     )
     return replace(valued, relative=False, prior_sd=0.0, prior_freedom=0) if objective.judges_evals else valued

@@ -14,7 +14,7 @@ import numpy as np
 
 from lora_tune.search.contenders import Contender, RunSummary, contender, pairs_of, pooled_sd
 from lora_tune.search.race_limits import LimitShape, limit_constant
-from lora_tune.search.race_scale import TIMES, Scale
+from lora_tune.search.race_scale import TIMES, RaceScale
 
 CLOSEST = 1e-3
 """The least lead that is counted with, relative to the spread between seeds: equal means need no infinity of runs."""
@@ -61,7 +61,7 @@ class RaceSettings:
     fewest: int = 3
     most: int = 10
     batch: int = 1
-    scale: Scale = TIMES
+    scale: RaceScale = TIMES
 
     def longest(self, configurations: int) -> int:
         """Most runs of one configuration in a race of so many."""
@@ -109,7 +109,7 @@ Action = RunMore | RaceVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RacePlan:
     """Where a race stands.
 
     wanted: runs that each configuration needs in all, up to the next look or, after the verdict, for the score of the
@@ -138,7 +138,7 @@ def next_action(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetti
     return RunMore(config.name, min(settings.batch, settings.longest(len(results)) - config.runs, left))
 
 
-def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *, together: bool = False) -> Plan:
+def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *, together: bool = False) -> RacePlan:
     """Replay the race from its first run on: which runs it wants next, or its verdict.
 
     results: all finished runs, in the order in which they count. The looks depend on the results alone, so the answer
@@ -153,13 +153,13 @@ def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *,
         if not isinstance(found, list):
             chosen = found.winner if isinstance(found, Decided) else found.recommended
             converges = any(settings.scale.inward(run.result) is not None for run in results[chosen])
-            return Plan({chosen: settings.most} if converges else {}, found)
+            return RacePlan({chosen: settings.most} if converges else {}, found)
         least = min(c.runs for c in found)
         for config in found if together else found[:1]:
             left = settings.total(len(results)) - sum(counts.values())
             wanted = (config.runs if len(results) >= MANY else least) + settings.batch
             counts[config.name] += max(0, min(min(longest, wanted) - counts[config.name], left))
-    return Plan(counts)
+    return RacePlan(counts)
 
 
 def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings) -> list[Contender] | RaceVerdict:
@@ -290,7 +290,7 @@ def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> Canno
     return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
 
 
-def _recommend(leader: Contender, second: Contender, scale: Scale) -> tuple[str, str]:
+def _recommend(leader: Contender, second: Contender, scale: RaceScale) -> tuple[str, str]:
     """The one with fewer failures, then the clearly cheaper (2% of node-hours a run), then the better so far."""
     if leader.failures != second.failures:
         best = min((leader, second), key=lambda c: c.failures)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.samplers import sampler_kind
-from lora_tune.store.metrics import Choice
-from lora_tune.store.records import Sweep, Trial, Value
+from lora_tune.store.metrics import ConfirmedChoice
+from lora_tune.store.records import StudyRecords, Trial, Value
 
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
@@ -65,7 +65,7 @@ class Recommended:
         return self.trial.parameters == self.luckiest.parameters
 
 
-def recommended(study: Study, sweep: Sweep) -> Recommended | None:
+def recommended(study: Study, sweep: StudyRecords) -> Recommended | None:
     """What the sweep hands over by its finished trials; None before one has reached the target.
 
     What a race of further seeds has chosen stays until another's interval lies wholly on its better side.
@@ -73,12 +73,12 @@ def recommended(study: Study, sweep: Sweep) -> Recommended | None:
     return sweep.once(_MADE, lambda: _recommended(study, sweep))
 
 
-def is_worked_out(sweep: Sweep) -> bool:
+def is_worked_out(sweep: StudyRecords) -> bool:
     """Whether :func:`recommended` has its answer and returns at once; with 2,000 trials it takes seconds otherwise."""
     return sweep.made(_MADE)
 
 
-def _recommended(study: Study, sweep: Sweep) -> Recommended | None:
+def _recommended(study: Study, sweep: StudyRecords) -> Recommended | None:
     luckiest = objective_of(study).best(sweep)
     if luckiest is None:
         return None
@@ -97,7 +97,7 @@ def _recommended(study: Study, sweep: Sweep) -> Recommended | None:
     )
 
 
-def _over(study: Study, sweep: Sweep) -> bool:
+def _over(study: Study, sweep: StudyRecords) -> bool:
     """Whether every trial that the study may have has ended."""
     trials = sweep.trials.values()
     return bool(study.budget.trials and len(trials) >= study.budget.trials) and all(t.verdict for t in trials)
@@ -116,11 +116,11 @@ def _beats(study: Study, new: Belief, chosen: Recommended) -> bool:
     return new.low > chosen.objective if objective_of(study).maximise else new.high < chosen.objective
 
 
-def _chosen(sweep: Sweep, luckiest: Trial) -> Recommended | None:
+def _chosen(sweep: StudyRecords, luckiest: Trial) -> Recommended | None:
     """What a race of further seeds has chosen, with its mean."""
     for trial in sweep.reached():
         race = trial.metrics.confirmed
-        if race is None or race.choice is not Choice.CHOSEN or None in (race.seconds, race.low, race.high):
+        if race is None or race.choice is not ConfirmedChoice.CHOSEN or None in (race.seconds, race.low, race.high):
             continue
         mean, low, high = (float(bound or 0.0) for bound in (race.seconds, race.low, race.high))
         runs = race.runs - race.missed

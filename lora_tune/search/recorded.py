@@ -26,7 +26,7 @@ from lora_tune.logs.failures import is_refusal
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objectives_of
 from lora_tune.store.metrics import as_mapping
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 MOST_STEPS = 2**31
 """Steps that fit into Optuna's tables on every database; a damaged log may name any number."""
@@ -103,7 +103,7 @@ def ending(study: Study, record: Trial) -> tuple[TrialState, list[float] | None]
     return (state, known) if len(known) == len(objectives) else (TrialState.FAIL, None)
 
 
-def recorded_trial(study: Study, sweep: Sweep, record: Trial, space: Space) -> FrozenTrial:
+def recorded_trial(study: Study, sweep: StudyRecords, record: Trial, space: Space) -> FrozenTrial:
     """One trial as Optuna shows it. space: of :func:`space_of`."""
     distributions, conditions = space
     state, values = ending(study, record)
@@ -138,7 +138,7 @@ def space_of(study: Study) -> Space:
     return study.search_space.distributions(), study.search_space.conditions
 
 
-def recorded_trials(study: Study, sweep: Sweep) -> list[FrozenTrial]:
+def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
     """Every trial by number, without a gap."""
     space = space_of(study)
     found = []
@@ -170,7 +170,7 @@ def _fits(values: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> b
 
 
 def in_memory(
-    study: Study, sweep: Sweep, sampler: BaseSampler | None = None, storage: InMemoryStorage | None = None
+    study: Study, sweep: StudyRecords, sampler: BaseSampler | None = None, storage: InMemoryStorage | None = None
 ) -> optuna.Study:
     """The sweep as an Optuna study that lives in this process only. storage: an empty one to make it in."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from lora_tune.search.observations import Observation
     from lora_tune.search.recommendation import Belief
     from lora_tune.search.tpe import WindowedTPESampler
-    from lora_tune.store.records import Sweep
+    from lora_tune.store.records import StudyRecords
 
     OldRuns = Callable[[], Sequence[Observation]]
 
 
-def _by_results(study: Study, sweep: Sweep) -> Belief:
+def _by_results(study: Study, sweep: StudyRecords) -> Belief:
     """What the results alone say."""
     from lora_tune.search.shrinkage import believes
 
     return believes(study, sweep)
 
 
-def _by_model(study: Study, sweep: Sweep) -> Belief:
+def _by_model(study: Study, sweep: StudyRecords) -> Belief:
     """What the sampler's own model says of seconds to the target; of every other objective, what the results say."""
     from lora_tune.search.handover import believes
 
@@ -68,7 +68,7 @@ class SamplerKind:
     """
 
     make: Callable[[Study, OldRuns], BaseSampler]
-    believes: Callable[[Study, Sweep], Belief] = _by_results
+    believes: Callable[[Study, StudyRecords], Belief] = _by_results
     recommends_unrun: bool = False
     knows_gain: bool = False
     proposes_probes: bool = False
@@ -99,14 +99,14 @@ def make_sampler(
     return sampler_kind(study).make(study.model_copy(update={"search": search}), old_runs)
 
 
-def sampler_of(study: Study, sweep: Sweep) -> BaseSampler:
+def sampler_of(study: Study, sweep: StudyRecords) -> BaseSampler:
     """The sampler that a study names, with what the records know of ingested runs and of the user's configuration."""
     from lora_tune.search import priors
 
     return make_sampler(study, lambda: priors.observations(sweep.priors, study.target), start=start_of(sweep))
 
 
-def start_of(sweep: Sweep) -> Mapping[str, Any] | None:
+def start_of(sweep: StudyRecords) -> Mapping[str, Any] | None:
     """Tuned values of the configuration that the user had before the sweep; None where it is no point of the space."""
     return next((t.tuned for t in sweep.trials.values() if t.metrics.base is not None and t.tuned), None)
 

@@ -33,7 +33,7 @@ from lora_tune.search.recorded import (
 )
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.worth import not_worth
-from lora_tune.store.records import Sweep, Trial, Value, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
 
 _OF_PROPOSAL = ("why", BASE, REQUEST, FIXED)
@@ -68,7 +68,7 @@ def expected_gain(known: optuna.Study) -> float | None:
 
 
 def unproposed(
-    points: Sequence[Mapping[str, Value]], records: Sweep, conditions: Conditions
+    points: Sequence[Mapping[str, Value]], records: StudyRecords, conditions: Conditions
 ) -> Iterator[Mapping[str, Value]]:
     """Those of a study's enqueued points that no trial of the records is, each trial counted for one point. Pure.
 
@@ -90,7 +90,7 @@ class Session:
     def __init__(
         self,
         study: Study,
-        records: Sweep | None = None,
+        records: StudyRecords | None = None,
         sampler: BaseSampler | None = None,
         start: Start | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Session:
 
         start: what the first trial of a new sweep measures, before every other point.
         """
-        known = records or Sweep(name=study.name, digest="", study_toml="", began_at=0.0)
+        known = records or StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0)
         self._settings, self._start = study, start
         self._storage = InMemoryStorage()
         asked = sampler or make_sampler(study, begun=len(known.trials), start=start.tuned if start else None)

@@ -23,7 +23,7 @@ from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.race_scale import bounded_exp, seed_spread
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting
-from lora_tune.store.records import Sweep, Trial, Value, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
 FITTED, LEARNED = 120, 400
 """Runs by which the scales are fitted, and by which neighbours are judged: the work grows with their cube."""
@@ -53,7 +53,7 @@ class _Runs:
         return float(np.mean(self.logs))
 
 
-def believes(study: Study, sweep: Sweep) -> Belief:
+def believes(study: Study, sweep: StudyRecords) -> Belief:
     """The configuration of the lowest expected objective among those that ran; one run at least must have reached.
 
     One that missed the target as often as it reached it is left out while there is another.
@@ -82,7 +82,7 @@ def believes(study: Study, sweep: Sweep) -> Belief:
     return Belief(tuned=best.tuned, objective=bounded_exp(sign * mean), low=ends[0], high=ends[1], trial=best.number)
 
 
-def _configurations(study: Study, sweep: Sweep) -> list[_Runs]:
+def _configurations(study: Study, sweep: StudyRecords) -> list[_Runs]:
     """Every configuration with its runs; its trial is the one nearest to their mean."""
     reached: dict[Key, list[Trial]] = {}
     missed: dict[Key, int] = {}
@@ -122,7 +122,7 @@ def _level(found: Sequence[_Runs]) -> tuple[float, float]:
     return float(np.median(means)), max(float(means.std()), LEAST_AMPLITUDE)
 
 
-def half_width(study: Study, sweep: Sweep, tuned: Mapping[str, Value]) -> float:
+def half_width(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) -> float:
     """Half of the 90% interval of ln(objective) at ``tuned``, run or not, by the results alone."""
     space, fits = study.search_space.distributions(), fitting(study)
     inside = [c for c in _configurations(study, sweep) if fits(c.trial)]

@@ -30,7 +30,7 @@ from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Prior, condition
 from lora_tune.search.grey_box.model import SPEED_NOISE, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.grey_box.scales import Scales
+from lora_tune.search.grey_box.scales import GreyBoxScales
 from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import annotate, of_trial
@@ -111,7 +111,7 @@ class ThroughputSampler(BaseSampler):
         )  # fmt: skip
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
-        self._scales: Scales | None = None
+        self._scales: GreyBoxScales | None = None
         self._physics = physics
         self._chosen: tuple[object, tuple[Choice | None, list[Observation]]] = (None, (None, []))
 

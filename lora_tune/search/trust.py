@@ -24,7 +24,7 @@ FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class ScoreForecast:
     """Of ln(score) of one run: mean and sd."""
 
     mean: float
@@ -37,7 +37,7 @@ class Told:
 
     ln_score: float
     reached: bool
-    forecasts: Mapping[str, Forecast]
+    forecasts: Mapping[str, ScoreForecast]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def _density(t: Told, model: str) -> float:
     return _log_density(t, t.forecasts[model])
 
 
-def _log_density(t: Told, f: Forecast) -> float:
+def _log_density(t: Told, f: ScoreForecast) -> float:
     usual = _gaussian(t, f.mean, f.sd)
     freak = _gaussian(t, f.mean, math.hypot(OUTLIER_SD, f.sd))
     return float(np.logaddexp(math.log1p(-OUTLIER) + usual, math.log(OUTLIER) + freak))
@@ -86,7 +86,7 @@ def _no_better_than_average(told: Sequence[Told]) -> bool:
     gain, before, counted = 0.0, [t.ln_score for t in told[:2]], 0
     for t in told[2:]:
         if WHOLE in t.forecasts:
-            naive = Forecast(float(np.mean(before)), max(0.1, float(np.std(before))))
+            naive = ScoreForecast(float(np.mean(before)), max(0.1, float(np.std(before))))
             gain += _density(t, WHOLE) - _log_density(t, naive)
             counted += 1
         before.append(t.ln_score)

@@ -14,7 +14,7 @@ from lora_tune.logs.mllog import Eval
 from lora_tune.store import rows
 from lora_tune.store.database import Store
 from lora_tune.store.port import Lease
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.rows import Changes
 
 
@@ -40,7 +40,7 @@ class BufferedStore:
         """Seconds since :meth:`save` was last called."""
         return time.monotonic() - self._saved_at
 
-    def load(self, name: str, known: Sweep | None = None) -> Sweep | None:
+    def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None:
         """As the store's."""
         return self._inner.load(name, known)
 
@@ -62,7 +62,7 @@ class BufferedStore:
             self._path.unlink(missing_ok=True)
             self._noted = {}
 
-    def rescue(self, path: Path, sweep: Sweep, now: float) -> None:
+    def rescue(self, path: Path, sweep: StudyRecords, now: float) -> None:
         """As the store's."""
         self._inner.rescue(path, sweep, now)
 

@@ -22,7 +22,7 @@ from lora_tune.base.identity import new_token
 from lora_tune.store import engine, rows, schema
 from lora_tune.store.port import Held, Lease, Registered
 from lora_tune.store.reading import read_sweep
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.rows import Changes
 from lora_tune.store.schema import LEASE_SECONDS
 
@@ -69,7 +69,7 @@ class Store:
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
 
-    def rescue(self, path: Path, sweep: Sweep, now: float) -> None:
+    def rescue(self, path: Path, sweep: StudyRecords, now: float) -> None:
         """Write a whole sweep, as a driver knows it, into a fresh SQLite file that can take this database's place."""
         path.unlink(missing_ok=True)
         fresh = Store(engine.sqlite_url(path))
@@ -78,7 +78,7 @@ class Store:
         finally:
             fresh.close()
 
-    def copy_in(self, sweep: Sweep, now: float, saves: int, where: Registered | None = None) -> None:
+    def copy_in(self, sweep: StudyRecords, now: float, saves: int, where: Registered | None = None) -> None:
         """Write a whole sweep into this database, which holds none of its name; nobody drives it then.
 
         saves: how often it counts as written to. where: from where it was driven, and whether it is over.
@@ -137,7 +137,7 @@ class Store:
             if row.folder
         ]
 
-    def load(self, name: str, known: Sweep | None = None) -> Sweep | None:
+    def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None:
         """Everything that is remembered of a sweep, or None.
 
         known: the sweep as it was loaded before; only the trials that were not finished then are read again, so that

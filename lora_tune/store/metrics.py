@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from lora_tune.base.errors import StoreError
 
 
-class Choice(enum.StrEnum):
+class ConfirmedChoice(enum.StrEnum):
     """What further runs of a trial's configuration have decided."""
 
     CHOSEN = "chosen"
@@ -26,7 +26,7 @@ class Confirmed:
     seeds: of all runs. each: what those that have one measured. score: in words.
     """
 
-    choice: Choice
+    choice: ConfirmedChoice
     runs: int
     missed: int
     node_hours: float
@@ -168,5 +168,5 @@ def _confirmed(rest: dict[str, Any]) -> Confirmed:
     """Takes its parts out of ``rest``."""
     parts = {name: rest.pop(f"confirmed_{name}") for name in _CONFIRMED if f"confirmed_{name}" in rest}
     return Confirmed(
-        choice=Choice(rest.pop("confirmed")), **parts | {n: tuple(parts.get(n, ())) for n in ("each", "seeds")}
+        choice=ConfirmedChoice(rest.pop("confirmed")), **parts | {n: tuple(parts.get(n, ())) for n in ("each", "seeds")}
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.rows import Changes
 
 
@@ -50,8 +50,8 @@ class Registered:
 class Records(Protocol):
     """What a driver needs of a store."""
 
-    def load(self, name: str, known: Sweep | None = None) -> Sweep | None: ...
+    def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None: ...
 
     def save(self, lease: Lease, changes: Changes, now: float) -> None: ...
 
-    def rescue(self, path: Path, sweep: Sweep, now: float) -> None: ...
+    def rescue(self, path: Path, sweep: StudyRecords, now: float) -> None: ...

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from lora_tune.logs.run import Eval
 from lora_tune.store import rows, schema
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 
 
-def read_sweep(connection: sa.Connection, name: str, known: Sweep | None) -> Sweep | None:
+def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None) -> StudyRecords | None:
     """Everything that is on record of a sweep, or None; ``known`` itself when nothing is new.
 
     known: the sweep as it was read before: only the trials that were not finished then are read again.
@@ -27,8 +27,8 @@ def read_sweep(connection: sa.Connection, name: str, known: Sweep | None) -> Swe
     read_evals = _evals(connection, name, known)
     if known is not None and not read_trials and head.digest == known.digest:
         return known
-    before = known or Sweep(name=name, digest="", study_toml="", began_at=0.0)
-    found = Sweep(
+    before = known or StudyRecords(name=name, digest="", study_toml="", began_at=0.0)
+    found = StudyRecords(
         name=name,
         digest=head.digest,
         study_toml=head.study_toml,
@@ -45,7 +45,7 @@ def read_sweep(connection: sa.Connection, name: str, known: Sweep | None) -> Swe
     return found
 
 
-def _evals(connection: sa.Connection, name: str, known: Sweep | None) -> dict[tuple[int, int], tuple[Eval, ...]]:
+def _evals(connection: sa.Connection, name: str, known: StudyRecords | None) -> dict[tuple[int, int], tuple[Eval, ...]]:
     evals = schema.evals.c
     wanted = (evals.sweep == name) & _news(evals.trial, known)
     order = (evals.trial, evals.attempt, evals.position)
@@ -60,7 +60,7 @@ def _of(column: sa.Column[Any], sweep: str) -> Any:
     return sa.select(column).where(column.table.c.sweep == sweep)
 
 
-def _news(number: sa.Column[Any], known: Sweep | None) -> Any:
+def _news(number: sa.Column[Any], known: StudyRecords | None) -> Any:
     """Rows of trials that are not finished in ``known``, or not in it."""
     if known is None:
         return sa.true()

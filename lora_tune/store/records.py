@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lora_tune.logs.mllog import Eval
-from lora_tune.store.metrics import Choice, TrialMetrics
+from lora_tune.store.metrics import ConfirmedChoice, TrialMetrics
 
 Value = str | int | float | bool
 T = TypeVar("T")
@@ -148,7 +148,7 @@ class Trial:
     @property
     def passed_over(self) -> bool:
         """Whether further runs have shown that it is no better than the one that was chosen."""
-        return self.metrics.confirmed is not None and self.metrics.confirmed.choice is Choice.PASSED_OVER
+        return self.metrics.confirmed is not None and self.metrics.confirmed.choice is ConfirmedChoice.PASSED_OVER
 
     def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
         """This trial with its end written down."""
@@ -175,7 +175,7 @@ class PriorRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class StudyRecords:
     """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from.
 
     id: names this sweep among all; its folder carries it. folder: the one that it was last driven in. Both are "" for
@@ -244,7 +244,7 @@ class Sweep:
         """Whether :meth:`once` has computed it."""
         return what in self._made
 
-    def keep_made(self, earlier: Sweep) -> None:
+    def keep_made(self, earlier: StudyRecords) -> None:
         """Go on with what :meth:`once` makes of ``earlier``, in which the same trials have finished."""
         object.__setattr__(self, "_made", earlier._made)  # shared: what is being made now serves both
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lora_tune.logs.mllog import Eval
 from lora_tune.store import Changes
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState
 
 
 class UnitOfWork:
@@ -16,7 +16,7 @@ class UnitOfWork:
     ``sweep`` is a live view: the same object all along, showing every later change.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: StudyRecords) -> None:
         self._trials = dict(sweep.trials)
         self._attempts = dict(sweep.attempts)
         self._evals = dict(sweep.evals)

@@ -52,7 +52,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class SlotTerms:
     """How a job's trial can share another job: a packed trainer trains several side by side.
 
     argv: the trainer's command, to which the folder that it watches is appended. knobs: the variables of this trial,
@@ -95,7 +95,7 @@ class Job:
     script: bool = False
     contained: bool = True
     exclude_nodes: tuple[str, ...] = ()
-    slot: Slot | None = None
+    slot: SlotTerms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class KnowsVariables(Protocol):
 
 
 @runtime_checkable
-class Checks(Protocol):
+class ChecksBeforehand(Protocol):
     """A workload that can tell beforehand that no trial of it would run."""
 
     def check(self) -> Sequence[str]:

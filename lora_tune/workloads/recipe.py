@@ -23,7 +23,7 @@ from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.objectives import objective_of
-from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, Slot, Value
+from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, SlotTerms, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.pack_gain import doubts_of_packing
@@ -123,11 +123,11 @@ class RecipeWorkload:
         """Variables that only an attempt has, and no export of its configuration."""
         return {}
 
-    def _slot(self, values: Mapping[str, Value]) -> Slot | None:
+    def _slot(self, values: Mapping[str, Value]) -> SlotTerms | None:
         if self._site.slots is None or self.packed is None:
             return None
         knobs = {name: value_text(value) for name, value in values.items()}
-        return Slot(argv=(self._site.python or sys.executable, "-m", self.packed), knobs=knobs)
+        return SlotTerms(argv=(self._site.python or sys.executable, "-m", self.packed), knobs=knobs)
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """The recipes print MLLOG."""

@@ -10,11 +10,11 @@ from lora_tune.analysis import base_changes
 from lora_tune.commands.report import report_html
 from lora_tune.config.study import Study
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 from tests.builders import STUDY, study_of, sweep_of
 
 
-def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[Sweep, Trial]:
+def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[StudyRecords, Trial]:
     """A sweep of which trial 0 measured the machine's own config, and its best trial."""
     sweep = sweep_of(study, trials=24)
     best = sweep.best()

@@ -18,7 +18,7 @@ from lora_tune.commands import explain
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600
@@ -42,7 +42,7 @@ def trial(number: int, rate: float, verdict: Verdict = Verdict.REACHED, **known:
     )
 
 
-def sweep_with(*runs: tuple[Trial, Sequence[float]], nodes: Sequence[str] = ("node1",)) -> Sweep:
+def sweep_with(*runs: tuple[Trial, Sequence[float]], nodes: Sequence[str] = ("node1",)) -> StudyRecords:
     """A sweep of trials with these eval losses, 384 samples apart."""
     attempts, evals = {}, {}
     for i, (t, losses) in enumerate(runs):
@@ -58,12 +58,12 @@ def sweep_with(*runs: tuple[Trial, Sequence[float]], nodes: Sequence[str] = ("no
         )
         evals[t.number, 0] = tuple(Eval(384.0 * (k + 1), x, 190.0 * (k + 1)) for k, x in enumerate(losses))
     trials = {t.number: t for t, _ in runs}
-    return Sweep(
+    return StudyRecords(
         name="built", digest="", study_toml=STUDY, began_at=BEGAN, trials=trials, attempts=attempts, evals=evals
     )
 
 
-def advice_of(sweep: Sweep, study: Study | None = None, **options: object) -> dict[str, Advice]:
+def advice_of(sweep: StudyRecords, study: Study | None = None, **options: object) -> dict[str, Advice]:
     return {a.seen: a for a in advise(study or study_of(), sweep, **options)}  # type: ignore[arg-type]  # as named
 
 

@@ -12,7 +12,7 @@ from lora_tune.commands.report import report_html
 from lora_tune.commands.status import picture
 from lora_tune.config.study import Study, load_study
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 from tests.conftest import REPOSITORY
 
 PUBLISHED = {1: 1.247, 2: 3.664, 4: 9.432, 8: 21.905, 16: 47.342, 32: 95.339, 64: 154.931}
@@ -23,7 +23,7 @@ def study() -> Study:
     return load_study(REPOSITORY / "studies" / "peft_fsdp.toml")
 
 
-def sweep_of(study: Study, speeds: list[tuple[int, float, Verdict]]) -> Sweep:
+def sweep_of(study: Study, speeds: list[tuple[int, float, Verdict]]) -> StudyRecords:
     trials = {
         n: Trial(
             number=n,
@@ -35,7 +35,7 @@ def sweep_of(study: Study, speeds: list[tuple[int, float, Verdict]]) -> Sweep:
         )
         for n, (nodes, speed, verdict) in enumerate(speeds)
     }
-    return Sweep(name=study.name, digest="", study_toml="", began_at=0.0, trials=trials)
+    return StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0, trials=trials)
 
 
 def test_the_published_scaling_and_the_page_that_shows_it(study: Study) -> None:

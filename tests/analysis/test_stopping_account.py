@@ -10,7 +10,7 @@ import pytest
 from lora_tune.analysis.stopping import account_words, false_rate, promise_words, stopping_account
 from lora_tune.config.study import Study
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.controller.test_policy import NOW, attempt, finished_well, study, trial
 
 
@@ -21,7 +21,7 @@ def ended(number: int, verdict: Verdict, sentence: str = "", **known: Any) -> Tr
     return replace(done, verdict=verdict)
 
 
-def with_trials(sweep: Sweep, *trials: Trial) -> Sweep:
+def with_trials(sweep: StudyRecords, *trials: Trial) -> StudyRecords:
     attempts = {(t.number, 0): replace(attempt(ended_at=NOW), trial=t.number) for t in trials}
     return replace(
         sweep,
@@ -30,7 +30,7 @@ def with_trials(sweep: Sweep, *trials: Trial) -> Sweep:
     )
 
 
-def words(study: Study, sweep: Sweep) -> str:
+def words(study: Study, sweep: StudyRecords) -> str:
     account = stopping_account(study, sweep, NOW)
     assert account is not None
     return account_words(account)

@@ -23,7 +23,7 @@ from typing import Any
 from lora_tune.base.errors import StoreError
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.chaos.common import finish_all
 from tests.chaos.power import LoopDisk
 from tests.chaos.trial import BATCH, TARGET, samples_to_target
@@ -207,7 +207,7 @@ class LocalRoom:
 
     # -- what must hold after it
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> StudyRecords:
         store = Store(sqlite_url(self.paths.database), read_only=True)
         try:
             found = store.load(self.name)
@@ -264,7 +264,7 @@ class LocalRoom:
             ]
         return []
 
-    def _wrong_export(self, sweep: Sweep) -> list[str]:
+    def _wrong_export(self, sweep: StudyRecords) -> list[str]:
         best = sweep.best()
         files = list(self.paths.best.glob("*.sh"))
         if best is None or not files:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import StoreError
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from tests.chaos.common import finish_all
 from tests.cluster import Cluster
 from tests.slurm.house import House
@@ -115,7 +115,7 @@ class Room(House):
         """Drivers, one after another, until one ends the sweep. AssertionError after that time."""
         finish_all(self, seconds)
 
-    def _load(self) -> Sweep | None:
+    def _load(self) -> StudyRecords | None:
         store = Store(self.url, read_only=True)
         try:
             return store.load(self.name)

@@ -38,11 +38,11 @@ from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
-from lora_tune.search.race_scale import Scale, seed_spread
+from lora_tune.search.race_scale import RaceScale, seed_spread
 from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.metrics import Choice, RunMetrics, TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.metrics import ConfirmedChoice, RunMetrics, TrialMetrics
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.workloads.command import CommandWorkload
 from tests.builders import study_of, sweep_of, with_trial
 from tests.fakes import record
@@ -101,11 +101,11 @@ class House:
         command = [sys.executable, "-m", "lora_tune.confirm", *self.options, *options]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def load(self, name: str) -> Sweep:
+    def load(self, name: str) -> StudyRecords:
         return recorded(self.paths.database, name)
 
     @property
-    def race(self) -> Sweep:
+    def race(self) -> StudyRecords:
         return self.load("leaders.confirm")
 
     @property
@@ -167,7 +167,7 @@ def test_the_result_folder_passes_mlperfs_own_checkers(house: House) -> None:
 def test_the_sweep_keeps_its_trials_and_takes_the_chosen_one_as_its_best(house: House) -> None:
     sweep = house.load("leaders")
     assert len(sweep.trials) == 2
-    assert [_choice(t) for t in sweep.trials.values()] == [Choice.PASSED_OVER, Choice.CHOSEN]
+    assert [_choice(t) for t in sweep.trials.values()] == [ConfirmedChoice.PASSED_OVER, ConfirmedChoice.CHOSEN]
     best = sweep.best()
     assert best is not None
     race = best.metrics.confirmed
@@ -303,18 +303,18 @@ def test_the_real_tiny_study_says_which_checks_do_not_apply(tiny_sweep: Path, tm
 # -- the pieces, on records made by hand
 
 
-def leaders(count: int = 3) -> tuple[Study, Sweep, list[Trial]]:
+def leaders(count: int = 3) -> tuple[Study, StudyRecords, list[Trial]]:
     study = study_of()
     sweep = sweep_of(study)
     return study, sweep, contenders(study, sweep, count)
 
 
-def _choice(trial: Trial) -> Choice:
+def _choice(trial: Trial) -> ConfirmedChoice:
     assert trial.metrics.confirmed is not None
     return trial.metrics.confirmed.choice
 
 
-def raced(sweep: Sweep, of: Trial, *seconds: float | None, number: int = 0, hours: float = 0.5) -> Sweep:
+def raced(sweep: StudyRecords, of: Trial, *seconds: float | None, number: int = 0, hours: float = 0.5) -> StudyRecords:
     """The race's records with further single runs of a trial; None: it did not reach the target."""
     trials = dict(sweep.trials)
     for i, time in enumerate(seconds, start=max(trials, default=-1) + 1):
@@ -327,10 +327,12 @@ def raced(sweep: Sweep, of: Trial, *seconds: float | None, number: int = 0, hour
     return replace(sweep, trials=trials)
 
 
-EMPTY = Sweep(name="built.confirm", digest="", study_toml="", began_at=0.0)
+EMPTY = StudyRecords(name="built.confirm", digest="", study_toml="", began_at=0.0)
 
 
-def race_of(field: list[Trial], sweep: Sweep, *, per_job: int = 1, most: int = 10, together: bool = False) -> Race:
+def race_of(
+    field: list[Trial], sweep: StudyRecords, *, per_job: int = 1, most: int = 10, together: bool = False
+) -> Race:
     settings = RaceSettings(most=most, batch=per_job)
     return Race(study_of(), field, settings, lambda: sweep, per_job=per_job, together=together, say=lambda text: None)
 
@@ -408,7 +410,10 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     assert "cannot be separated: difference " in words, "at the look at which more runs would not decide it"
     assert "more runs = " in words
     assert "node-hours; take trial" in words
-    assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [Choice.CHOSEN, Choice.PASSED_OVER]
+    assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [
+        ConfirmedChoice.CHOSEN,
+        ConfirmedChoice.PASSED_OVER,
+    ]
 
 
 def test_a_score_counts_the_runs_of_its_result_files_however_many_the_race_took() -> None:
@@ -443,7 +448,7 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     records = raced(records, second, 80, 81, None)
     records = raced(records, third, None, None, None)
     said: list[str] = []
-    settings = RaceSettings(most=3, scale=Scale(prior_sd=seed_spread(study)))
+    settings = RaceSettings(most=3, scale=RaceScale(prior_sd=seed_spread(study)))
     race = Race(study, field, settings, lambda: records, per_job=1, together=False, say=said.append)
     race.tell(records.trials[0])
     found = confirmation(study, records, field, replicates(records), race.standing())
@@ -493,7 +498,7 @@ def test_a_configuration_that_missed_twice_has_no_score_in_words_and_in_json(cur
     assert told["places"][0]["missed"] == 2
 
 
-def screen_text(study: Study, race: Sweep) -> str:
+def screen_text(study: Study, race: StudyRecords) -> str:
     console = Console(width=1000, record=True, file=io.StringIO())
     console.print(screen.screen(study, race, 0.0, []))
     return console.export_text()

@@ -31,7 +31,7 @@ from lora_tune.config.study import Study
 from lora_tune.review import dashboard_belief, dashboard_notes, dashboard_storage, notes
 from lora_tune.review.dashboard_notes import LINE, LONGEST
 from lora_tune.search.recommendation import Recommended
-from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.records import StudyRecords, Verdict
 from lora_tune.store.remarks import Remark
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
@@ -42,7 +42,7 @@ NOW = BEGAN + 30 * 3600
 LOG = ":::MLLOG a line of the log\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345\n"
 
 
-def with_files(folder: Path, sweep: Sweep) -> None:
+def with_files(folder: Path, sweep: StudyRecords) -> None:
     """A log and a config in every attempt's folder, as jobs leave them."""
     for attempt in sweep.attempts.values():
         place = folder / attempt.folder
@@ -160,7 +160,7 @@ def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
 ) -> None:
     real, may = dashboard_belief.recommended, threading.Event()
 
-    def slow(study: Study, sweep: Sweep) -> Recommended | None:
+    def slow(study: Study, sweep: StudyRecords) -> Recommended | None:
         assert may.wait(60)
         return real(study, sweep)
 
@@ -181,7 +181,7 @@ def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
 def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, monkeypatch: pytest.MonkeyPatch) -> None:
     real, fails = dashboard_belief.recommended, [True]
 
-    def broken(study: Study, sweep: Sweep) -> Recommended | None:
+    def broken(study: Study, sweep: StudyRecords) -> Recommended | None:
         if fails.pop():
             raise ValueError("no model")
         return real(study, sweep)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from lora_tune.commands import interchange
 from lora_tune.config.study import Study
 from lora_tune.store.metrics import as_mapping
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600
@@ -29,11 +29,11 @@ def study() -> Study:
 
 
 @pytest.fixture(scope="module")
-def sweep(study: Study) -> Sweep:
+def sweep(study: Study) -> StudyRecords:
     return sweep_of(study, running=1)
 
 
-def test_csv_holds_every_trial_and_every_eval(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_csv_holds_every_trial_and_every_eval(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     stored(tmp_path / "built", sweep)
     options = ["--study", "built", "--output", str(tmp_path / "built"), "--csv", str(tmp_path / "trials.csv")]
     assert CliRunner().invoke(interchange.main, options).exit_code == 0
@@ -49,7 +49,7 @@ def test_csv_holds_every_trial_and_every_eval(study: Study, sweep: Sweep, tmp_pa
     assert len(points) == sum(len(e) for e in sweep.evals.values())
 
 
-def test_parquet_keeps_types_and_curves(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_parquet_keeps_types_and_curves(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = interchange.trial_rows(study, sweep, NOW)
     evals = {n: [e._asdict() for e in sweep.last_evals(n)] for n in sweep.trials}
@@ -62,7 +62,7 @@ def test_parquet_keeps_types_and_curves(study: Study, sweep: Sweep, tmp_path: Pa
         ]
 
 
-def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     address = f"sqlite:///{tmp_path}/mlflow.db"
     finished = [t for t in sweep.trials.values() if t.verdict]
@@ -79,7 +79,7 @@ def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: Sweep, tmp_pa
     assert [(m.step, m.value) for m in curve] == [(int(e.samples), e.loss) for e in sweep.last_evals(best.number)]
 
 
-def test_tensorboard_reads_the_eval_curves(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_tensorboard_reads_the_eval_curves(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     finished = [t for t in sweep.trials.values() if t.verdict]
     assert interchange.to_tensorboard(study, sweep, tmp_path) == len(finished)
@@ -112,7 +112,7 @@ class FakeRun:
 
 
 def test_wandb_gets_each_finished_trial_once(
-    study: Study, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Study, sweep: StudyRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[FakeRun] = []
 
@@ -136,7 +136,7 @@ def test_wandb_gets_each_finished_trial_once(
     assert {r.code for r in runs if r.given["tags"] == ["failed"]} <= {1}
 
 
-def test_wandb_itself_writes_what_it_can_read_again(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_wandb_itself_writes_what_it_can_read_again(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     assert interchange.to_wandb(study, sweep, tmp_path) == sum(t.verdict is not None for t in sweep.trials.values())
@@ -167,7 +167,7 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_a_notebook_sees_the_same_facts_through_optuna(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_a_notebook_sees_the_same_facts_through_optuna(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     import optuna
 
     database = stored(tmp_path, sweep, study)
@@ -217,5 +217,5 @@ def test_asking_for_nothing_is_an_error() -> None:
     assert "give --csv FILE" in result.output
 
 
-def test_rows_are_plain_data(study: Study, sweep: Sweep) -> None:
+def test_rows_are_plain_data(study: Study, sweep: StudyRecords) -> None:
     assert json.loads(json.dumps(interchange.trial_rows(study, sweep, NOW)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.store import LEASE_SECONDS, Store
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from tests.commands.test_sweep import TRIAL, executions, study
 from tests.postgres import PASSWORD, Postgres
 from tests.recorded import recorded
@@ -69,7 +69,7 @@ class Place:
     def output(self, process: subprocess.Popen[str]) -> str:
         return (self.folder / f"out{self.processes.index(process)}").read_text()
 
-    def sweep(self, name: str) -> Sweep:
+    def sweep(self, name: str) -> StudyRecords:
         return recorded(self.url, name)
 
     def begun(self, name: str) -> int:

@@ -21,7 +21,7 @@ from lora_tune.logs.mllog import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 from tests.contracts.store import where
 from tests.waiting import wait_for
@@ -260,7 +260,7 @@ def test_a_hostile_sweep_cannot_drive_the_terminal() -> None:
 
 
 def test_all_trials_are_listed_on_request(tmp_path: Path) -> None:
-    sweep: Sweep = sweep_of(study_of(), trials=30)
+    sweep: StudyRecords = sweep_of(study_of(), trials=30)
     stored(tmp_path, sweep)
     lines = run(tmp_path, "--all").output.splitlines()
     numbers = {int(words[0]) for line in lines if (words := line.split()) and words[0].isdigit()}

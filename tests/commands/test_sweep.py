@@ -19,7 +19,7 @@ import pytest
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.job_records import alive, read_records
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.store.records import Sweep, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, TrialState, Verdict
 from tests.recorded import recorded
 from tests.waiting import wait_for
 
@@ -93,7 +93,7 @@ def sweep(place: Path, *arguments: str, name: str = "quick") -> subprocess.Compl
     )
 
 
-def records(place: Path, name: str = "quick") -> Sweep:
+def records(place: Path, name: str = "quick") -> StudyRecords:
     return recorded(place / "sweeps" / name / "sweep.db", name)
 
 

@@ -17,7 +17,7 @@ from lora_tune.logs.run import Eval
 from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Registered, Store
 from lora_tune.store.leases import take_lease
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import STUDY, study_of, sweep_of
 
 NOW = 1_760_000_000.0
@@ -254,13 +254,13 @@ def race(url: str, rounds: int, barrier: multiprocessing.synchronize.Barrier, re
     store.close()
 
 
-def save(store: Store, lease: Lease, sweep: Sweep) -> None:
+def save(store: Store, lease: Lease, sweep: StudyRecords) -> None:
     """All records of ``sweep``."""
     points = tuple((t, a, i, e) for (t, a), found in sweep.evals.items() for i, e in enumerate(found))
     store.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), points), NOW)
 
 
-def loaded(store: Store) -> Sweep:
+def loaded(store: Store) -> StudyRecords:
     found = store.load("built")
     assert found is not None
     return found

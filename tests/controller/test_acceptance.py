@@ -22,7 +22,7 @@ from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
 from tests.builders import STUDY, study_of
 from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, Script, command_study, curve_script, record
@@ -31,7 +31,7 @@ ENDED = JobStatus(state=JobState.ENDED, exit_code=0, seconds=100.0)
 TOKEN = "a" * 32
 
 
-def swept(tmp_path: Path, script: Callable[[Mapping[str, str], float], Script], **budget: Any) -> Sweep:
+def swept(tmp_path: Path, script: Callable[[Mapping[str, str], float], Script], **budget: Any) -> StudyRecords:
     """What a sweep of jobs with these logs has on record in the end."""
     made = command_study(**{"trials": 3, "parallel": 1, "attempts": 2, **budget})
     there = House(tmp_path, FakeCluster(FakeClock(), script), made)

@@ -19,7 +19,7 @@ from lora_tune.commands.sweep import main as sweep
 from lora_tune.controller.base_watch import departed, edited, refuse_departed
 from lora_tune.controller.refusals import UNKNOWN_SECONDS
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Start
 from tests.controller.test_driver import House, house
 from tests.fakes import FakeClock, FakeCluster
@@ -39,10 +39,10 @@ def run_sub_tree(tmp_path: Path) -> Path:
     return folder
 
 
-def measured(values: Mapping[str, str]) -> Sweep:
+def measured(values: Mapping[str, str]) -> StudyRecords:
     """A sweep of which trial 0 measured the config with these values."""
     trial = Trial(number=0, seed=1, tuned={}, parameters={}, metrics=TrialMetrics(base=CONFIG), base_values=values)
-    return Sweep(name="x", digest="", study_toml="", began_at=0.0, trials={0: trial})
+    return StudyRecords(name="x", digest="", study_toml="", began_at=0.0, trials={0: trial})
 
 
 class TestWhatIsKept:

@@ -25,7 +25,7 @@ from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url
-from lora_tune.store.records import StopKind, Sweep, TrialState, Verdict
+from lora_tune.store.records import StopKind, StudyRecords, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Proposal
@@ -75,7 +75,7 @@ class House:
             self.study, self.paths, Dependencies(**{**ports, **replace}), lease, period=1.0, fixed_at=fixed_at
         )
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> StudyRecords:
         found = self.store.load(self.study.name)
         assert found is not None
         return found
@@ -671,7 +671,7 @@ class Unanswered:
     def __init__(self, failures: int) -> None:
         self.failures = failures
 
-    def follow(self, sweep: Sweep) -> str:
+    def follow(self, sweep: StudyRecords) -> str:
         if len(sweep.trials) < 6 or any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
             return ""
         self.failures -= 1

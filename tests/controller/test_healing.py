@@ -19,7 +19,7 @@ from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of
 
 TARGET = 0.925
@@ -153,10 +153,10 @@ class TestWhatCurvesShow:
         assert healing.healing_samples(replace(trial(FP8=True), number=9), young, records) == 0
 
 
-def _sweep(trials: dict[int, Trial], runs: dict[int, RunLog]) -> Sweep:
+def _sweep(trials: dict[int, Trial], runs: dict[int, RunLog]) -> StudyRecords:
     from lora_tune.store.records import Attempt
 
-    return Sweep(
+    return StudyRecords(
         name="x", digest="d", study_toml="", began_at=0.0, trials=trials,
         attempts={(n, 0): Attempt(trial=n, number=0, job_name=str(n), folder="") for n in runs},
         evals={(n, 0): run.evals for n, run in runs.items()},

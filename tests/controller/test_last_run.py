@@ -12,7 +12,7 @@ from lora_tune.controller.last_run import MOST, WHY, LastRun, last
 from lora_tune.logs.mllog import Eval
 from lora_tune.search.session import Asked
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 STUDY = """
 [workload]
@@ -85,7 +85,7 @@ def apart(study: Study) -> list[Trial]:
     ]
 
 
-def sweep_of(trials: list[Trial], hours: float = 1.0) -> Sweep:
+def sweep_of(trials: list[Trial], hours: float = 1.0) -> StudyRecords:
     attempts = {
         (t.number, 0): Attempt(
             trial=t.number, number=0, job_name="", folder="", started_at=0.0, ended_at=3600 * hours
@@ -97,7 +97,7 @@ def sweep_of(trials: list[Trial], hours: float = 1.0) -> Sweep:
         for t in trials
         if t.samples
     }
-    return Sweep(
+    return StudyRecords(
         name="last", digest="", study_toml="", began_at=0.0, trials={t.number: t for t in trials},
         attempts=attempts, evals=evals,
     )  # fmt: skip

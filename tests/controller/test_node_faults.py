@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lora_tune.controller import node_faults
-from lora_tune.store.records import Attempt, StopKind, Sweep
+from lora_tune.store.records import Attempt, StopKind, StudyRecords
 
 NOW = 1_700_000_000.0
 
@@ -25,9 +25,9 @@ def running(trial: int, node: str, seconds: float) -> Attempt:
     )
 
 
-def sweep(*attempts: Attempt) -> Sweep:
+def sweep(*attempts: Attempt) -> StudyRecords:
     records = {(a.trial, a.number): a for a in attempts}
-    return Sweep(name="x", digest="d", study_toml="", began_at=NOW - 3600, attempts=records)
+    return StudyRecords(name="x", digest="d", study_toml="", began_at=NOW - 3600, attempts=records)
 
 
 FAULT, OTHER = "infrastructure", "configuration"

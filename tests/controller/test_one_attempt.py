@@ -9,7 +9,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.controller.jobs import Jobs
 from lora_tune.search.recorded import recorded_trials
-from lora_tune.store.records import Attempt, Sweep, Trial
+from lora_tune.store.records import Attempt, StudyRecords, Trial
 from lora_tune.workloads import load
 from tests.builders import study_of, sweep_of
 
@@ -49,7 +49,7 @@ def _proposal(trial: Trial):  # type: ignore[no-untyped-def]
 
 def test_a_probe_is_a_probe_to_whoever_asks_the_records() -> None:
     study = study_of()
-    sweep: Sweep = sweep_of(study)
+    sweep: StudyRecords = sweep_of(study)
     ended = next(t for t in sweep.trials.values() if t.verdict)
     probed = replace(sweep, trials={**sweep.trials, ended.number: replace(ended, probe=True)})
     kinds = {t.number: t.user_attrs.get("kind") for t in recorded_trials(study, probed)}

@@ -14,7 +14,7 @@ from lora_tune.commands.sweep import main
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import eval_schedule
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.recorded import recorded
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
@@ -27,7 +27,7 @@ def study_of(text: str = OPEN) -> Study:
     return parse_study(text, Path("schedule.toml"))
 
 
-def sweep_of(*crossings: float, seconds_per_eval: float = 34.5) -> Sweep:
+def sweep_of(*crossings: float, seconds_per_eval: float = 34.5) -> StudyRecords:
     metrics = TrialMetrics(samples_per_second=2.18, seconds_per_eval=seconds_per_eval)
     trials = {
         i: Trial(
@@ -36,7 +36,7 @@ def sweep_of(*crossings: float, seconds_per_eval: float = 34.5) -> Sweep:
         )
         for i, samples in enumerate(crossings)
     }  # fmt: skip
-    return Sweep(name="schedule", digest="", study_toml="", began_at=0.0, trials=trials)
+    return StudyRecords(name="schedule", digest="", study_toml="", began_at=0.0, trials=trials)
 
 
 CROSSINGS = (2800.0, 2900.0, 3000.0, 3100.0, 3250.0)

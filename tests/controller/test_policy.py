@@ -11,13 +11,13 @@ import pytest
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import budgets, conclusion, evidence, policy, pruning, queueing, results
-from lora_tune.curves.overlay import Course, comparable
+from lora_tune.curves.overlay import ComparedRun, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
 from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import TrialMetrics, as_mapping
-from lora_tune.store.records import Attempt, StopKind, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 from tests.fakes import command_study
 
 NOW = 10_000.0
@@ -303,8 +303,8 @@ def test_a_clean_exit_without_evals_is_no_result() -> None:
     assert isinstance(conclude(WELL), conclusion.Retry)
 
 
-def sweep(*trials: Trial) -> Sweep:
-    return Sweep(name="x", digest="d", study_toml="", began_at=NOW - 3600, trials={t.number: t for t in trials})
+def sweep(*trials: Trial) -> StudyRecords:
+    return StudyRecords(name="x", digest="d", study_toml="", began_at=NOW - 3600, trials={t.number: t for t in trials})
 
 
 def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
@@ -320,7 +320,7 @@ def test_one_train_loss_that_is_not_a_number_is_a_step_that_was_skipped() -> Non
     assert pruning.judge_curve(study(), sweep(trial()), trial(), once) is None
 
 
-def finished_well(count: int, **change: Any) -> Sweep:
+def finished_well(count: int, **change: Any) -> StudyRecords:
     """A sweep whose trials 1 to ``count`` have reached the target 0, one after another."""
     done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, **change}
     numbers = range(1, count + 1)
@@ -401,7 +401,7 @@ def test_a_run_that_has_ended_by_itself_is_not_stopped() -> None:
 def test_runs_of_another_batch_warm_up_or_precision_are_of_another_kind() -> None:
     def kind(change: float = 0.0, **parameters: float) -> object:
         one = trial(parameters={"GBS": 8, "MAX_STEPS": 1000, **parameters})
-        return Course(
+        return ComparedRun(
             curve=comparable([]),
             length=evidence.max_samples(one),
             task=evidence.task(one),
@@ -493,7 +493,7 @@ class TestThroughputAlone:
         return RunLog(run_start_ms=1, train=tuple(points), **facts)
 
     @staticmethod
-    def sweep(**nodes: float) -> Sweep:
+    def sweep(**nodes: float) -> StudyRecords:
         """Finished trials: ``n4=80.0`` measured 80 samples/s on 4 nodes."""
         done = {
             i: Trial(
@@ -506,7 +506,7 @@ class TestThroughputAlone:
             )
             for i, (name, speed) in enumerate(nodes.items())
         }
-        return Sweep(name="x", digest="", study_toml="", began_at=0.0, trials=done)
+        return StudyRecords(name="x", digest="", study_toml="", began_at=0.0, trials=done)
 
     @pytest.mark.parametrize(
         ("speed", "seconds", "stopped"),

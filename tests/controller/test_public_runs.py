@@ -14,7 +14,7 @@ from lora_tune.controller import evidence, policy, pruning, public_runs
 from lora_tune.logs.mllog import Eval, RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of
 
 BEGAN = 1000.0
@@ -52,7 +52,7 @@ def running(number: int, at: float = BEGAN) -> Trial:
     return Trial(number=number, seed=number, tuned={"LR": 4e-4}, parameters=values, metrics=known, proposed_at=at)
 
 
-def sweep_of(*ended: tuple[Trial, tuple[float, ...]]) -> Sweep:
+def sweep_of(*ended: tuple[Trial, tuple[float, ...]]) -> StudyRecords:
     """Trials one after another, each over 100 s after it was proposed: good ones, where the last eval is."""
     trials = {
         t.number: replace(
@@ -61,7 +61,7 @@ def sweep_of(*ended: tuple[Trial, tuple[float, ...]]) -> Sweep:
         )
         for t, losses in ended
     }  # fmt: skip
-    return Sweep(
+    return StudyRecords(
         name="x", digest="d", study_toml="", began_at=BEGAN, trials=trials,
         attempts={
             (n, 0): Attempt(trial=n, number=0, job_name=f"x-{n}", folder="t", intended_at=BEGAN) for n in trials
@@ -70,11 +70,11 @@ def sweep_of(*ended: tuple[Trial, tuple[float, ...]]) -> Sweep:
     )  # fmt: skip
 
 
-def with_running(sweep: Sweep, *trials: Trial) -> Sweep:
+def with_running(sweep: StudyRecords, *trials: Trial) -> StudyRecords:
     return replace(sweep, trials={**sweep.trials, **{t.number: t for t in trials}})
 
 
-def judged(sweep: Sweep, trial: Trial, *losses: float) -> str:
+def judged(sweep: StudyRecords, trial: Trial, *losses: float) -> str:
     """The sentence with which the trial is stopped; "" where it goes on."""
     found = pruning.judge_curve(study(cap=False), with_running(sweep, trial), trial, log(*losses))
     return found.sentence if isinstance(found, policy.Stop) else ""

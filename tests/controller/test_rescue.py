@@ -14,7 +14,7 @@ from lora_tune.controller.driver import Driver
 from lora_tune.controller.rescue import still_there
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.store.requests import Request, Requests
 from tests.builders import study_of, sweep_of
 from tests.controller.test_driver import House, assert_all_accounted_for
@@ -179,7 +179,7 @@ def test_a_database_that_is_put_back_is_driven_on(house: House) -> None:
     assert not house.paths.rescued.exists(), "it would be out of date"
 
 
-def stored(database: Path, house: House) -> Sweep:
+def stored(database: Path, house: House) -> StudyRecords:
     store = Store(sqlite_url(database), read_only=True)
     found = store.load(house.study.name)
     store.close()

@@ -16,7 +16,7 @@ from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.controller.sweep_folder import FencedStore, FolderIdentity, owned, read_identity, refuse_foreign
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.store import BufferedStore, Changes, Store, sqlite_url
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.commands.test_sweep import TRIAL, command, executions, study, sweep
 from tests.recorded import recorded
 from tests.waiting import wait_for
@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def every_result_is_of_its_own_trial(folder: Path, found: Sweep) -> bool:
+def every_result_is_of_its_own_trial(folder: Path, found: StudyRecords) -> bool:
     """Whether each exported number stands in a log that announces the trial's own learning rate."""
     for trial in found.trials.values():
         log = AttemptPaths(folder / found.attempts_of(trial.number)[-1].folder).log
@@ -140,9 +140,9 @@ RUNNING = {0: Trial(number=0, seed=1, tuned={}, parameters={}, state=TrialState.
 DATABASE = "sqlite:////data/x.db"
 
 
-def records(folder: Path | str = "", id: str = "a" * 32, trials: dict[int, Trial] = TRIALS) -> Sweep:
+def records(folder: Path | str = "", id: str = "a" * 32, trials: dict[int, Trial] = TRIALS) -> StudyRecords:
     """What the database knows."""
-    made = Sweep(name="quick", digest="", study_toml="", began_at=0.0, trials=trials)
+    made = StudyRecords(name="quick", digest="", study_toml="", began_at=0.0, trials=trials)
     return replace(made, id=id, folder=str(folder))
 
 
@@ -165,7 +165,7 @@ def test_a_folder_and_its_records_belong_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [None, records(id="b" * 32)], ids=["an empty database", "another sweep's"])
 def test_a_folder_of_another_sweep_is_refused_with_what_it_is_and_what_to_do(
-    known: Sweep | None, tmp_path: Path
+    known: StudyRecords | None, tmp_path: Path
 ) -> None:
     with pytest.raises(ForeignFolderError) as error:
         refuse_foreign(folder_of(tmp_path / "a"), known, "postgresql://db/x")

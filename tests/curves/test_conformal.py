@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.curves.conformal import allowed, compare, needed, supported
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import Points
 
 TARGET, END = 1.0, 8192.0
 SAMPLES = np.arange(384.0, END + 1, 384)
 
 
-def course(loss: np.ndarray, *, samples: np.ndarray = SAMPLES, kind: object = "a", **more: object) -> Course:
-    return Course(curve=Points(samples, loss), length=END, kind=kind, **more)  # type: ignore[arg-type]
+def course(loss: np.ndarray, *, samples: np.ndarray = SAMPLES, kind: object = "a", **more: object) -> ComparedRun:
+    return ComparedRun(curve=Points(samples, loss), length=END, kind=kind, **more)  # type: ignore[arg-type]
 
 
 def falling(rng: np.random.Generator, samples: np.ndarray = SAMPLES, worse: float = 0.0) -> np.ndarray:
@@ -27,13 +27,13 @@ def falling(rng: np.random.Generator, samples: np.ndarray = SAMPLES, worse: floa
     return np.asarray(level + rng.normal(0, 0.005, len(samples)))
 
 
-def seen(whole: Course) -> Course:
+def seen(whole: ComparedRun) -> ComparedRun:
     """A run before it reaches the target: what a verdict may look at."""
     before = whole.curve.samples < min(whole.stop(TARGET), END)
-    return Course(curve=Points(*(v[before] for v in whole.curve)), length=whole.length, kind=whole.kind)
+    return ComparedRun(curve=Points(*(v[before] for v in whole.curve)), length=whole.length, kind=whole.kind)
 
 
-def good(rng: np.random.Generator, count: int, **more: object) -> list[Course]:
+def good(rng: np.random.Generator, count: int, **more: object) -> list[ComparedRun]:
     found = [course(falling(rng), **more) for _ in range(4 * count)]
     return [c for c in found if c.stop(TARGET) < END][:count]
 
@@ -136,7 +136,7 @@ def test_the_scale_of_a_metric_changes_no_answer(scale: float) -> None:
     rng = np.random.default_rng(12)
     references, runs = good(rng, 12), [course(falling(rng, worse=w)) for w in (0.0, 0.03, 0.3)]
 
-    def scaled(run: Course) -> Course:
+    def scaled(run: ComparedRun) -> ComparedRun:
         return course(run.curve.loss * scale)
 
     for run in runs:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.overlay import Course, course
+from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, confirms, contradicts, shown_by, verdict
 from lora_tune.logs.run import Eval
@@ -28,8 +28,8 @@ def good_run(shift: float = 0.0, evals: int = 20) -> list[Eval]:
     return run_of(*(0.92 + shift + 0.06 * 0.8**i for i in range(evals)))
 
 
-def reference(evals: list[Eval]) -> Course:
-    return Course(curve=usable(evals), length=END)
+def reference(evals: list[Eval]) -> ComparedRun:
+    return ComparedRun(curve=usable(evals), length=END)
 
 
 GOOD = tuple(reference(good_run(shift)) for shift in np.linspace(-0.004, 0.003, 12))
@@ -115,7 +115,7 @@ def test_a_blow_up_is_no_divergence_where_a_good_run_came_back_from_one() -> Non
     peak = [1.0, 0.96, 0.95, 60.0, 80.0, 30.0, 1.0, 0.92]
     assert verdict(run_of(*peak[:5]), TARGET, NOTHING).reason == "diverged"
     for task, stopped in (((), False), ("another batch", True)):
-        known = Evidence(references=[Course(curve=usable(run_of(*peak)), length=END, task=task)])
+        known = Evidence(references=[ComparedRun(curve=usable(run_of(*peak)), length=END, task=task)])
         assert verdict(run_of(*peak[:5]), TARGET, known, length=END).stop is stopped
     later = [Eval(8000.0 + i, 90.0, i) for i in range(3)]
     steady = Evidence(references=[reference(good_run()), reference([*good_run(), *later])])
@@ -251,7 +251,7 @@ anything = st.lists(st.builds(Eval, *(st.floats(allow_nan=True, allow_infinity=T
 @settings(deadline=None, max_examples=150)
 @given(anything, st.lists(anything, max_size=5), st.floats(1, 1e6) | st.none())
 def test_no_sequence_of_evals_breaks_the_rule(evals: list[Eval], others: list[list[Eval]], end: float | None) -> None:
-    references = (*(Course(curve=usable(e), length=end) for e in others), *GOOD)
+    references = (*(ComparedRun(curve=usable(e), length=end) for e in others), *GOOD)
     for evidence in (
         Evidence(references=references),
         Evidence(published=published_curves.published(8), references=references),

@@ -12,14 +12,14 @@ import pytest
 from benchmarks.statistics import perturbed
 from benchmarks.stopping import unseen
 from lora_tune import curves as curve
-from lora_tune.curves.overlay import Course
+from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.contenders import RunSummary
-from lora_tune.search.race_scale import PRIOR_SD, RAW_SD, Scale
+from lora_tune.search.race_scale import PRIOR_SD, RAW_SD, RaceScale
 from lora_tune.search.racing import (
     CannotSeparate,
     Decided,
@@ -51,7 +51,7 @@ def test_nine_of_ten_intervals_hold_the_configurations_mean() -> None:
 def test_runs_that_never_reach_the_target_are_stopped_before_three_fifths_of_their_end(name: str) -> None:
     runs = perturbed.never_reach(perturbed.simulate(perturbed.BAD[name], NOISE, 60, 7))
     assert len(runs) >= 25
-    references = [Course(curve=usable(run), length=perturbed.MAX_SAMPLES) for run in good(50, 3)]
+    references = [ComparedRun(curve=usable(run), length=perturbed.MAX_SAMPLES) for run in good(50, 3)]
     for evidence, share in ((Evidence(published=PUBLISHED), 0.95), (Evidence(references=references, rate=0.02), 0.8)):
         stops = [at for run in runs if (at := stopped_at(run, evidence)) is not None]
         assert sum(at < EARLY * perturbed.MAX_SAMPLES for at in stops) >= share * len(runs)
@@ -106,7 +106,7 @@ def test_a_run_as_good_as_the_incumbent_is_capped_no_more_often_than_the_risk(ri
 @pytest.mark.parametrize(("sd", "prior"), [(0.047, PRIOR_SD), (0.068, RAW_SD)])
 def test_a_race_of_equals_names_a_winner_no_more_often_than_its_confidence_allows(sd: float, prior: float) -> None:
     wrong, runs, races = 0, 0, 800
-    rng, settings = np.random.default_rng(7), RaceSettings(confidence=0.9, scale=Scale(prior_sd=prior))
+    rng, settings = np.random.default_rng(7), RaceSettings(confidence=0.9, scale=RaceScale(prior_sd=prior))
     for _ in range(races):
         results: dict[str, list[RunSummary]] = {"a": [], "b": []}
         while isinstance(action := next_action(results, settings), RunMore):

@@ -23,7 +23,7 @@ from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.recipes.packed.side_by_side import devices_of
-from lora_tune.workloads.base import Job, Resources, Slot
+from lora_tune.workloads.base import Job, Resources, SlotTerms
 from tests.cluster import Cluster
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for
@@ -34,7 +34,7 @@ PACK = (sys.executable, str(Path(__file__).with_name("pack_program.py")))
 def shareable(job: Job) -> Job:
     """The job as one that a pack of :mod:`pack_program` can run."""
     knobs = {"argv": json.dumps(job.argv), "environment": json.dumps(dict(job.environment))}
-    return replace(job, slot=Slot(argv=PACK, knobs=knobs))
+    return replace(job, slot=SlotTerms(argv=PACK, knobs=knobs))
 
 
 class Shared(PackedLauncher):

@@ -21,7 +21,7 @@ from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.knobs import announced, keys_of
 from lora_tune.mlperf.log_check import complaints, findings, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 
 LORA = read_benchmark("llama2_70b_lora")
@@ -312,13 +312,13 @@ def test_the_guides_own_example_is_told_before_it_runs_that_it_cannot_win() -> N
 def test_explain_says_when_a_slower_rate_costs_nothing() -> None:
     study = parse_study(SIMULATED.read_text(), SIMULATED)
 
-    def sweep(samples: float) -> Sweep:
+    def sweep(samples: float) -> StudyRecords:
         trials = {
             n: Trial(number=n, seed=n, tuned={}, parameters={"GBS": 8, "LR": 6e-4}, state=TrialState.FINISHED,
                      verdict=Verdict.REACHED, seconds=1500.0, samples=samples)
             for n in range(3)
         }  # fmt: skip
-        return Sweep(name=study.name, digest="", study_toml="", began_at=0.0, trials=trials)
+        return StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0, trials=trials)
 
     fast = taken_back(study, sweep(3072.0))
     assert fast is not None

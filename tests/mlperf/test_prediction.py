@@ -18,7 +18,7 @@ from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.predict import predict
 from lora_tune.mlperf.score import olympic_mean, score
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 LORA = read_benchmark("llama2_70b_lora")
 EOS_N8_MINUTES = [5.03, 5.04, 5.05, 5.06, 5.07, 5.3, 5.31, 5.32, 5.9, 4.4]
@@ -122,6 +122,6 @@ def test_both_objectives_are_shown_whichever_is_minimised(score: str, objective:
         number=0, seed=1, tuned={}, parameters={"GBS": 8}, state=TrialState.FINISHED, verdict=Verdict.REACHED,
         seconds=1500.0, samples=3072.0, metrics=TrialMetrics(objective=objective, mlperf_score=1600.0),
     )  # fmt: skip
-    sweep = Sweep(name=study.name, digest="", study_toml=text, began_at=0.0, trials={0: trial})
+    sweep = StudyRecords(name=study.name, digest="", study_toml=text, began_at=0.0, trials={0: trial})
     assert says in summary(study, sweep, Outcome("done"))
     assert says in report_html(study, sweep, 0.0)

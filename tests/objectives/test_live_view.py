@@ -12,22 +12,22 @@ from lora_tune.config.study import parse_study
 from lora_tune.controller.verdict_line import verdict_line
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
-from lora_tune.store.records import Attempt, Sweep, Trial
+from lora_tune.store.records import Attempt, StudyRecords, Trial
 from tests.builders import STUDY
 
 
-def sweep_with(steps: int, **more: float) -> Sweep:
+def sweep_with(steps: int, **more: float) -> StudyRecords:
     parameters = {"LR": 0.001, "MAX_STEPS": steps, "GBS": 8, **more}
     trial = Trial(number=0, seed=1, tuned={"LR": 0.001, "MAX_STEPS": steps, **more}, parameters=parameters)
     attempt = Attempt(trial=0, number=0, job_name="", folder="", started_at=0.0, state="running")
     evals = tuple(Eval(400.0 * i, 1.5 - 0.1 * i, 40.0 * i) for i in range(1, 5))
-    return Sweep(
+    return StudyRecords(
         name="x", digest="d", study_toml="", began_at=0.0, trials={0: trial}, attempts={(0, 0): attempt},
         evals={(0, 0): evals},
     )  # fmt: skip
 
 
-def drawn(sweep: Sweep, width: int, lines: list[str]) -> str:
+def drawn(sweep: StudyRecords, width: int, lines: list[str]) -> str:
     out = io.StringIO()
     study = parse_study(STUDY, Path("x.toml"))
     Console(file=out, width=width).print(screen.screen(study, sweep, 200.0, lines))

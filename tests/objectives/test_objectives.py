@@ -23,7 +23,7 @@ from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.objectives import Objective, objective_of, objectives_of
 from lora_tune.objectives.base import Finished
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 
 TOY = Path(__file__).with_name("toy.py")
@@ -188,7 +188,7 @@ def test_where_there_is_no_target_runs_are_compared_with_the_better_half_of_the_
         )
         attempts[n, 0] = Attempt(trial=n, number=0, job_name="", folder="")
         evals[n, 0] = tuple(Eval(100.0 * i, 1 + (end - 1) * i / 10 + 0.001 * n, 1.0 * i) for i in range(1, 11))
-    known = Sweep(name="x", digest="d", study_toml="", began_at=0, trials=trials, attempts=attempts, evals=evals)
+    known = StudyRecords(name="x", digest="d", study_toml="", began_at=0, trials=trials, attempts=attempts, evals=evals)
     flat = run_of(*[0.999 - 0.001 * i for i in range(8)])
     stopped = pruning.judge_curve(study, known, replace(TRIAL, number=99), flat)
     assert isinstance(stopped, pruning.Stop)

@@ -35,7 +35,7 @@ from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import as_mapping
-from lora_tune.store.records import Sweep, TrialState
+from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Resources
 from lora_tune.workloads.config_file import render
@@ -67,7 +67,7 @@ def toml_text(text: str) -> str:
     return '"' + "".join(c if c.isalnum() or c == " " else f"\\U{ord(c):08x}" for c in text) + '"'
 
 
-def attacked(text: str) -> tuple[Study, Sweep]:
+def attacked(text: str) -> tuple[Study, StudyRecords]:
     """A study and a sweep with ``text`` in every field that somebody else can write."""
     choice = f'OPTIMIZER = {{ type = "categorical", choices = ["adamw", {toml_text(text)}] }}'
     toml = STUDY.replace("[objective]", f"{choice}\nFIXED = {toml_text(text)}\n[objective]")

@@ -19,7 +19,7 @@ from lora_tune.projection import optuna_tables
 from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.search.recorded import recorded_trials
 from lora_tune.store import Lease, Store, full_url, sqlite_url
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from lora_tune.store.records import TrialState as OurState
 from tests.builders import study_of, sweep_of
 
@@ -37,7 +37,7 @@ def study() -> Study:
 
 
 @pytest.fixture
-def sweep(study: Study) -> Sweep:
+def sweep(study: Study) -> StudyRecords:
     return sweep_of(study, trials=TRIALS, running=2)
 
 
@@ -78,7 +78,7 @@ def contents(trials: list[FrozenTrial]) -> list[str]:
     ]
 
 
-def at_first(sweep: Sweep, upto: int, *, open_: int) -> Sweep:
+def at_first(sweep: StudyRecords, upto: int, *, open_: int) -> StudyRecords:
     """The sweep when it had ``upto`` trials, of which the last ``open_`` ran and had no eval yet."""
     trials = {n: t for n, t in sweep.trials.items() if n < upto}
     for number in range(upto - open_, upto):
@@ -90,7 +90,9 @@ def at_first(sweep: Sweep, upto: int, *, open_: int) -> Sweep:
 
 
 @BOTH
-def test_they_show_the_records_whenever_a_driver_died(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_they_show_the_records_whenever_a_driver_died(
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+) -> None:
     for upto in (2, 5, 6, 9, TRIALS):
         tables = OptunaTables(study, *driver)  # a start
         for open_ in (3, 1):
@@ -102,7 +104,7 @@ def test_they_show_the_records_whenever_a_driver_died(study: Study, sweep: Sweep
 
 
 def test_evals_of_trials_that_go_on_follow_later_and_with_all_that_begins_or_ends(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optuna_tables, "EVALS_SECONDS", 1e9)
     tables = OptunaTables(study, *driver)
@@ -114,14 +116,16 @@ def test_evals_of_trials_that_go_on_follow_later_and_with_all_that_begins_or_end
 
 
 def test_a_long_sweep_fills_a_fresh_database_in_several_transactions(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optuna_tables, "MOST", 5)
     assert OptunaTables(study, *driver).follow(sweep) == ""
     assert len(shown(study, driver[0]).get_trials()) == TRIALS
 
 
-def test_what_people_wrote_in_optuna_dashboard_stays(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_what_people_wrote_in_optuna_dashboard_stays(
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+) -> None:
     tables = OptunaTables(study, *driver)
     assert tables.follow(at_first(sweep, 6, open_=2)) == ""
     people = shown(study, driver[0])
@@ -144,7 +148,7 @@ def test_what_people_wrote_in_optuna_dashboard_stays(study: Study, sweep: Sweep,
 
 @BOTH
 def test_what_an_earlier_release_left_there_is_overruled_by_the_records(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     """It had its own study there: a proposal that nobody wrote down, and a point that waited."""
     old = optuna.create_study(study_name=study.name, storage=full_url(driver[0].url))
@@ -157,7 +161,9 @@ def test_what_an_earlier_release_left_there_is_overruled_by_the_records(
     assert [t.state for t in found] == [t.state for t in recorded_trials(study, sweep)]
 
 
-def test_a_number_without_a_record_is_a_failed_trial(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_a_number_without_a_record_is_a_failed_trial(
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+) -> None:
     holed = replace(sweep, trials={n: t for n, t in sweep.trials.items() if n != 3})
     assert OptunaTables(study, *driver).follow(holed) == ""
     found = shown(study, driver[0]).get_trials()
@@ -166,7 +172,7 @@ def test_a_number_without_a_record_is_a_failed_trial(study: Study, sweep: Sweep,
 
 
 def test_what_goes_wrong_is_said_and_made_up_for_later(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = OptunaTables(study, *driver)
     assert tables.follow(at_first(sweep, 4, open_=1)) == ""
@@ -183,7 +189,7 @@ def test_what_goes_wrong_is_said_and_made_up_for_later(
 
 
 def test_an_error_of_another_program_is_said_with_its_kind(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise KeyError("x")
@@ -195,7 +201,7 @@ def test_an_error_of_another_program_is_said_with_its_kind(
 
 @BOTH
 def test_evals_of_an_attempt_that_was_requeued_go_with_it(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     number = TRIALS - 1
     first, second = sweep.attempts[number, 0], replace(sweep.attempts[number, 0], number=1)
@@ -213,7 +219,7 @@ def test_evals_of_an_attempt_that_was_requeued_go_with_it(
 
 
 def test_trials_stay_complete_when_the_study_tunes_more(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease], tmp_path: Path
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], tmp_path: Path
 ) -> None:
     """In the tables that were there, and in those of a fresh database."""
     assert OptunaTables(study, *driver).follow(sweep) == ""
@@ -231,7 +237,7 @@ def test_trials_stay_complete_when_the_study_tunes_more(
 
 @BOTH
 def test_proposals_that_an_earlier_release_did_not_write_down_are_taken_out(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     old = optuna.create_study(study_name=study.name, storage=full_url(driver[0].url))
     old.add_trials(recorded_trials(study, sweep))
@@ -242,13 +248,15 @@ def test_proposals_that_an_earlier_release_did_not_write_down_are_taken_out(
 
 
 @BOTH
-def test_the_studys_direction_is_that_of_the_records(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_the_studys_direction_is_that_of_the_records(
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+) -> None:
     optuna.create_study(study_name=study.name, storage=full_url(driver[0].url), directions=["maximize", "maximize"])
     assert OptunaTables(study, *driver).follow(sweep) == ""
     assert [direction.name for direction in shown(study, driver[0]).directions] == ["MINIMIZE"]
 
 
-def test_a_record_that_comes_late_is_shown(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_a_record_that_comes_late_is_shown(study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]) -> None:
     holed = replace(sweep, trials={n: t for n, t in sweep.trials.items() if n != 3})
     tables = OptunaTables(study, *driver)
     assert tables.follow(holed) == ""
@@ -256,7 +264,9 @@ def test_a_record_that_comes_late_is_shown(study: Study, sweep: Sweep, driver: t
     assert contents(shown(study, driver[0]).get_trials()) == contents(recorded_trials(study, sweep))
 
 
-def test_a_driver_that_was_overtaken_writes_nothing(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_a_driver_that_was_overtaken_writes_nothing(
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+) -> None:
     store, lease = driver
     overtaken = OptunaTables(study, store, lease)
     assert overtaken.follow(at_first(sweep, 2, open_=1)) == ""
@@ -267,7 +277,9 @@ def test_a_driver_that_was_overtaken_writes_nothing(study: Study, sweep: Sweep, 
 
 
 @BOTH
-def test_a_study_that_somebody_deletes_is_made_again(study: Study, sweep: Sweep, driver: tuple[Store, Lease]) -> None:
+def test_a_study_that_somebody_deletes_is_made_again(
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+) -> None:
     tables = OptunaTables(study, *driver)
     assert tables.follow(sweep_of(study, trials=TRIALS - 3, running=2)) == ""
     optuna.delete_study(study_name=study.name, storage=full_url(driver[0].url))
@@ -278,7 +290,7 @@ def test_a_study_that_somebody_deletes_is_made_again(study: Study, sweep: Sweep,
 
 
 def test_trials_that_have_ended_have_the_values_of_a_new_objective(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     assert OptunaTables(study, *driver).follow(sweep) == ""
     two = study.model_copy(update={"objective": study.objective.model_copy(update={"second": "node_hours"})})
@@ -287,7 +299,7 @@ def test_trials_that_have_ended_have_the_values_of_a_new_objective(
 
 
 def test_points_that_waited_are_taken_out_where_the_objective_is_another_too(
-    study: Study, sweep: Sweep, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     assert OptunaTables(study, *driver).follow(sweep) == ""
     shown(study, driver[0]).enqueue_trial({})

@@ -22,7 +22,7 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import host as host_module
 from lora_tune.recipes.packed.admission import Admission
-from lora_tune.recipes.packed.alone import Speed, Speeds
+from lora_tune.recipes.packed.alone import SpeedAlone, Speeds
 from lora_tune.recipes.packed.base import PackedBase, fuse_norms
 from lora_tune.recipes.packed.dropout import mixed
 from lora_tune.recipes.packed.group import Group
@@ -33,7 +33,7 @@ from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.tenant import Tenant
 from lora_tune.recipes.settings import Settings
 from lora_tune.workloads.base import Job
-from lora_tune.workloads.base import Slot as JobSlot
+from lora_tune.workloads.base import SlotTerms as JobSlot
 from tests.recipes.test_many_adapters import single_trial
 
 FEW: dict[str, object] = {"MAX_STEPS": 6, "SEQ": 32, "EVAL_SAMPLES": 3, "VAL_CHECK_INTERVAL": 8}
@@ -336,7 +336,7 @@ def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the
         return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be counted, too.
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", count)
     assert Host(sweep.folder, idle=0.0, packs=2, slots=2).serve()
     assert left[0] == 1
@@ -356,7 +356,7 @@ def test_beside_other_packs_one_that_cannot_record_an_end_hands_its_trials_over(
             raise OSError(errno.ENOSPC, "No space left on device")
         end(tenant, code)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Tenant, "end", no_room_for_the_first)
     assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
     assert not lost.ended.exists()
@@ -383,12 +383,12 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
         return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be stopped instead.
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", asked_in_the_middle)
     assert not host.serve()
     assert not any(attempt.ended.exists() for attempt in interrupted)
     monkeypatch.setattr(Pack, "round", rounds)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(9.0, 9.0, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(9.0, 9.0, 0))
     going_on = second.ask("1/attempt-1", SEED=1, **few)
     changed = second.ask("2/attempt-1", SEED=2, **{**few, "LR": 1e-4})
     second.serve()
@@ -538,7 +538,7 @@ def test_a_step_for_which_memory_is_short_is_made_again_as_if_for_the_first_time
                 return steps(group, due)
         return steps(group, due)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Group, "step", short_once)
     sweep.serve()
     assert -1 in calls
@@ -568,7 +568,7 @@ def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeyp
 
     attempts = [sweep.ask("a"), sweep.ask("b", SEED=2)]
     monkeypatch.setattr(Pack, "round", broken)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 1.0, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0))
     with pytest.raises(RuntimeError):
         sweep.serve()
     for attempt in attempts:
@@ -584,7 +584,7 @@ def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, m
 
     attempts = [sweep.ask("a", MAX_STEPS=2), sweep.ask("b", SEED=2, MAX_STEPS=2)]
     monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: Speed(1.0, 1.0, 0, 1.0))
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0, 1.0))
     monkeypatch.setattr(Pack, "round", counted)
     sweep.serve()
     assert set(widths) == {1}

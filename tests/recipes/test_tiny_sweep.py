@@ -13,18 +13,18 @@ from lora_tune.analysis.intervals import time_interval
 from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.recommendation import recommended
-from lora_tune.store.records import Sweep, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, TrialState, Verdict
 from lora_tune.workloads.recipe import TINY_UNTRAINED
 from tests.recorded import recorded
 from tests.tiny import STUDY
 
 
 @pytest.fixture(scope="module")
-def sweep(tiny_sweep: Path) -> Sweep:
+def sweep(tiny_sweep: Path) -> StudyRecords:
     return recorded(tiny_sweep / "sweep.db", "tiny")
 
 
-def test_after_the_kill_every_trial_is_accounted_for_and_none_ran_twice(sweep: Sweep, tiny_sweep: Path) -> None:
+def test_after_the_kill_every_trial_is_accounted_for_and_none_ran_twice(sweep: StudyRecords, tiny_sweep: Path) -> None:
     assert {t.state for t in sweep.trials.values()} == {TrialState.FINISHED}
     logs = sorted(tiny_sweep.glob("trials/*/attempt-*/job.log"))
     assert [log.parent.parent.name for log in logs] == [f"{n:04d}" for n in sweep.trials]
@@ -52,7 +52,7 @@ def test_the_untrained_base_has_the_loss_that_is_written_down() -> None:
     assert reader.run().evals[-1].loss == pytest.approx(TINY_UNTRAINED, abs=1e-3)
 
 
-def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: Sweep) -> None:
+def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: StudyRecords) -> None:
     target = load_study(STUDY).objective.target
     reached = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
     assert reached
@@ -64,7 +64,7 @@ def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: Sweep) -> None
         assert trial.seconds == evals[-1].seconds
 
 
-def test_the_exported_config_by_hand_reproduces_the_trial(sweep: Sweep, tiny_sweep: Path) -> None:
+def test_the_exported_config_by_hand_reproduces_the_trial(sweep: StudyRecords, tiny_sweep: Path) -> None:
     handed_over = recommended(load_study(STUDY), sweep)
     assert handed_over is not None
     assert handed_over.ran

@@ -16,7 +16,7 @@ from typing import Any
 from lora_tune.analysis.config_check import toml_text
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
-from lora_tune.store.records import Attempt, Sweep, Trial, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 from tests.recorded import recorded
@@ -88,7 +88,7 @@ class Rig:
     def study(self) -> Study:
         return load_study(self.file)
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> StudyRecords:
         return recorded(self.paths.database, self.name)
 
     def trials(self) -> list[Trial]:

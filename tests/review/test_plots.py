@@ -24,7 +24,7 @@ from lora_tune.review.plots.chart import Axis, Bars, Chart, Lines, Markers, Rule
 from lora_tune.review.plots.figures import figure
 from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
 from lora_tune.review.plots.units import time_unit
-from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.records import StudyRecords, Verdict
 from tests.builders import BEGAN, STUDY, hostile, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600
@@ -37,11 +37,11 @@ def study() -> Study:
 
 
 @pytest.fixture(scope="module")
-def sweep(study: Study) -> Sweep:
+def sweep(study: Study) -> StudyRecords:
     return sweep_of(study, trials=60, running=2)
 
 
-def test_every_trial_with_evals_is_one_curve(study: Study, sweep: Sweep) -> None:
+def test_every_trial_with_evals_is_one_curve(study: Study, sweep: StudyRecords) -> None:
     data = curves.curve_data(study, sweep)
     drawn = len(data.best) + len(data.reached) + len(data.stopped) + len(data.others)
     assert drawn == sum(bool(sweep.last_evals(n)) for n in sweep.trials)
@@ -51,7 +51,7 @@ def test_every_trial_with_evals_is_one_curve(study: Study, sweep: Sweep) -> None
         assert limit > middle
 
 
-def test_times_add_up_to_the_time_to_target(study: Study, sweep: Sweep) -> None:
+def test_times_add_up_to_the_time_to_target(study: Study, sweep: StudyRecords) -> None:
     parts = speed.time_parts(study, sweep)
     assert parts[0].trial == sweep.best()
     for p in parts:
@@ -59,7 +59,7 @@ def test_times_add_up_to_the_time_to_target(study: Study, sweep: Sweep) -> None:
         assert min(p.start_up, p.training, p.evals, p.rest) >= 0
 
 
-def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: Sweep) -> None:
+def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: StudyRecords) -> None:
     found = speed.layout_speeds(study, sweep)
     assert sum(len(x.speeds) for x in found) == sum(
         t.metrics.samples_per_second is not None for t in sweep.trials.values()
@@ -85,7 +85,7 @@ def test_samples_to_target_recovers_the_builder_s_valley() -> None:
     assert all(low < middle < high for _, middle, low, high in fit)
 
 
-def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study, sweep: Sweep) -> None:
+def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study, sweep: StudyRecords) -> None:
     bought = spending.purchases(study, sweep)
     bests = [p.best for p in bought if p.best is not None]
     assert bests == sorted(bests, reverse=True)
@@ -103,7 +103,7 @@ def test_the_job_of_a_trial_whose_record_is_lost_is_drawn_as_failed() -> None:
     assert spending.timeline(lost, NOW) is not None
 
 
-def test_stays_on_one_node_never_overlap_within_a_lane(sweep: Sweep) -> None:
+def test_stays_on_one_node_never_overlap_within_a_lane(sweep: StudyRecords) -> None:
     chart = spending.timeline(sweep, NOW)
     assert chart is not None
     lanes: dict[float, list[tuple[float, float]]] = {}
@@ -117,7 +117,7 @@ def test_stays_on_one_node_never_overlap_within_a_lane(sweep: Sweep) -> None:
     assert sum(len(v) for v in lanes.values()) == sum(len(a.nodes) for a in sweep.attempts.values())
 
 
-def test_a_trial_that_failed_at_first_shows_both_colours(sweep: Sweep) -> None:
+def test_a_trial_that_failed_at_first_shows_both_colours(sweep: StudyRecords) -> None:
     again = next(a for a in sweep.attempts.values() if a.failure == "infrastructure")
     stays = [s for s in spending.stays(sweep, NOW) if s.trial == again.trial]
     assert stays[0].colour == "bad"
@@ -125,16 +125,16 @@ def test_a_trial_that_failed_at_first_shows_both_colours(sweep: Sweep) -> None:
         assert stays[-1].colour == "good"
 
 
-def test_a_study_without_layout_numbers_or_trials_still_draws(sweep: Sweep) -> None:
+def test_a_study_without_layout_numbers_or_trials_still_draws(sweep: StudyRecords) -> None:
     text = STUDY.replace('layout = { type = "layout", tp = [1, 2, 4, 8], minibs = [1, 2, 4] }', "GBS = 8")
     text = text.replace('LR = { type = "float", low = 1e-4, high = 2e-3, log = true }\n', "")
     plain = study_of(text)
     assert "throughput" in plots.charts(plain, sweep_of(plain), NOW)
-    empty = Sweep(name="built", digest="", study_toml="", began_at=BEGAN)
+    empty = StudyRecords(name="built", digest="", study_toml="", began_at=BEGAN)
     assert plots.charts(study_of(), empty, NOW) == {}
 
 
-def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: Sweep) -> None:
+def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: StudyRecords) -> None:
     for chart in plots.charts(study, sweep, NOW).values():
         root = ET.fromstring(svg.standalone(chart))
         assert chart.title in [t.text for t in root.iter(f"{NAMESPACE}text")]
@@ -146,7 +146,7 @@ def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: 
             assert math.isfinite(number)
 
 
-def test_plotly_accepts_every_figure(study: Study, sweep: Sweep) -> None:
+def test_plotly_accepts_every_figure(study: Study, sweep: StudyRecords) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects")
     for chart in plots.charts(study, sweep, NOW).values():
         made = graph_objects.Figure(figure(chart))
@@ -165,7 +165,7 @@ def test_hostile_texts_stay_texts_in_both() -> None:
         assert "<script>" not in repr(figure(chart))
 
 
-def test_parallel_coordinates_order_axes_by_importance_and_place_every_value(study: Study, sweep: Sweep) -> None:
+def test_parallel_coordinates_order_axes_by_importance_and_place_every_value(study: Study, sweep: StudyRecords) -> None:
     axes = parallel.parallel_axes(study, sweep)
     assert [a.name for a in axes[1:]] == [k.name for k in knobs(study, sweep)]
     best = sweep.best()
@@ -182,11 +182,11 @@ def test_parallel_coordinates_need_two_axes_and_leave_a_single_choice_out() -> N
     text = STUDY.replace("tp = [1, 2, 4, 8], minibs = [1, 2, 4]", "tp = [8], minibs = [1]")
     study = study_of(text)
     assert "layout" not in [a.name for a in parallel.parallel_axes(study, sweep_of(study))]
-    empty = Sweep(name="built", digest="", study_toml="", began_at=BEGAN)
+    empty = StudyRecords(name="built", digest="", study_toml="", began_at=BEGAN)
     assert parallel.parallel_coordinates(study, empty) is None
 
 
-def test_every_mark_of_a_trial_says_whose_it_is(study: Study, sweep: Sweep) -> None:
+def test_every_mark_of_a_trial_says_whose_it_is(study: Study, sweep: StudyRecords) -> None:
     drawn = {name: svg.inline(chart) for name, chart in plots.charts(study, sweep, NOW).items()}
     with_evals = {str(n) for n in sweep.trials if sweep.last_evals(n)}
     assert set(re.findall(r'data-t="(\d+)"', drawn["eval-curves"])) == with_evals
@@ -247,7 +247,7 @@ def test_seconds_are_shown_in_the_unit_that_people_would_say(seconds: float, nam
 
 
 @pytest.mark.parametrize(("form", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_figures_for_slides(study: Study, sweep: Sweep, tmp_path: Path, form: str, start: bytes) -> None:
+def test_figures_for_slides(study: Study, sweep: StudyRecords, tmp_path: Path, form: str, start: bytes) -> None:
     if form != "svg":
         pytest.importorskip("cairosvg")
     files = report.write_figures(study, sweep, {form: tmp_path})

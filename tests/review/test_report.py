@@ -13,7 +13,7 @@ from lora_tune.analysis.summary import overview, saved_node_hours
 from lora_tune.commands import report
 from lora_tune.config.study import Study
 from lora_tune.review.trial_rows import searched_names, trial_rows, value_text
-from lora_tune.store.records import Sweep, Verdict
+from lora_tune.store.records import StudyRecords, Verdict
 from lora_tune.store.remarks import Remark
 from lora_tune.store.requests import Request
 from tests.browser import Browser
@@ -28,7 +28,7 @@ def study() -> Study:
 
 
 @pytest.fixture(scope="module")
-def sweep(study: Study) -> Sweep:
+def sweep(study: Study) -> StudyRecords:
     return sweep_of(study, trials=40, running=2)
 
 
@@ -55,7 +55,7 @@ MANY = STUDY.replace(
 """A study of twelve tuned parameters."""
 
 
-def test_nothing_is_loaded_from_anywhere(study: Study, sweep: Sweep) -> None:
+def test_nothing_is_loaded_from_anywhere(study: Study, sweep: StudyRecords) -> None:
     page = _Elements(report.report_html(study, sweep, NOW))
     assert not [e for e in page.elements if e[0] in ("link", "img", "iframe", "object", "embed")]
     assert not [a for _, a in page.elements if a.keys() & {"src", "href", "srcset", "action", "data"}]
@@ -64,7 +64,7 @@ def test_nothing_is_loaded_from_anywhere(study: Study, sweep: Sweep) -> None:
     assert "unsafe-inline'; script-src 'sha256-" in policy
 
 
-def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, sweep: Sweep) -> None:
+def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, sweep: StudyRecords) -> None:
     page = report.report_html(study, sweep, NOW)
     seen = overview(study, sweep, NOW)
     assert seen.best is not None
@@ -78,13 +78,13 @@ def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, swee
     assert sweep.digest in page
 
 
-def test_every_trial_has_its_row(study: Study, sweep: Sweep) -> None:
+def test_every_trial_has_its_row(study: Study, sweep: StudyRecords) -> None:
     rows = re.findall(r'<tr data-t="(\d+)" data-state="([^"]+)">', report.report_html(study, sweep, NOW))
     expected = [(str(n), t.verdict.value if t.verdict else "running") for n, t in sweep.trials.items()]
     assert rows == expected
 
 
-def test_a_throughput_study_has_one_column_of_samples_per_second(study: Study, sweep: Sweep) -> None:
+def test_a_throughput_study_has_one_column_of_samples_per_second(study: Study, sweep: StudyRecords) -> None:
     speed = study_of(STUDY.replace("target = 0.925", 'score = "throughput"'))
     page = report.report_html(speed, sweep_of(speed), NOW)
     assert page.count("<button>Samples/s</button>") == 1
@@ -95,7 +95,7 @@ def test_a_throughput_study_has_one_column_of_samples_per_second(study: Study, s
         assert len({len(re.findall("<t[hd][ >]", row)) for row in rows}) == 1, "every row has a cell for every head"
 
 
-def test_the_table_names_layouts_short_and_the_machine_as_it_is(study: Study, sweep: Sweep) -> None:
+def test_the_table_names_layouts_short_and_the_machine_as_it_is(study: Study, sweep: StudyRecords) -> None:
     page = report.report_html(study, sweep, NOW)
     table = page[page.index('id="trials"') : page.index('id="provenance"')]
     assert "tp4 pp1" not in table
@@ -117,7 +117,7 @@ def test_what_the_search_varies_is_bold_and_what_is_fixed_is_not() -> None:
     assert {"WEIGHT", "HALF", "TP", "GBS"} <= plain
 
 
-def test_what_people_wrote_stands_in_the_report_with_its_tags_as_text(study: Study, sweep: Sweep) -> None:
+def test_what_people_wrote_stands_in_the_report_with_its_tags_as_text(study: Study, sweep: StudyRecords) -> None:
     text = "the layout that Ben wanted #rerun\n<script>document.title='owned'</script>"
     notes = [
         Remark(trial=-1, version=1, text="ask Ann before you export", who="ben@login1", written_at=BEGAN),
@@ -138,7 +138,7 @@ def test_what_people_wrote_stands_in_the_report_with_its_tags_as_text(study: Stu
     assert 'id="notes"' not in report.report_html(study, sweep, NOW)
 
 
-def test_who_asked_what_of_the_sweep_and_when_stands_in_the_report(study: Study, sweep: Sweep) -> None:
+def test_who_asked_what_of_the_sweep_and_when_stands_in_the_report(study: Study, sweep: StudyRecords) -> None:
     asked = Request(
         number=0, kind="stop", what={"trial": 3}, who="ann@login1", asked_at=BEGAN, answered_at=BEGAN + 3,
         accepted=True, answer="trial 3 is asked to end",
@@ -155,7 +155,7 @@ def test_a_thousand_trials_with_long_curves_are_a_page_of_less_than_a_megabyte_a
     assert len(report.report_html(study, many, NOW).encode()) < 1.5e6
 
 
-def test_a_cell_is_sorted_by_its_value_and_not_by_its_words(study: Study, sweep: Sweep) -> None:
+def test_a_cell_is_sorted_by_its_value_and_not_by_its_words(study: Study, sweep: StudyRecords) -> None:
     columns = {c.head: c for c in trial_rows(study, sweep, NOW).columns}
     times = columns["Time to target"].cells
     for cell, trial in zip(times, sweep.trials.values(), strict=True):
@@ -174,7 +174,7 @@ def test_what_is_said_below_a_figure_is_in_it(study: Study) -> None:
 
 
 def test_a_sweep_without_a_trial_still_gives_a_page(study: Study) -> None:
-    empty = Sweep(name="built", digest=study.digest, study_toml="", began_at=BEGAN)
+    empty = StudyRecords(name="built", digest=study.digest, study_toml="", began_at=BEGAN)
     page = report.report_html(study, empty, NOW)
     assert "none yet" in page
     assert "<svg" not in page
@@ -188,7 +188,7 @@ def test_a_throughput_study_speaks_of_samples_per_second() -> None:
     assert "Throughput by layout" in page
 
 
-def test_savings_are_the_rest_of_what_stopped_trials_would_have_run(study: Study, sweep: Sweep) -> None:
+def test_savings_are_the_rest_of_what_stopped_trials_would_have_run(study: Study, sweep: StudyRecords) -> None:
     stopped = next(t for t in sweep.trials.values() if t.verdict is Verdict.PRUNED)
     one = replace(sweep, trials={stopped.number: stopped})
     last = one.last_evals(stopped.number)[-1]
@@ -201,7 +201,7 @@ def test_savings_are_the_rest_of_what_stopped_trials_would_have_run(study: Study
     assert saved_node_hours(study, one) == pytest.approx(max(0.0, min(left, allowed)) / 3600)
 
 
-def test_the_file_is_replaced_in_one_step(study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_the_file_is_replaced_in_one_step(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text("old")
     report.write_report(study, sweep, file)
@@ -220,7 +220,7 @@ def test_hostile_texts_are_only_texts() -> None:
     assert "\x1b" not in page
 
 
-def test_secrets_of_the_study_file_stay_out_of_a_file_that_is_sent_around(study: Study, sweep: Sweep) -> None:
+def test_secrets_of_the_study_file_stay_out_of_a_file_that_is_sent_around(study: Study, sweep: StudyRecords) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
     told = replace(sweep, study_toml=f'[site.environment]\nHF_TOKEN = "{secret}"\nWANDB_API_KEY = "0123456789abcdef"\n')
     page = report.report_html(study, told, NOW)
@@ -231,7 +231,7 @@ def test_secrets_of_the_study_file_stay_out_of_a_file_that_is_sent_around(study:
 
 @pytest.mark.browser
 def test_rows_sort_by_a_click_on_a_head_unknown_values_last(
-    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path
+    browser: Browser, study: Study, sweep: StudyRecords, tmp_path: Path
 ) -> None:
     report.write_report(study, sweep, tmp_path / "report.html")
     browser.open((tmp_path / "report.html").as_uri())
@@ -253,7 +253,7 @@ def test_rows_sort_by_a_click_on_a_head_unknown_values_last(
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
 def test_nothing_sticks_out_on_a_desk_in_the_dark_or_on_a_phone(
-    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path, width: int, dark: bool
+    browser: Browser, study: Study, sweep: StudyRecords, tmp_path: Path, width: int, dark: bool
 ) -> None:
     report.write_report(study, sweep, tmp_path / "report.html")
     browser.look(width=width, dark=dark)
@@ -296,7 +296,7 @@ def _marked(browser: Browser, name: str) -> set[tuple[str, str]]:
 
 @pytest.mark.browser
 def test_pointing_at_a_row_shows_its_trial_in_every_figure(
-    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path
+    browser: Browser, study: Study, sweep: StudyRecords, tmp_path: Path
 ) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -313,7 +313,7 @@ def test_pointing_at_a_row_shows_its_trial_in_every_figure(
 
 @pytest.mark.browser
 def test_selecting_marks_in_figures_and_rows_compares_their_trials(
-    browser: Browser, study: Study, sweep: Sweep, tmp_path: Path
+    browser: Browser, study: Study, sweep: StudyRecords, tmp_path: Path
 ) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -351,7 +351,9 @@ def test_a_hostile_report_runs_nothing(browser: Browser, tmp_path: Path) -> None
 
 
 @pytest.mark.browser
-def test_a_print_of_it_is_light_and_complete(browser: Browser, study: Study, sweep: Sweep, tmp_path: Path) -> None:
+def test_a_print_of_it_is_light_and_complete(
+    browser: Browser, study: Study, sweep: StudyRecords, tmp_path: Path
+) -> None:
     report.write_report(study, sweep, tmp_path / "report.html")
     browser.look(dark=True)
     browser.open((tmp_path / "report.html").as_uri())
@@ -363,7 +365,7 @@ def test_a_print_of_it_is_light_and_complete(browser: Browser, study: Study, swe
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_the_command_writes_into_the_sweep_folder(tmp_path: Path, study: Study, sweep: Sweep) -> None:
+def test_the_command_writes_into_the_sweep_folder(tmp_path: Path, study: Study, sweep: StudyRecords) -> None:
     from click.testing import CliRunner
 
     stored(tmp_path / "built", sweep)

@@ -18,13 +18,13 @@ from rich.console import Console
 from lora_tune.commands import interrupts, options, status
 from lora_tune.config.study import Study
 from lora_tune.review import screen
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from tests.builders import BEGAN, STUDY, stored, study_of, sweep_of
 
 NOW = BEGAN + 3600
 
 
-def printed(study: Study, sweep: Sweep, width: int) -> list[str]:
+def printed(study: Study, sweep: StudyRecords, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
     console.print(screen.trials_table(study, sweep, list(sweep.trials.values()), NOW, "all trials"))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO

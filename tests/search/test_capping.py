@@ -26,7 +26,7 @@ def run(count: int, offset: float = 0.0) -> list[Eval]:
     return [Eval(s, v, s / 2 + 40 * (i + 1)) for i, (s, v) in enumerate(zip(samples, losses, strict=True))]
 
 
-def ask(evals: list[Eval], now: float, risk: float = 0.05) -> curves.Verdict:
+def ask(evals: list[Eval], now: float, risk: float = 0.05) -> curves.StallVerdict:
     return cap(evals, TIMING, INCUMBENT, now, risk, target=TARGET, family=FAMILY, quantum=384)
 
 

@@ -16,7 +16,7 @@ from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 STUDY = """
 [workload]
@@ -76,7 +76,7 @@ def ended(study: Study, number: int, tuned: dict[str, Any], score: float) -> Tri
     )  # fmt: skip
 
 
-def swept(study: Study, trials: int) -> Sweep:
+def swept(study: Study, trials: int) -> StudyRecords:
     """A sweep of so many trials, each told before the next is asked, as the driver records them."""
     session = Session(study, sampler=make_sampler(study))
     found: dict[int, Trial] = {}
@@ -86,7 +86,7 @@ def swept(study: Study, trials: int) -> Sweep:
         tuned = study.search_space.conditions.present(asked.tuned)
         found[asked.number] = ended(study, asked.number, tuned, seconds(tuned) if "LR" in tuned else 1.0)
         session.tell(found[asked.number])
-    return Sweep(name="toy", digest="", study_toml="", began_at=0.0, trials=found)
+    return StudyRecords(name="toy", digest="", study_toml="", began_at=0.0, trials=found)
 
 
 @pytest.mark.parametrize("sampler", ["portfolio", "tpe", "random", "grey_box"])

@@ -21,7 +21,7 @@ from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.search import priors
 from lora_tune.simulation.h100 import function as h100
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 GOOD = {"LR": 4e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "TP": 4, "MINIBS": 4}
@@ -154,7 +154,7 @@ def test_a_misleading_prior_costs_a_few_runs_at_most() -> None:
 
 def test_report_and_explain_say_how_many_old_runs_the_search_starts_from() -> None:
     study = load_study(STUDY)
-    sweep = Sweep(name=study.name, digest="", study_toml="", began_at=0.0)
+    sweep = StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0)
     assert prior_words(study, sweep) == "136 published MLPerf submissions"
     known = replace(sweep, priors=(run_at(1), run_at(2)))
     assert prior_words(study, known).endswith(" and 2 old runs of 1 source")

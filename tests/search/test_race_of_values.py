@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.search.contenders import RunSummary, means
-from lora_tune.search.race_scale import Scale, scale_of
+from lora_tune.search.race_scale import RaceScale, scale_of
 from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action
 from tests.builders import STUDY, study_of
 
-LOSS = Scale(relative=False, prior_sd=0.0, prior_freedom=0, got="measured a value", missed="measured no value")
-ACCURACY = Scale(relative=False, maximise=True, prior_sd=0.0, prior_freedom=0)
+LOSS = RaceScale(relative=False, prior_sd=0.0, prior_freedom=0, got="measured a value", missed="measured no value")
+ACCURACY = RaceScale(relative=False, maximise=True, prior_sd=0.0, prior_freedom=0)
 
 
 def runs(*values: float) -> list[RunSummary]:

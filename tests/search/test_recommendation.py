@@ -18,8 +18,8 @@ from benchmarks.noisy_runs import STUDY, at_random, lost, truth
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.mllog import Eval
 from lora_tune.search.recommendation import Recommended, recommended
-from lora_tune.store.metrics import Choice, Confirmed, TrialMetrics, from_mapping
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.metrics import Confirmed, ConfirmedChoice, TrialMetrics, from_mapping
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 
 def study_of(text: str = STUDY, name: str = "toy") -> Study:
@@ -39,8 +39,8 @@ def ended(study: Study, number: int, tuned, objective: float | None, **changes) 
     )  # fmt: skip
 
 
-def sweep_of(study: Study, trials: Sequence[Trial]) -> Sweep:
-    return Sweep(name=study.name, digest="", study_toml="", began_at=0.0, trials={t.number: t for t in trials})
+def sweep_of(study: Study, trials: Sequence[Trial]) -> StudyRecords:
+    return StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0, trials={t.number: t for t in trials})
 
 
 def handed_over(study: Study, trials: Sequence[Trial]) -> Recommended:
@@ -133,7 +133,14 @@ def test_what_a_race_chose_stays_until_another_is_better_for_certain() -> None:
     study = study_of()
     points = [{"LR": lr, "WARMUP": 0, "OPTIMIZER": "adam"} for lr in (1e-5, 4e-4, 5e-3)]
     race = Confirmed(
-        choice=Choice.CHOSEN, runs=10, missed=1, node_hours=3.0, sentence="", seconds=105.0, low=102.0, high=108.0
+        choice=ConfirmedChoice.CHOSEN,
+        runs=10,
+        missed=1,
+        node_hours=3.0,
+        sentence="",
+        seconds=105.0,
+        low=102.0,
+        high=108.0,
     )
     chosen = ended(study, 0, points[0], 100.0, metrics=TrialMetrics(objective=100.0, confirmed=race))
     near = ended(study, 1, points[1], 101.0)
@@ -172,7 +179,7 @@ trial_minutes = 60
 """
 
 
-def as_records(study: Study, trials: Sequence[FrozenTrial]) -> Sweep:
+def as_records(study: Study, trials: Sequence[FrozenTrial]) -> StudyRecords:
     """A laboratory's trials as the records that a driver would have written."""
     records, evals = {}, {}
     for t in trials:

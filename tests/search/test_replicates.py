@@ -14,7 +14,7 @@ from lora_tune.search.race_limits import LimitShape, limit_constant
 from lora_tune.search.racing import (
     CannotSeparate,
     Decided,
-    Plan,
+    RacePlan,
     RaceSettings,
     RunMore,
     next_action,
@@ -144,7 +144,7 @@ def test_no_results_break_the_race(results: dict[str, list[RunSummary]]) -> None
     assert isinstance(found, RunMore | Decided | CannotSeparate)
     assert all(0 <= low <= mean <= high for mean, low, high in means(results).values())
     for together in (True, False):
-        assert isinstance(plan(results, RaceSettings(), together=together), Plan)
+        assert isinstance(plan(results, RaceSettings(), together=together), RacePlan)
 
 
 @settings(deadline=None, max_examples=25)
@@ -161,7 +161,9 @@ def test_every_race_ends(seed: int, difference: float) -> None:
     pytest.fail("the race asked for more than its runs")
 
 
-def replayed(truth: dict[str, list[RunSummary]], settings: RaceSettings, *, together: bool = False) -> tuple[Plan, int]:
+def replayed(
+    truth: dict[str, list[RunSummary]], settings: RaceSettings, *, together: bool = False
+) -> tuple[RacePlan, int]:
     """A race whose runs come out as in ``truth``, one job at a time; its last plan and how many runs it took."""
     done: dict[str, list[RunSummary]] = {name: [] for name in truth}
     while True:

@@ -18,10 +18,10 @@ from lora_tune.logs.mllog import Eval
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Asked, Session, unproposed
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.fakes import command_study
 
-EMPTY = Sweep(name="fake", digest="", study_toml="", began_at=0.0)
+EMPTY = StudyRecords(name="fake", digest="", study_toml="", began_at=0.0)
 ENDS = (Verdict.REACHED, Verdict.PRUNED, Verdict.INFEASIBLE, Verdict.REACHED, Verdict.FAILED, Verdict.CAPPED)
 """How trials end, in turn."""
 
@@ -32,7 +32,7 @@ def study_of(search: str = "") -> Study:
     )
 
 
-def proposed(session: Session, sweep: Sweep) -> Sweep:
+def proposed(session: Session, sweep: StudyRecords) -> StudyRecords:
     """The sweep with the next proposal, as the driver writes it down."""
     asked = session.ask()
     assert isinstance(asked, Asked)
@@ -47,7 +47,7 @@ def proposed(session: Session, sweep: Sweep) -> Sweep:
     )
 
 
-def ended(session: Session, sweep: Sweep, number: int) -> Sweep:
+def ended(session: Session, sweep: StudyRecords, number: int) -> StudyRecords:
     """The sweep with two evals of a trial and its end, of which the session is told."""
     evals = (Eval(100.0, 2.0 + number, 1.0), Eval(200.0, 1.0 + number, 2.0))
     verdict = ENDS[number % len(ENDS)]

@@ -8,7 +8,7 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads.base import Start
 from tests.fakes import command_study
 
@@ -56,12 +56,12 @@ def test_one_that_the_space_does_not_hold_is_measured_and_teaches_the_search_not
     assert not isinstance(second, str)
     assert second.number == 1
     assert session._study.best_trials == []
-    records = Sweep(name="x", digest="", study_toml="", began_at=0.0, trials={0: record})
+    records = StudyRecords(name="x", digest="", study_toml="", began_at=0.0, trials={0: record})
     assert in_memory(study(), records).best_trials == []
 
 
 def test_a_sweep_that_went_on_without_one_gets_none() -> None:
-    records = Sweep(
+    records = StudyRecords(
         name="x", digest="", study_toml="", began_at=0.0, trials={0: Trial(number=0, seed=1, tuned={}, parameters={})}
     )
     asked = Session(study(), records, start=INSIDE).ask()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lora_tune.search.trust import GREY_BOX, WHOLE, Forecast, Told, trust
+from lora_tune.search.trust import GREY_BOX, WHOLE, ScoreForecast, Told, trust
 
 
 def told(ln_score: float, grey_box: float, whole: float, *, reached: bool = True) -> Told:
     """A run with two forecasts of the same width."""
     return Told(
-        ln_score=ln_score, reached=reached, forecasts={GREY_BOX: Forecast(grey_box, 0.1), WHOLE: Forecast(whole, 0.1)}
+        ln_score=ln_score,
+        reached=reached,
+        forecasts={GREY_BOX: ScoreForecast(grey_box, 0.1), WHOLE: ScoreForecast(whole, 0.1)},
     )
 
 

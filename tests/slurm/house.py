@@ -18,7 +18,7 @@ from typing import Any
 from lora_tune.base.errors import StoreError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Attempt, Sweep
+from lora_tune.store.records import Attempt, StudyRecords
 from tests.cluster import Cluster
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
@@ -128,13 +128,13 @@ class House:
         """What the drivers printed."""
         return Path(self._output.name).read_text()
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> StudyRecords:
         """The records as they are in the database now."""
         found = self._load()
         assert found is not None
         return found
 
-    def _load(self) -> Sweep | None:
+    def _load(self) -> StudyRecords | None:
         store = Store(sqlite_url(self.paths.database), read_only=True)
         try:
             return store.load(self.name)

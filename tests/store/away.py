@@ -20,7 +20,7 @@ from typing import Any, Literal
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 from tests.conftest import REPOSITORY
 from tests.postgres import Postgres
 from tests.recorded import recorded
@@ -205,7 +205,7 @@ class Room:
             wrong.append(f"Optuna's tables hold {rows}")
         return wrong
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> StudyRecords:
         return recorded(self.url, self.name)
 
     def _acts(self, event: str, before: float) -> list[float]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import StoreError
-from lora_tune.store.metrics import Choice, Confirmed, RunMetrics, TrialMetrics, as_mapping, from_mapping
+from lora_tune.store.metrics import Confirmed, ConfirmedChoice, RunMetrics, TrialMetrics, as_mapping, from_mapping
 from lora_tune.store.records import Trial
 from lora_tune.store.rows import to_json, trial_from
 
@@ -27,7 +27,8 @@ runs = st.builds(
 )  # fmt: skip
 races = st.builds(
     Confirmed,
-    choice=st.sampled_from(Choice), runs=st.integers(), missed=st.integers(), node_hours=st.floats(allow_nan=False),
+    choice=st.sampled_from(ConfirmedChoice), runs=st.integers(), missed=st.integers(),
+    node_hours=st.floats(allow_nan=False),
     sentence=st.text(), seconds=numbers, low=numbers, high=numbers,
     each=st.lists(st.floats(allow_nan=False)).map(tuple), score=st.none() | st.text(),
 )  # fmt: skip
@@ -66,7 +67,7 @@ def test_a_row_of_an_earlier_release_is_read_and_what_a_later_one_added_is_kept(
     assert [(run.seed, run.metrics.objective) for run in trial.metrics.runs] == [(7, 90.0), (8, None)]
     race = trial.metrics.confirmed
     assert race is not None
-    assert (race.choice, race.runs, race.each) == (Choice.CHOSEN, 10, (90.0, 93.0))
+    assert (race.choice, race.runs, race.each) == (ConfirmedChoice.CHOSEN, 10, (90.0, 93.0))
     assert json.loads(to_json(trial))["facts"] == OLD["facts"]
 
 

@@ -15,11 +15,11 @@ from lora_tune.recipes import settings as peft
 from lora_tune.recipes.bridge import settings as bridge
 from lora_tune.recipes.nemo import settings as nemo
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Checks, Proposal
+from lora_tune.workloads.base import ChecksBeforehand, Proposal
 from tests.conftest import REPOSITORY
 
 
-def workload(**site: Any) -> Checks:
+def workload(**site: Any) -> ChecksBeforehand:
     study = Study.model_validate(
         {
             "name": "nemo",
@@ -30,7 +30,7 @@ def workload(**site: Any) -> Checks:
         }
     )
     found = load(study, "nemo.toml")
-    assert isinstance(found, Checks)
+    assert isinstance(found, ChecksBeforehand)
     return found
 
 

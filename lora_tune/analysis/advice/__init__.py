@@ -10,12 +10,12 @@ from lora_tune.analysis.advice.machine import MACHINE_RULES
 from lora_tune.analysis.advice.rules import RULES_OF_MLPERF
 from lora_tune.config.study import Study
 from lora_tune.logs.run import TrainPoint
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 __all__ = ["Advice", "advise"]
 
 
-def advise(study: Study, sweep: Sweep, train: Mapping[int, Sequence[TrainPoint]] | None = None) -> list[Advice]:
+def advise(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]] | None = None) -> list[Advice]:
     """Everything that the sweep so far gives reason to say, convergence first. Pure.
 
     train: training losses by trial, from its log; without them nothing is said about overfitting.

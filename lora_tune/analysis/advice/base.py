@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.logs.mllog import Eval
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +20,12 @@ class Advice:
     trials: tuple[int, ...] = ()
 
 
-def reached(sweep: Sweep) -> list[Trial]:
+def reached(sweep: StudyRecords) -> list[Trial]:
     """Trials that reached the target."""
     return [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED]
 
 
-def finite_evals(sweep: Sweep, trial: Trial) -> list[Eval]:
+def finite_evals(sweep: StudyRecords, trial: Trial) -> list[Eval]:
     """The trial's evals that are numbers."""
     return [e for e in sweep.last_evals(trial.number) if math.isfinite(e.loss)]
 

@@ -13,7 +13,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.mllog import Eval
 from lora_tune.logs.run import TrainPoint
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 FALLS = 0.25
 """A loss falls when it has made this share of the way to the target, where no other trial tells what is usual."""
@@ -27,7 +27,7 @@ EDGE = 0.08
 """Near the end of a range: within this share of it, on the scale on which it is drawn."""
 
 
-def _flat_from_the_start(study: Study, sweep: Sweep) -> list[tuple[Trial, float]]:
+def _flat_from_the_start(study: Study, sweep: StudyRecords) -> list[tuple[Trial, float]]:
     """Trials whose loss hardly fell, with their learning rates; each is compared where it stopped.
 
     It hardly fell when it made less than half of what the trials that reached the target had made by then, in the
@@ -54,7 +54,7 @@ def _way(evals: Sequence[Eval], target: float) -> float:
     return (evals[0].loss - median(e.loss for e in evals[-3:])) / (evals[0].loss - target)
 
 
-def rate_too_low(study: Study, sweep: Sweep) -> Advice | None:
+def rate_too_low(study: Study, sweep: StudyRecords) -> Advice | None:
     """The loss does not fall, at learning rates below those that reach the target."""
     flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
     low = [(t, r) for t, r in flat if (r < min(good) if good else not _restless(sweep, t))]
@@ -71,7 +71,7 @@ def rate_too_low(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def rate_too_high(study: Study, sweep: Sweep) -> Advice | None:
+def rate_too_high(study: Study, sweep: StudyRecords) -> Advice | None:
     """The loss does not fall, or is no number, at learning rates above those that reach the target."""
     flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
     high = [(t, r) for t, r in flat if (r > max(good) if good else _restless(sweep, t))]
@@ -88,7 +88,7 @@ def rate_too_high(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def _restless(sweep: Sweep, trial: Trial) -> bool:
+def _restless(sweep: StudyRecords, trial: Trial) -> bool:
     """Whether a curve jumps or leaves the numbers, as too high a learning rate makes it."""
     evals = sweep.last_evals(trial.number)
     return any(not math.isfinite(e.loss) for e in evals) or _rises(evals) >= RISES
@@ -103,7 +103,7 @@ def _rises(evals: Sequence[Eval]) -> float:
     return sum(b - a > least for a, b in pairwise(losses)) / (len(losses) - 1)
 
 
-def oscillates(study: Study, sweep: Sweep) -> Advice | None:
+def oscillates(study: Study, sweep: StudyRecords) -> Advice | None:
     """Curves that go up and down while they fall."""
     del study
     found = [(t, _rises(finite_evals(sweep, t))) for t in sweep.trials.values()]
@@ -122,7 +122,7 @@ def oscillates(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def plateau(study: Study, sweep: Sweep) -> Advice | None:
+def plateau(study: Study, sweep: StudyRecords) -> Advice | None:
     """Trials that ran to their end above the target on a flat curve: more of the same does not help."""
     flat = [t for t in _ended_short(sweep) if _last_third(finite_evals(sweep, t)) < FLAT]
     if not flat:
@@ -138,7 +138,7 @@ def plateau(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def too_short(study: Study, sweep: Sweep) -> Advice | None:
+def too_short(study: Study, sweep: StudyRecords) -> Advice | None:
     """Trials that ran to their end while still falling, and whose forecast lies not far beyond."""
     del study
     short = []
@@ -162,7 +162,7 @@ def too_short(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def _ended_short(sweep: Sweep) -> list[Trial]:
+def _ended_short(sweep: StudyRecords) -> list[Trial]:
     return [
         t for t in sweep.trials.values() if t.verdict is Verdict.CENSORED and len(finite_evals(sweep, t)) >= 6
     ]  # fmt: skip
@@ -178,7 +178,7 @@ def _last_third(evals: Sequence[Eval]) -> float:
     return (median(losses[-third - 2 : -third + 1]) - median(losses[-3:])) / fall
 
 
-def at_the_edge(study: Study, sweep: Sweep) -> Advice | None:
+def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
     """The best trials crowd at one end of a range."""
     best = [t for t in ranked(study, sweep) if t.tuned]
     best = best[: max(3, len(best) // 4)]
@@ -206,7 +206,7 @@ def at_the_edge(study: Study, sweep: Sweep) -> Advice | None:
     return None
 
 
-def overfits(sweep: Sweep, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
+def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
     """Train loss falls while eval loss rises, over the last half of a run."""
     found = []
     for number, points in train.items():
@@ -231,7 +231,7 @@ def overfits(sweep: Sweep, train: Mapping[int, Sequence[TrainPoint]]) -> Advice 
     )
 
 
-CONVERGENCE_RULES: tuple[Callable[[Study, Sweep], Advice | None], ...] = (
+CONVERGENCE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
     rate_too_low,
     rate_too_high,
     oscillates,

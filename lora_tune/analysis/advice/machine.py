@@ -12,7 +12,7 @@ from statistics import median
 from lora_tune.analysis.advice.base import Advice, listed, reached
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 DEAR = 0.2
 """Share of the time to the target that evals may take."""
@@ -28,7 +28,7 @@ GAIN = 0.01
 """What counts as a gain."""
 
 
-def out_of_memory(study: Study, sweep: Sweep) -> Advice | None:
+def out_of_memory(study: Study, sweep: StudyRecords) -> Advice | None:
     """Layouts that died of memory, beside those that ran."""
     del study
     died, ran = defaultdict(list), set()
@@ -59,7 +59,7 @@ def _layout(trial: Trial) -> str:
     return " ".join(f"{n}{trial.parameters[n]}" for n in names) or f"GBS {trial.parameters.get('GBS', '?')}"
 
 
-def evals_too_dear(study: Study, sweep: Sweep) -> Advice | None:
+def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:
     """Evals take a large share of the time to the target."""
     shares = []
     for trial in reached(sweep):
@@ -79,7 +79,7 @@ def evals_too_dear(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def evals_too_rare(study: Study, sweep: Sweep) -> Advice | None:
+def evals_too_rare(study: Study, sweep: StudyRecords) -> Advice | None:
     """The target is passed long before an eval sees it."""
     steps = []
     for trial in reached(sweep):
@@ -101,7 +101,7 @@ def _published() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
-def slower_than_published(study: Study, sweep: Sweep) -> Advice | None:
+def slower_than_published(study: Study, sweep: StudyRecords) -> Advice | None:
     """The best throughput here against the best published one on as many GPUs of the kind; llama2_70b_lora only."""
     known = sorted({r["accelerator"] for r in _published()}, key=len, reverse=True)
     kind = next((k for k in known if k in study.site.system.upper()), None)
@@ -132,7 +132,7 @@ def slower_than_published(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def bad_node(study: Study, sweep: Sweep) -> Advice | None:
+def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
     """One node on which the infrastructure fails again and again."""
     del study
     failures, stays = Counter[str](), Counter[str]()
@@ -151,7 +151,7 @@ def bad_node(study: Study, sweep: Sweep) -> Advice | None:
     return None
 
 
-def start_up(study: Study, sweep: Sweep) -> Advice | None:
+def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
     """Start-up that is not scored but paid for."""
     del study
     hours = sum(t.metrics.node_hours or 0.0 for t in sweep.trials.values())
@@ -168,7 +168,7 @@ def start_up(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-def nothing_gained(study: Study, sweep: Sweep) -> Advice | None:
+def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
     """The last trials brought nothing."""
     ended = sorted((t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0)
     if len(reached(sweep)) < 8 or not objective_of(study).timed:
@@ -190,7 +190,7 @@ def nothing_gained(study: Study, sweep: Sweep) -> Advice | None:
     )
 
 
-MACHINE_RULES: tuple[Callable[[Study, Sweep], Advice | None], ...] = (
+MACHINE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
     out_of_memory,
     evals_too_dear,
     evals_too_rare,

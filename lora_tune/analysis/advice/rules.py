@@ -7,13 +7,13 @@ from statistics import median
 
 from lora_tune.analysis.advice.base import Advice, learning_rate, reached
 from lora_tune.config.study import Study
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 FEWEST = 2
 """Trials at one batch size before their convergence is compared with the reference's."""
 
 
-def taken_back(study: Study, sweep: Sweep) -> Advice | None:
+def taken_back(study: Study, sweep: StudyRecords) -> Advice | None:
     """Trials that converge in fewer samples than the reference: the score is scaled back to it.
 
     A slower learning rate then costs nothing as long as the mean stays below the reference, and buys steadier runs.
@@ -43,4 +43,4 @@ def taken_back(study: Study, sweep: Sweep) -> Advice | None:
     return None
 
 
-RULES_OF_MLPERF: tuple[Callable[[Study, Sweep], Advice | None], ...] = (taken_back,)
+RULES_OF_MLPERF: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (taken_back,)

@@ -36,7 +36,7 @@ from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Changes, Store
 from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import seeds_per_job
 
@@ -212,7 +212,7 @@ Runs = dict[int, list[Replicate]]
 
 
 def _hand_over(
-    options: Options, store: Store, race: Sweep, found: Confirmation, runs: Runs, now: float, *, say: bool
+    options: Options, store: Store, race: StudyRecords, found: Confirmation, runs: Runs, now: float, *, say: bool
 ) -> int:
     """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
     review = options.review
@@ -246,7 +246,7 @@ def _say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
     click.echo(f"results  {near(folder)}/result_*.txt")
 
 
-def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now: float) -> Sweep:
+def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now: float) -> StudyRecords:
     """The sweep with the outcome among its trials, written down if nobody drives it."""
     sweep = store.load(options.review.sweep.name) or options.review.sweep
     changed = confirmed(sweep, found, runs)
@@ -264,7 +264,7 @@ def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now:
     return noted
 
 
-def _texts(options: Options, race: Sweep, runs: Sequence[Replicate]) -> list[str]:
+def _texts(options: Options, race: StudyRecords, runs: Sequence[Replicate]) -> list[str]:
     """The log of each run."""
     workload = load_workload(options.study, options.review.file)
     texts = []

@@ -15,9 +15,9 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.contenders import means
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.racing import CannotSeparate, Decided, Plan
-from lora_tune.store.metrics import Choice, Confirmed
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.search.racing import CannotSeparate, Decided, RacePlan
+from lora_tune.store.metrics import Confirmed, ConfirmedChoice
+from lora_tune.store.records import StudyRecords, Trial
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.benchmark import Benchmark
@@ -81,7 +81,7 @@ def _identical(own: Sequence[Replicate]) -> float | None:
 
 
 def confirmation(
-    study: Study, race: Sweep, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], stands: Plan
+    study: Study, race: StudyRecords, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], stands: RacePlan
 ) -> Confirmation | None:
     """What the finished race says; None while it has no verdict."""
     if stands.verdict is None:
@@ -180,13 +180,13 @@ def as_json(found: Confirmation) -> dict[str, Any]:
     return {**asdict(found), "scored": finite or None}
 
 
-def confirmed(sweep: Sweep, found: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
+def confirmed(sweep: StudyRecords, found: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
     """The sweep's trials that raced, with what came of it: for the report, the export, the cap."""
     changed = []
     for place in found.places:
         trial = sweep.trials[place.trial]
         race = Confirmed(
-            choice=Choice.CHOSEN if place.chosen else Choice.PASSED_OVER,
+            choice=ConfirmedChoice.CHOSEN if place.chosen else ConfirmedChoice.PASSED_OVER,
             runs=place.runs,
             missed=place.missed,
             seconds=place.mean,
@@ -207,7 +207,7 @@ def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
     return tuple(r.objective if r.seconds is None else r.seconds for r in runs if math.isfinite(r.objective))
 
 
-def summary(study: Study, sweep: Sweep, found: Confirmation) -> str:
+def summary(study: Study, sweep: StudyRecords, found: Confirmation) -> str:
     """The verdict, a table of the contenders, the score: what the command prints."""
     lines = [found.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
     for place in found.places:
@@ -223,7 +223,7 @@ def summary(study: Study, sweep: Sweep, found: Confirmation) -> str:
     return "\n".join(lines)
 
 
-def _place_words(study: Study, place: RankedContender, sweep: Sweep) -> str:
+def _place_words(study: Study, place: RankedContender, sweep: StudyRecords) -> str:
     scale, text = scale_of(study), objective_of(study).text
     missed = f", {place.missed} {scale.missed}" if place.missed else ""
     shown = parameters_text(sweep.trials[place.trial])

@@ -17,9 +17,9 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
-from lora_tune.search.racing import Plan, RaceSettings, plan
+from lora_tune.search.racing import RacePlan, RaceSettings, plan
 from lora_tune.search.recommendation import recommended
-from lora_tune.store.records import Sweep, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
@@ -31,7 +31,7 @@ FAILURES = 3
 """Replicates of one configuration that may fail for reasons of the machine before the race stops."""
 
 
-def contenders(study: Study, sweep: Sweep, top: int) -> list[Trial]:
+def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
     """The ``top`` leading trials with different configurations: first what the sweep recommends, if it was run.
 
     Raises InputError where no trial reached the target.
@@ -59,7 +59,7 @@ class Race:
         study: Study,
         field: Sequence[Trial],
         settings: RaceSettings,
-        records: Callable[[], Sweep],
+        records: Callable[[], StudyRecords],
         *,
         per_job: int,
         together: bool,
@@ -69,7 +69,7 @@ class Race:
         self._per_job, self._together, self._say = per_job, together, say
         self._failed: Counter[int] = Counter()
 
-    def standing(self) -> Plan:
+    def standing(self) -> RacePlan:
         """Where the race stands."""
         runs = results(replicates(self._records()), [t.number for t in self._field])
         return plan(runs, self._settings, together=self._together)
@@ -87,7 +87,7 @@ class Race:
                 return self._again(trial, known, min(short, self._per_job), records)
         return stands.verdict.sentence if stands.verdict else f"{len(going)} runs go on"
 
-    def _again(self, trial: Trial, known: int, count: int, records: Sweep) -> Asked:
+    def _again(self, trial: Trial, known: int, count: int, records: StudyRecords) -> Asked:
         from lora_tune.search.session import Asked  # with Optuna, which takes a second to import
 
         number = max((t.number + t.replicates for t in records.trials.values()), default=0)

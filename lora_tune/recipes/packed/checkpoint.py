@@ -19,7 +19,7 @@ OF_ATTEMPT = frozenset({"SAVE_ADAPTER"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class LogClock:
     """The time of a trial's log. began: epoch seconds of its start. alone: seconds since then, were it alone.
 
     spent: seconds in packs. block: samples and time at the start of the block that it is in. step_seconds,
@@ -40,11 +40,11 @@ class Checkpoint:
 
     step: int
     rows: Rows
-    clock: Clock
+    clock: LogClock
     log: str
 
 
-def save(request: PackRequest, device: str, step: int, rows: Rows, clock: Clock) -> None:
+def save(request: PackRequest, device: str, step: int, rows: Rows, clock: LogClock) -> None:
     """Write it into the attempt's folder, whole or not at all. Raises OSError."""
     path = request.attempt.checkpoint
     partial = path.with_suffix(".partial")
@@ -70,7 +70,7 @@ def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Check
         if found["knobs"] != knobs or found["device"] != device:
             return None
         lines = attempt.log.read_text(encoding="utf-8").splitlines(keepends=True)
-        clock = Clock(**{**found["clock"], "block": tuple(found["clock"]["block"])})
+        clock = LogClock(**{**found["clock"], "block": tuple(found["clock"]["block"])})
         rows = Rows(*found["rows"])
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)

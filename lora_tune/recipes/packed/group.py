@@ -40,7 +40,7 @@ Copies = Mapping[str, Mapping[str, torch.Tensor]]
 """Of modules that are trained whole, by name: their parameters, by name, as slots have them. Each [k, *shape]."""
 
 
-class Pair(NamedTuple):
+class AdapterPair(NamedTuple):
     """The adapters of one module. a: [k, rank, width in]. b: [k, width out, rank]. magnitude (DoRA): [k, width out]."""
 
     a: torch.Tensor
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
     magnitude: torch.Tensor | None = None
 
 
-class Place(NamedTuple):
+class AdapterColumns(NamedTuple):
     """The columns of the matrix in which the parts of a module's adapter lie."""
 
     a: slice
@@ -73,13 +73,13 @@ class Group:
     ) -> None:
         self.slots: list[Slot] = []
         self.modules, self._rank, self._device, self._whole = modules, rank, device, whole
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, AdapterColumns] = {}
         place = 0
         for name, module in modules.items():
             middle, last = place + rank * module.width_in, place + rank * (module.width_in + module.width_out)
             end = place + module.weights(rank)
             magnitude = slice(last, end) if module.norms is not None else None
-            self._places[name] = Place(slice(place, middle), slice(middle, last), magnitude)
+            self._places[name] = AdapterColumns(slice(place, middle), slice(middle, last), magnitude)
             place = end
         self._copied: dict[tuple[str, str], slice] = {}
         for name, parameters in whole.items():
@@ -122,13 +122,13 @@ class Group:
         at = self.slots.index(slot)
         return Rows(*(rows[at : at + 1].to("cpu", copy=True) for rows in self._rows))
 
-    def pairs(self, chosen: Sequence[int]) -> dict[str, Pair]:
+    def pairs(self, chosen: Sequence[int]) -> dict[str, AdapterPair]:
         """The adapters of slots ``chosen`` by module, for passes that learn nothing."""
         index = torch.tensor(chosen, device=self._device)
         found = {}
         for name, (a, b, magnitude) in self.leaves.items():
             own = None if magnitude is None else magnitude.detach()[index]
-            found[name] = Pair(a.detach()[index], b.detach()[index], own)
+            found[name] = AdapterPair(a.detach()[index], b.detach()[index], own)
         return found
 
     def copies_of(self, chosen: Sequence[int]) -> Copies:
@@ -136,13 +136,13 @@ class Group:
         index = torch.tensor(chosen, device=self._device)
         return {n: {part: leaf.detach()[index] for part, leaf in own.items()} for n, own in self.copies.items()}
 
-    def adapter(self, slot: Slot) -> dict[str, Pair]:
+    def adapter(self, slot: Slot) -> dict[str, AdapterPair]:
         """The slot's own adapter by module, without what fills its rank up."""
         at, found = self.slots.index(slot), {}
         for name, (a, b, magnitude) in self.leaves.items():
             rank = slot.settings.adapters.rank_of(name)
             own = None if magnitude is None else magnitude.detach()[at]
-            found[name] = Pair(a.detach()[at, :rank], b.detach()[at, :, :rank], own)
+            found[name] = AdapterPair(a.detach()[at, :rank], b.detach()[at, :, :rank], own)
         return found
 
     def _fresh(self, slot: Slot) -> Rows:
@@ -166,10 +166,10 @@ class Group:
 
     def _share_out(self) -> None:
         """After every join and leave: the matrix's columns as leaves whose gradients gather in one matrix, too."""
-        self.leaves: dict[str, Pair] = {}
+        self.leaves: dict[str, AdapterPair] = {}
         for name, module in self.modules.items():
             place = self._places[name]
-            self.leaves[name] = Pair(
+            self.leaves[name] = AdapterPair(
                 self._leaf(place.a, (self._rank, module.width_in)),
                 self._leaf(place.b, (module.width_out, self._rank)),
                 None if place.magnitude is None else self._leaf(place.magnitude, (module.width_out,)),

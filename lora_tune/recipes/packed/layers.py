@@ -11,7 +11,7 @@ from peft.utils.integrations import dequantize_module_weight
 from torch.func import functional_call
 
 from lora_tune.recipes.packed.dropout import SlotDropout
-from lora_tune.recipes.packed.group import Copies, Pair
+from lora_tune.recipes.packed.group import AdapterPair, Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Part:
 
     rows: slice
     slots: int
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, AdapterPair]
     scales: Mapping[str, torch.Tensor]
     copies: Copies
     dropout: SlotDropout | None = None
@@ -85,7 +85,7 @@ class PackedLayer(torch.nn.Module):
         own = y.reshape(part.slots, -1, y.shape[-1])
         return self._adapted(part, pair, x, own).view_as(y)
 
-    def _adapted(self, part: Part, pair: Pair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _adapted(self, part: Part, pair: AdapterPair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """``y`` [slots, n, width out] of the frozen layer, with what ``pair`` makes of ``x``."""
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class PackedLayer(torch.nn.Module):
         raise NotImplementedError
 
     @torch.no_grad()
-    def _inverse_norms(self, pair: Pair, scale: torch.Tensor) -> torch.Tensor:
+    def _inverse_norms(self, pair: AdapterPair, scale: torch.Tensor) -> torch.Tensor:
         """One over the norm of each row of W + s B A: [slots, 1, width out].
 
         No slot's W + s B A is made for that: its rows have the squared norms |w|^2 + 2 s b.(W A^T) + s^2 b.(A A^T) b,
@@ -123,7 +123,7 @@ class PackedLinear(PackedLayer):
         weight: torch.Tensor = dequantize_module_weight(self.base)
         return weight
 
-    def _adapted(self, part: Part, pair: Pair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _adapted(self, part: Part, pair: AdapterPair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         own, scale = x.reshape(part.slots, -1, x.shape[-1]), part.scales[self._name]
         if part.dropout is not None:
             own = part.dropout(own, self._number)
@@ -153,7 +153,7 @@ class PackedEmbedding(PackedLayer):
         weight: torch.Tensor = self.base.weight.mT
         return weight
 
-    def _adapted(self, part: Part, pair: Pair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _adapted(self, part: Part, pair: AdapterPair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         tokens, scale = x.reshape(part.slots, -1), part.scales[self._name]
         slots = torch.arange(part.slots, device=x.device)[:, None]
         inner = pair.a.mT[slots, tokens].to(y.dtype) * scale.to(y.dtype)

@@ -15,7 +15,7 @@ import torch
 
 from lora_tune.recipes.packed.base import PackedBase
 from lora_tune.recipes.packed.dropout import SlotDropout
-from lora_tune.recipes.packed.group import Group, Pair, Rows
+from lora_tune.recipes.packed.group import AdapterPair, Group, Rows
 from lora_tune.recipes.packed.head import CHUNK
 from lora_tune.recipes.packed.layers import Part
 from lora_tune.recipes.packed.slot import Slot
@@ -27,7 +27,7 @@ RANKS = (16, 64, 256)
 """On a GPU ranks are filled up to one of these: few products of many slots are faster than many of few."""
 
 
-class Shape(NamedTuple):
+class SlotShape(NamedTuple):
     """What slots of one group have in common."""
 
     seq: int
@@ -46,21 +46,21 @@ class Pack:
 
     def __init__(self, base: PackedBase) -> None:
         self.base = base
-        self._groups: dict[Shape, Group] = {}
+        self._groups: dict[SlotShape, Group] = {}
 
     @property
     def slots(self) -> list[Slot]:
         """All slots, in no particular order."""
         return [slot for group in self._groups.values() for slot in group.slots]
 
-    def shape(self, settings: Settings) -> Shape:
+    def shape(self, settings: Settings) -> SlotShape:
         """The group that a trial of ``settings`` belongs to."""
         adapters = settings.adapters
         rank = max(adapters.rank_of(name) for name in adapters.targets)
         if self.base.device.type == "cuda":
             rank = next((r for r in RANKS if r >= rank), -(-rank // 64) * 64)
         drops = adapters.dora and adapters.dropout > 0
-        return Shape(
+        return SlotShape(
             settings.seq,
             settings.packing,
             settings.mbs,
@@ -174,7 +174,7 @@ class Pack:
     def evaluate(self, slots: Sequence[Slot]) -> list[float]:
         """The eval losses of ``slots``: the mean over a slot's validation sequences of each one's mean loss."""
         found: dict[Slot, float] = {}
-        together: dict[tuple[Shape, int], list[Slot]] = {}
+        together: dict[tuple[SlotShape, int], list[Slot]] = {}
         for slot in slots:
             key = self.shape(slot.settings), id(slot.texts)
             together.setdefault(key, []).append(slot)
@@ -185,7 +185,7 @@ class Pack:
     def _evaluate(self, group: Group, slots: Sequence[Slot]) -> list[float]:
         """The eval losses of slots of one group that read the same validation sequences."""
         index = [group.slots.index(slot) for slot in slots]
-        pairs: dict[str, Pair] = group.pairs(index)
+        pairs: dict[str, AdapterPair] = group.pairs(index)
         copies = group.copies_of(index)
         chosen = torch.tensor(index, device=self.base.device)
         scales = {name: scale[chosen] for name, scale in group.scales.items()}

@@ -14,7 +14,7 @@ from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackRequest
 from lora_tune.recipes.packed import checkpoint
-from lora_tune.recipes.packed.alone import Speed
+from lora_tune.recipes.packed.alone import SpeedAlone
 from lora_tune.recipes.packed.checkpoint import Checkpoint
 from lora_tune.recipes.packed.group import Rows
 from lora_tune.recipes.packed.slot import Slot
@@ -67,7 +67,7 @@ class Tenant:
         self._log.flush()
         checkpoint.save(self.request, device, self.slot.step, rows, self.trial.clock())
 
-    def begin(self, speed: Speed) -> None:
+    def begin(self, speed: SpeedAlone) -> None:
         """It has a slot, again or for the first time. speed: of the trial alone."""
         self.bytes, self.packs, self.left_at = speed.bytes, speed.packs, None
         if self._began is None:

@@ -15,8 +15,8 @@ from typing import TextIO
 
 from mlperf_logging.mllog import constants
 
-from lora_tune.recipes.packed.alone import Speed
-from lora_tune.recipes.packed.checkpoint import Checkpoint, Clock
+from lora_tune.recipes.packed.alone import SpeedAlone
+from lora_tune.recipes.packed.checkpoint import Checkpoint, LogClock
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog, description
@@ -41,7 +41,7 @@ class PackedTrial:
         self._began, self._alone, self._spent = time.time(), 0.0, 0.0
         self._entered = time.monotonic()
         self._log = TrialLog(enabled=True, stream=stream, now=self._now)
-        self._speed: Speed | Clock | None = None
+        self._speed: SpeedAlone | LogClock | None = None
         if left is not None:
             self._resume(left, stream, whose)
             return
@@ -66,10 +66,10 @@ class PackedTrial:
         stream.flush()
         self._log.block = clock.block
 
-    def clock(self) -> Clock:
+    def clock(self) -> LogClock:
         """The time of the log now, for a checkpoint."""
         assert self._speed is not None, "only a trial that has begun is saved"
-        return Clock(
+        return LogClock(
             began=self._began,
             alone=self._alone,
             spent=self._spent + time.monotonic() - self._entered,
@@ -85,7 +85,7 @@ class PackedTrial:
     def _samples(self) -> int:
         return self.slot.step * self.slot.settings.minibs
 
-    def begin(self, speed: Speed) -> None:
+    def begin(self, speed: SpeedAlone) -> None:
         """The training begins now, or goes on; ``speed`` is that of the trial alone."""
         self._entered = time.monotonic()
         if self._speed is not None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from lora_tune.config.study import Study
 from lora_tune.review.plots import curves, parallel, pareto, shares, speed, spending
 from lora_tune.review.plots.chart import Chart
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 __all__ = ["Chart", "charts"]
 
 
-def charts(study: Study, sweep: Sweep, now: float) -> dict[str, Chart]:
+def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
     """All figures that this sweep has data for, by short name, in the order in which people read them."""
     made = {
         "pareto": pareto.pareto(study, sweep),

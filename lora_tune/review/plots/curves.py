@@ -14,7 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import pruning
 from lora_tune.objectives import objective_of
 from lora_tune.review.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Markers, Rule
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 Line = list[tuple[float, float]]
 
@@ -37,7 +37,7 @@ class CurveData:
     gbs: object
 
 
-def curve_data(study: Study, sweep: Sweep) -> CurveData:
+def curve_data(study: Study, sweep: StudyRecords) -> CurveData:
     """Every trial's evals, by how it ended; the pruning envelope is the one that runs of the best trial's batch met."""
     top = ranked(study, sweep)[:HIGHLIGHTED]
     best = [(trial, _line(study, sweep, trial)) for trial in top]
@@ -61,11 +61,11 @@ def thinned(line: Line, most: int) -> Line:
     return [line[round(i * (len(line) - 1) / (most - 1))] for i in range(most)]
 
 
-def _line(study: Study, sweep: Sweep, trial: Trial) -> Line:
+def _line(study: Study, sweep: StudyRecords, trial: Trial) -> Line:
     return [(e.samples, study.shown(e.loss)) for e in sweep.last_evals(trial.number)]
 
 
-def eval_curves(study: Study, sweep: Sweep) -> Chart | None:
+def eval_curves(study: Study, sweep: StudyRecords) -> Chart | None:
     """Eval loss over samples, with the target; None before the first eval."""
     data = curve_data(study, sweep)
     lines = [line for _, line in (*data.best, *data.reached, *data.stopped, *data.others)]
@@ -135,7 +135,7 @@ class ConvergenceData:
     model: Mapping[object, Sequence[tuple[float, float, float, float]]]
 
 
-def convergence_data(study: Study, sweep: Sweep) -> ConvergenceData | None:
+def convergence_data(study: Study, sweep: StudyRecords) -> ConvergenceData | None:
     """Samples to target against the learning rate, else against the first tuned number; None without a reached trial.
 
     The model of each batch size with at least five trials is a parabola in ln(samples) over the knob (over its
@@ -195,7 +195,7 @@ def _parabola(points: Sequence[tuple[float, float]], log: bool) -> list[tuple[fl
     return [(float(a), float(b), float(c), float(d)) for a, b, c, d in table]
 
 
-def samples_to_target(study: Study, sweep: Sweep) -> Chart | None:
+def samples_to_target(study: Study, sweep: StudyRecords) -> Chart | None:
     """The convergence data as points with whiskers, one colour a batch size, and the fitted curves with bands."""
     data = convergence_data(study, sweep) if objective_of(study).has_target else None
     if data is None:

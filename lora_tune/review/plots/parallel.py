@@ -15,7 +15,7 @@ from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.plots.chart import Axis, AxisScale, Chart, Colour, Lines, Mark
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 ROW = 1.0
 """Distance of two axes, in the units of the chart."""
@@ -30,7 +30,7 @@ class ParallelAxis:
     ticks: Sequence[tuple[float, str]]
 
 
-def parallel_axes(study: Study, sweep: Sweep) -> list[ParallelAxis]:
+def parallel_axes(study: Study, sweep: StudyRecords) -> list[ParallelAxis]:
     """The objective's axis, then the tuned parameters', the most important first where importances are known.
 
     A parameter with a single value has none. [] before the first trial.
@@ -57,7 +57,7 @@ def _outcome(objective: Objective, done: Sequence[Trial]) -> ParallelAxis | None
     return ParallelAxis(name=f"{objective.heading} (best at the left)", places=places, ticks=ticks)
 
 
-def _parameter(name: str, distribution: BaseDistribution, sweep: Sweep) -> ParallelAxis:
+def _parameter(name: str, distribution: BaseDistribution, sweep: StudyRecords) -> ParallelAxis:
     values = {t.number: t.tuned[name] for t in sweep.trials.values() if name in t.tuned}
     if isinstance(distribution, CategoricalDistribution):
         return _choices(name, distribution, values)
@@ -85,7 +85,7 @@ def _short(choice: object) -> str:
     return short_layout(choice) if isinstance(choice, str) and choice.startswith("tp") else str(choice)
 
 
-def parallel_coordinates(study: Study, sweep: Sweep) -> Chart | None:
+def parallel_coordinates(study: Study, sweep: StudyRecords) -> Chart | None:
     """The chart, its axes one below the other so that any number of them fits; None with fewer than two axes."""
     axes = parallel_axes(study, sweep)
     if len(axes) < 2:

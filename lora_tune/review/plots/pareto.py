@@ -7,10 +7,10 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objectives_of
 from lora_tune.review.plots.chart import Axis, Chart, Markers
 from lora_tune.search.recorded import in_memory
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 
-def front(study: Study, sweep: Sweep) -> list[Trial]:
+def front(study: Study, sweep: StudyRecords) -> list[Trial]:
     """The trials that no other one beats in both objectives, best in the first one first; empty for one objective."""
     if study.objective.second is None:
         return []
@@ -19,7 +19,7 @@ def front(study: Study, sweep: Sweep) -> list[Trial]:
     return sorted(known, key=lambda t: t.objective, reverse=first.maximise)
 
 
-def pareto(study: Study, sweep: Sweep) -> Chart | None:
+def pareto(study: Study, sweep: StudyRecords) -> Chart | None:
     """The chart; None for one objective, and before a trial has both values."""
     best = front(study, sweep)
     if not best:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from lora_tune.analysis.importance import FEWEST, knobs
 from lora_tune.config.study import Study
 from lora_tune.review.plots.chart import Axis, Bars, Chart
-from lora_tune.store.records import Sweep
+from lora_tune.store.records import StudyRecords
 
 
-def importance(study: Study, sweep: Sweep) -> Chart | None:
+def importance(study: Study, sweep: StudyRecords) -> Chart | None:
     """A bar a knob, the most important first; None while too few trials reached the target."""
     found = knobs(study, sweep)
     if not found:

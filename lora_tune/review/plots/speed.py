@@ -12,7 +12,7 @@ from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
 from lora_tune.review.plots.units import time_unit
-from lora_tune.store.records import Sweep, Trial
+from lora_tune.store.records import StudyRecords, Trial
 
 SHOWN = 15
 
@@ -28,7 +28,7 @@ class TimeParts:
     rest: float
 
 
-def time_parts(study: Study, sweep: Sweep) -> list[TimeParts]:
+def time_parts(study: Study, sweep: StudyRecords) -> list[TimeParts]:
     """The decomposition of the best trials, best first: ``time = samples / speed + evals * seconds_per_eval``.
 
     ``rest`` is what the two do not explain: the cold first block, data loading, checkpoints. Trials whose log gives
@@ -48,7 +48,7 @@ def time_parts(study: Study, sweep: Sweep) -> list[TimeParts]:
     return found
 
 
-def time_decomposition(study: Study, sweep: Sweep) -> Chart | None:
+def time_decomposition(study: Study, sweep: StudyRecords) -> Chart | None:
     """Stacked bars of :func:`time_parts`; None without a trial that has them."""
     parts = time_parts(study, sweep)
     if not parts:
@@ -90,7 +90,7 @@ class LayoutSpeed:
     trials: Sequence[int]
 
 
-def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
+def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
     """Warm throughput by layout, fastest median first. Without a layout in the space: by global batch size."""
     name = next((n for n, p in study.space.items() if p.type == "layout"), None)
     speeds: dict[str, list[float]] = {}
@@ -110,7 +110,7 @@ def layout_speeds(study: Study, sweep: Sweep) -> list[LayoutSpeed]:
     return sorted(found, key=lambda x: -median(x.speeds))
 
 
-def throughput(study: Study, sweep: Sweep) -> Chart | None:
+def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
     """Throughput by layout: a bar to the median, a point a trial; None before anything was measured."""
     found = layout_speeds(study, sweep)[:SHOWN]
     if not found:

@@ -11,7 +11,7 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Lines, Mark, Markers
 from lora_tune.review.plots.units import time_unit
-from lora_tune.store.records import Sweep, Trial, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 NODES_SHOWN = 40
 
@@ -37,7 +37,7 @@ class Stay:
     colour: Colour
 
 
-def stays(sweep: Sweep, now: float) -> list[Stay]:
+def stays(sweep: StudyRecords, now: float) -> list[Stay]:
     """Every attempt that started, on each of its nodes, by start; a failed attempt shows as failed."""
     found = []
     for attempt in sorted(sweep.attempts.values(), key=lambda a: a.started_at or math.inf):
@@ -53,7 +53,7 @@ def stays(sweep: Sweep, now: float) -> list[Stay]:
     return found
 
 
-def timeline(sweep: Sweep, now: float) -> Chart | None:
+def timeline(sweep: StudyRecords, now: float) -> Chart | None:
     """Attempts on their nodes over time; None before the first start. One node with several trials gets lanes."""
     found = stays(sweep, now)
     if not found:
@@ -116,7 +116,7 @@ class Purchase:
     """The best objective so far."""
 
 
-def purchases(study: Study, sweep: Sweep) -> list[Purchase]:
+def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
     """Finished trials in order of their ends, with what was spent and the best so far."""
     objective = objective_of(study)
     spent, best = 0.0, None
@@ -132,7 +132,7 @@ def purchases(study: Study, sweep: Sweep) -> list[Purchase]:
     return found
 
 
-def spending(study: Study, sweep: Sweep) -> Chart | None:
+def spending(study: Study, sweep: StudyRecords) -> Chart | None:
     """The best so far against node-hours spent; None before a trial reached the target."""
     found = purchases(study, sweep)
     bests = [p.best for p in found if p.best is not None]

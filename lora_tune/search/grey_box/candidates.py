@@ -32,7 +32,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class BatchGroup:
     """Candidates that share a batch size: configurations (convergence only) and layouts (speed only)."""
 
     batch: float
@@ -41,7 +41,7 @@ class Group:
     layouts: list[Values]
 
 
-def candidates(model: SearchModel, rng: np.random.Generator) -> list[Group]:
+def candidates(model: SearchModel, rng: np.random.Generator) -> list[BatchGroup]:
     """Configurations and layouts worth considering: random ones, those tried, and neighbours of the best tried."""
     c = model.coordinates
     layouts = _layouts(model, rng)
@@ -69,7 +69,7 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[Group]:
                 rows += [{**shared, **_some_moved(c, own, rng, width)} for width in (0.1, 0.3)]
         unique = list({tuple(r.items()): r for r in rows}.values())
         batch = c.batch({**unique[0], **members[0]})
-        groups.append(Group(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))
+        groups.append(BatchGroup(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))
     return groups
 
 
@@ -139,7 +139,7 @@ class Beliefs:
     ran in this study; ``due``: it runs now. slopes: per group, how its score follows its samples.
     """
 
-    groups: list[Group]
+    groups: list[BatchGroup]
     rows: list[slice]
     columns: list[slice]
     mean: Array
@@ -199,7 +199,7 @@ class Beliefs:
         return found
 
 
-def believe(model: SearchModel, groups: list[Group]) -> Beliefs:
+def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
     """Predictions for every candidate, jointly, so that what one run says of the others is known."""
     c = model.coordinates
     configurations: list[Values] = []

@@ -21,7 +21,7 @@ from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import HERE, Array, Posterior, condition
 from lora_tune.search.grey_box.memory import MemoryModel
 from lora_tune.search.grey_box.objective import HALF, Goal
-from lora_tune.search.grey_box.scales import Scales, first_scales, fitted
+from lora_tune.search.grey_box.scales import GreyBoxScales, first_scales, fitted
 from lora_tune.search.grey_box.training_data import (
     convergence_data,
     pick,
@@ -52,7 +52,7 @@ class SearchModel:
     speed: Posterior
     evals: Posterior
     memory: MemoryModel | PeakMemory
-    scales: Scales
+    scales: GreyBoxScales
     init_seconds: float
     curved: tuple[int, ...]
     schedules: Mapping[float, Schedule]
@@ -103,7 +103,7 @@ class SearchModel:
 
 
 def learn(
-    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: Scales | None = None,
+    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: GreyBoxScales | None = None,
     *, ahead: bool = True, needs: Needs | None = None,
 ) -> SearchModel:  # fmt: skip
     """The model after ``observations``.

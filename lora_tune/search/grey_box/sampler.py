@@ -21,7 +21,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
-from lora_tune.search.grey_box.scales import Scales
+from lora_tune.search.grey_box.scales import GreyBoxScales
 from lora_tune.search.observations import SEED_SD, Observation
 from lora_tune.search.optuna_trials import annotate, filled_in, of_trial
 
@@ -72,7 +72,7 @@ class GreyBoxSampler(BaseSampler):
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._random = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
-        self._scales: Scales | None = None
+        self._scales: GreyBoxScales | None = None
         self._learned: SearchModel | None = None
         self._seen: dict[int, tuple[object, Observation | None]] = {}
         self._gain: tuple[object, float | None] = (None, None)

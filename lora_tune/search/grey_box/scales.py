@@ -20,7 +20,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scales:
+class GreyBoxScales:
     """Scales of the three models after fitting, kept between asks so that they are fitted rarely.
 
     trusted: whether other sources' readings are used; they are set aside once they contradict this study's own.
@@ -33,18 +33,18 @@ class Scales:
     fitted_at: int = -1
 
 
-def first_scales(coordinates: Coordinates, base: float, speeds: Sequence[float]) -> Scales:
+def first_scales(coordinates: Coordinates, base: float, speeds: Sequence[float]) -> GreyBoxScales:
     """Before anything is fitted. base: ln(samples to the target) at best so far. speeds: samples/s seen."""
     level = float(np.median([math.log(speed) for speed in speeds])) if speeds else 0.0
     labels = coordinates.speed_labels
-    return Scales(
+    return GreyBoxScales(
         convergence=convergence_prior(coordinates, base),
         speed=speed_prior(labels, level),
         evals=eval_prior(labels, level),
     )
 
 
-def fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data], due: int) -> Scales:
+def fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data], due: int) -> GreyBoxScales:
     """Scales of the three models fitted to their data; ``due``: readings that they are fitted to."""
     labels = coordinates.speed_labels
     _, speed_data, eval_data = data
@@ -57,7 +57,7 @@ def fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data],
     starts = (replace(starts[0], noise_scale=repeated_noise(data[0])), *starts[1:])
     moved = [fit(thinned(d, 120), s, scale_belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
     convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
-    return Scales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
+    return GreyBoxScales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
 
 
 def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:

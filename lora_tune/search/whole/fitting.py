@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from lora_tune.search.grey_box.gaussian import Data, condition
-from lora_tune.search.whole.piece import Frame, Piece, Readings, Relevance, Scale
+from lora_tune.search.whole.piece import Piece, PieceFrame, Readings, Relevance, Scale
 
 Step = tuple[int, int]
 """Powers of ``SCALE_STEP``: of the amplitude and of the noise."""
@@ -44,13 +44,13 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PieceQuestion:
     """What is asked of a piece: its data, the level at the centre and whether it is bent, and what names suggest.
 
     stated: parameters whose role the study says, which are not tested.
     """
 
-    frame: Frame
+    frame: PieceFrame
     data: Data
     level: float
     bent: bool
@@ -65,7 +65,7 @@ class Question:
 
 
 def learn_piece(
-    frame: Frame, readings: Readings, known: Relevance, guessed: frozenset[str], *, bent: bool,
+    frame: PieceFrame, readings: Readings, known: Relevance, guessed: frozenset[str], *, bent: bool,
     stated: frozenset[str] = frozenset(),
 ) -> Piece:  # fmt: skip
     """The piece after ``readings``; scales and parts are fitted anew when readings grew by an eighth.
@@ -75,14 +75,14 @@ def learn_piece(
     exact = readings.y[~readings.below]
     level = float(np.median(exact)) if len(exact) else float(readings.y.max(initial=0.0))
     data = frame.data(readings)
-    asked = Question(frame=frame, data=data, level=level, bent=bent, guessed=guessed, stated=stated)
+    asked = PieceQuestion(frame=frame, data=data, level=level, bent=bent, guessed=guessed, stated=stated)
     if len(exact) and len(readings.y) > 1.12 * known.fitted_at:
         known = fitted(asked, known)
     posteriors = tuple(condition(data, frame.prior(known, scale, level, bent)) for scale in known.scales)
     return Piece(frame=frame, posteriors=posteriors, relevance=known)
 
 
-def fitted(asked: Question, known: Relevance) -> Relevance:
+def fitted(asked: PieceQuestion, known: Relevance) -> Relevance:
     """Scales and parts of better evidence, one after the other; of the scales all that data leave."""
     first = replace(known, scales=_scales(asked, known))
     enough = int((~asked.data.below).sum()) >= FEWEST
@@ -90,7 +90,7 @@ def fitted(asked: Question, known: Relevance) -> Relevance:
     return replace(best, scales=_scales(asked, best), fitted_at=len(asked.data.y))
 
 
-def _scales(asked: Question, r: Relevance) -> tuple[Scale, ...]:
+def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
     """The scales that data leave, the likeliest first: every noise that is possible, each with its likeliest amplitude.
 
     The peak is looked for from two sides: either configurations differ or runs scatter, and between the two the
@@ -130,7 +130,7 @@ def _moved(step: Step, moves: Sequence[Step]) -> list[Step]:
     return [(a, n) for a, n in near if a in AMPLITUDES and n in NOISES]
 
 
-def _parts(asked: Question, best: Relevance) -> Relevance:
+def _parts(asked: PieceQuestion, best: Relevance) -> Relevance:
     """The length of the residual, and what of each parameter counts, at the likeliest scale."""
     scale = best.scales[0]
     reached = asked.evidence(best, scale)

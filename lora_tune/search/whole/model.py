@@ -17,7 +17,7 @@ from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 from lora_tune.search.observations import SEED_SD
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.fitting import learn_piece
-from lora_tune.search.whole.piece import Frame, Piece, Readings, Relevance, start
+from lora_tune.search.whole.piece import Piece, PieceFrame, Readings, Relevance, start
 from lora_tune.search.whole.runs import Run
 
 PACE_SD = 0.01
@@ -107,7 +107,7 @@ def learn_whole(
     reached = [r for r in kept if math.isfinite(r.ln_score)]
     middle = min(reached, key=lambda r: r.ln_score).values if reached else centre
     row = encoding.rows([middle])[0] if middle is not None else np.zeros(len(encoding.owners))
-    frame = Frame(
+    frame = PieceFrame(
         owners=encoding.owners, bends=np.array(encoding.bends), reach=np.array(encoding.reach), centre=row
     )  # fmt: skip
     pace = learn_piece(frame, _paces(encoding, known, row), scales.pace, guesses["pace"], bent=False, stated=stated)
@@ -161,7 +161,7 @@ def expecting(model: WholeModel) -> WholeModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class WholeProposal:
     """A configuration to run: gain, the expected fall of ln(score) of the recommendation, and node seconds."""
 
     values: dict[str, Any]
@@ -169,7 +169,7 @@ class Proposal:
     seconds: float
 
 
-def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float, limit_seconds: float) -> Proposal:
+def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float, limit_seconds: float) -> WholeProposal:
     """The candidate of the highest expected improvement over the best known configuration, per second."""
     model = expecting(model)
     tried = _tried(model)
@@ -181,7 +181,7 @@ def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float,
     gains = model.succeeds(points) * _improvement(mean, sd, best)
     run = np.minimum(np.exp(np.minimum(mean, 60.0)), min(CAP * math.exp(best), limit_seconds))
     at = int(np.argmax(gains / (init_seconds + run)))
-    return Proposal(values=dict(points[at]), gain=float(gains[at]), seconds=float(init_seconds + run[at]))
+    return WholeProposal(values=dict(points[at]), gain=float(gains[at]), seconds=float(init_seconds + run[at]))
 
 
 def _improvement(mean: Array, sd: Array, best: float) -> Array:

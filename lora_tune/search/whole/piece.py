@@ -69,7 +69,7 @@ class Readings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class PieceFrame:
     """What all pieces of a model share.
 
     owners: each feature's parameter. bends: its expected rise at half a range, 0 where it is no number. reach: units
@@ -118,7 +118,7 @@ class Frame:
 class Piece:
     """A piece after data: a posterior for each of its scales, in their order."""
 
-    frame: Frame
+    frame: PieceFrame
     posteriors: tuple[Posterior, ...]
     relevance: Relevance
 
