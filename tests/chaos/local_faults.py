@@ -121,14 +121,25 @@ def swap_log(room: LocalRoom, chance: random.Random) -> str:
 
 
 def delete_database(room: LocalRoom, chance: random.Random) -> str:
-    """All of it, or only its log of writes."""
+    """All of it, or only its log of writes.
+
+    Where that was after its driver's last look, and it has ended well, somebody puts back what was deleted.
+    """
     if not _driven(room):
         return ""
-    found = room.database_files()
-    chosen = found if chance.random() < 0.7 else [p for p in found if p.name.endswith("-wal")]
+    files = room.database_files()
+    chosen = files if chance.random() < 0.7 else [p for p in files if p.name.endswith("-wal")]
+    trash = room.paths.root.parent / "deleted"
+    shutil.rmtree(trash, ignore_errors=True)
+    trash.mkdir()
     for path in chosen:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(trash / path.name)
     _let_it_be_kept(room)
+    if room.finished():
+        for path in trash.iterdir():
+            path.rename(room.paths.database.with_name(path.name))
+        return "put back: " + ", ".join(path.name for path in chosen)
     return ", ".join(path.name for path in chosen)
 
 
