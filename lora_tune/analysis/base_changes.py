@@ -59,8 +59,8 @@ def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list
     whole = study.search_space.conditions.complete(trial.tuned)
     undone = [{**whole, n: base.tuned[n]} for n in names]
     saved = sampler.saved(in_memory(study, sweep, sampler), whole, undone)
-    found = [Worth(n, *worth) for n, worth in zip(names, saved, strict=False)]
-    return sorted(found, key=lambda worth: -worth.share)
+    costs = [Worth(n, *worth) for n, worth in zip(names, saved, strict=False)]
+    return sorted(costs, key=lambda worth: -worth.share)
 
 
 def told(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
@@ -71,18 +71,18 @@ def told(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
     if trial.number == base.number:
         yield f"trial {base.number} is {base.metrics.base} as it stands: nothing that was tried is better"
         return
-    name, found = base.metrics.base, changes(base, trial)
+    name, changed = base.metrics.base, changes(base, trial)
     yield f"trial {trial.number} against {name} (trial {base.number}): {_measured(study, base, trial)}"
     worth = {w.name: w for w in worths(study, sweep, base, trial)}
     layout = next((n for n, p in study.space.items() if p.type == "layout"), "")
-    for change in found:
+    for change in changed:
         known = worth.get(change.name)
         yield f"{change}" + (f"   {known}" if known else "")
     if layout in worth:
         yield f"  the layout as a whole {worth[layout]}"
     if worth:
         yield "  (each with the other changes in place, as the search's model expects it)"
-    elif len(found) > 1:
+    elif len(changed) > 1:
         yield "  (what each of them is worth is not shown by this sweep)"
 
 

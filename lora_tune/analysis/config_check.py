@@ -63,16 +63,16 @@ def twin(
     }
 
 
-def _believed(found: Recommended) -> dict[str, Any]:
+def _believed(recommended: Recommended) -> dict[str, Any]:
     """What is believed of the recommended configuration: seconds, or samples/s; the best single run beside it."""
     return {
-        "objective": found.objective,
-        "low": found.low,
-        "high": found.high,
-        "runs": found.runs,
-        "confirmed": found.confirmed,
-        "best_run": found.luckiest.number,
-        "best_run_objective": found.luckiest.objective,
+        "objective": recommended.objective,
+        "low": recommended.low,
+        "high": recommended.high,
+        "runs": recommended.runs,
+        "confirmed": recommended.confirmed,
+        "best_run": recommended.luckiest.number,
+        "best_run_objective": recommended.luckiest.objective,
     }
 
 

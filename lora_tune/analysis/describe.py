@@ -41,13 +41,13 @@ def race_words(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> l
     """
     scale, text = scale_of(study), objective_of(study).text
     means = contenders.means(raced.results(runs, runs), scale)
-    found = []
+    standings = []
     for number, own in runs.items():
         name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own), scale)
         mean, low, high = means.get(name, (math.inf, math.inf, math.inf))
         value = f"({count})" if name not in means else f"{text(mean)} ({text(low)} to {text(high)}, {count})"
-        found.append((scale.order(mean), f"{name} {value}"))
-    return [words for _, words in sorted(found)]
+        standings.append((scale.order(mean), f"{name} {value}"))
+    return [line for _, line in sorted(standings)]
 
 
 def money(study: Study, node_hours: float) -> float | None:

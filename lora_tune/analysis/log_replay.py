@@ -115,11 +115,11 @@ class Replay:
 
         space = self._study.search_space
         names = [*space.parameters, "MAX_STEPS", "FP4", "HEALING_ITER"]
-        found = {**printed_values(log), **priors.values_of(run.hyperparameters, names), **space.fixed}
+        stated = {**printed_values(log), **priors.values_of(run.hyperparameters, names), **space.fixed}
         try:
-            return {**space.resolve(found), **found}
+            return {**space.resolve(stated), **stated}
         except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need
-            return found
+            return stated
 
     def _study_for(self, run: RunLog) -> Study:
         """The study; of a log that announces another benchmark, with that one's metric and nobody's curves.

@@ -31,16 +31,16 @@ def nearest(study: Study, sweep: StudyRecords) -> Nearest | None:
     target = study.objective.target
     if target is None or not objective_of(study).has_target or sweep.reached():
         return None
-    found = [
+    candidates = [
         (point.loss, point.samples, trial.number, point)
         for trial in sweep.trials.values()
         if trial.verdict is not None and not _met(study, sweep.last_evals(trial.number))
         for point in sweep.last_evals(trial.number)
         if math.isfinite(point.loss)
     ]
-    if not found:
+    if not candidates:
         return None
-    *_, best, point = min(found, key=lambda row: row[:3])
+    *_, best, point = min(candidates, key=lambda row: row[:3])
     side = "below" if study.rising else "above"
     gap = number(abs(study.shown(point.loss) - target))
     trial = sweep.trials[best]
@@ -58,6 +58,6 @@ def _end(study: Study, last: Eval) -> str:
     return f"its last one is {number(study.shown(last.loss))} at {last.samples:g} {study.progress_unit}"
 
 
-def nearest_words(found: Nearest) -> str:
+def nearest_words(closest: Nearest) -> str:
     """The nearest trial in a line."""
-    return f"nearest  trial {found.trial.number}: {found.missing}"
+    return f"nearest  trial {closest.trial.number}: {closest.missing}"

@@ -41,11 +41,11 @@ def name_of(trial: int) -> str:
 
 def replicates(race: StudyRecords) -> dict[int, list[Replicate]]:
     """The runs that are over and count, by the trial whose configuration they repeat, in the order of their seeds."""
-    found: dict[int, list[Replicate]] = {}
+    runs: dict[int, list[Replicate]] = {}
     for trial in sorted(race.trials.values(), key=lambda t: t.number):
         if trial.replicate_of is not None and trial.verdict is not None and trial.verdict not in NOT_A_RESULT:
-            found.setdefault(trial.replicate_of, []).extend(_runs(trial))
-    return found
+            runs.setdefault(trial.replicate_of, []).extend(_runs(trial))
+    return runs
 
 
 def _runs(trial: Trial) -> list[Replicate]:

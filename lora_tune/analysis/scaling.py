@@ -36,8 +36,8 @@ def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
         if speed:
             nodes = space.node_count(trial.parameters)
             # A finished measurement counts more than an estimate.
-            found = (trial.verdict == "reached", float(speed), trial.number)
-            best[nodes] = max(best.get(nodes, found), found)
+            measured = (trial.verdict == "reached", float(speed), trial.number)
+            best[nodes] = max(best.get(nodes, measured), measured)
     rows: list[NodeScaling] = []
     for nodes, (finished, speed, number) in sorted(best.items()):
         gpus = max(1, nodes * max(1, study.site.gpus_per_node))

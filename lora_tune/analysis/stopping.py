@@ -95,8 +95,8 @@ def false_rate(erred: int, audited: int, condemned: int, others: int) -> tuple[f
     tail = (1 - CONFIDENCE) / 2
     low = float(betaincinv(erred, audited - erred + 1, tail)) if erred else 0.0
     high = float(betaincinv(erred + 1, audited - erred, 1 - tail)) if erred < audited else 1.0
-    found = [share * condemned / max(share * condemned + others, 1.0) for share in (low, high)]
-    return found[0], found[1]
+    rates = [share * condemned / max(share * condemned + others, 1.0) for share in (low, high)]
+    return rates[0], rates[1]
 
 
 def _hours(sweep: StudyRecords, trials: Sequence[Trial], now: float) -> float:
@@ -120,9 +120,9 @@ def promise_words(study: Study) -> str:
         return f"stopping: {_percent(rate)} of good runs by error, {once}{audits}"
     if not objective_of(study).has_target:
         return f"stopping: the first {2 * first} runs go free, and what the better half of them did is asked of others"
-    words = f"stopping: the first {first} good runs go free and support {_percent(supported(rate, first))} of good runs"
+    terms = f"stopping: the first {first} good runs go free and support {_percent(supported(rate, first))} of good runs"
     short = f"; the stated {_percent(rate)} needs {needed(rate)}" if needed(rate) > first else ""
-    return f"{words} stopped by error{short}{audits}"
+    return f"{terms} stopped by error{short}{audits}"
 
 
 def account_words(account: StoppingAccount) -> str:

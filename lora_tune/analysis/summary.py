@@ -137,8 +137,8 @@ def failure_classes(sweep: StudyRecords, now: float) -> tuple[FailureClass, ...]
     for attempt in sweep.attempts.values():
         if attempt.failure:
             by_kind[attempt.failure].append(attempt)
-    found = [_failure_class(kind, attempts, now) for kind, attempts in by_kind.items()]
-    return tuple(sorted(found, key=lambda f: (-f.node_hours, f.kind)))
+    classes = [_failure_class(kind, attempts, now) for kind, attempts in by_kind.items()]
+    return tuple(sorted(classes, key=lambda f: (-f.node_hours, f.kind)))
 
 
 def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> FailureClass:
@@ -163,22 +163,22 @@ def objective_words(study: Study) -> str:
     return " against ".join(o.name for o in objectives_of(study))
 
 
-def recommended_words(study: Study, found: Recommended) -> str:
+def recommended_words(study: Study, config: Recommended) -> str:
     """What is believed of the configuration that is handed over, and what that rests on."""
-    low, high = (objective_of(study).text(bound) for bound in (found.low, found.high))
-    if found.confirmed:
-        base = f"mean of {runs_words(found.runs, 0)} with further seeds"
-    elif found.ran:
-        base = f"from {runs_words(found.runs, 0)} of it and what ran beside"
+    low, high = (objective_of(study).text(bound) for bound in (config.low, config.high))
+    if config.confirmed:
+        base = f"mean of {runs_words(config.runs, 0)} with further seeds"
+    elif config.ran:
+        base = f"from {runs_words(config.runs, 0)} of it and what ran beside"
     else:
         base = "put together from other trials, not run as a whole"
-    return f"{objective_of(study).text(found.objective)} expected (90% interval {low} to {high}, {base})"
+    return f"{objective_of(study).text(config.objective)} expected (90% interval {low} to {high}, {base})"
 
 
-def luckiest_words(study: Study, found: Recommended) -> str:
+def luckiest_words(study: Study, config: Recommended) -> str:
     """The best single run, and whether it is one of the configuration that is handed over."""
-    which = "one of that configuration" if found.is_luckiest else "of another configuration, and luck is part of it"
-    return f"{objective_of(study).text(found.luckiest.objective)}, trial {found.luckiest.number}: {which}"
+    which = "one of that configuration" if config.is_luckiest else "of another configuration, and luck is part of it"
+    return f"{objective_of(study).text(config.luckiest.objective)}, trial {config.luckiest.number}: {which}"
 
 
 def trial_name(trial: Trial) -> str:
@@ -202,12 +202,12 @@ def prior_words(study: Study, sweep: StudyRecords) -> str:
         return ""
     from lora_tune.search import priors, published
 
-    words = [priors.words(sweep.priors)]
+    sources = [priors.words(sweep.priors)]
     if study.objective.curves == "llama2_70b_lora":
-        words.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
+        sources.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
     if study.search.full_fine_tuning_lr is not None:
-        words.insert(0, f"ten times the learning rate of full fine-tuning ({study.search.full_fine_tuning_lr:g})")
-    return " and ".join(w for w in words if w)
+        sources.insert(0, f"ten times the learning rate of full fine-tuning ({study.search.full_fine_tuning_lr:g})")
+    return " and ".join(w for w in sources if w)
 
 
 def score_words(study: Study, trial: Trial) -> str:

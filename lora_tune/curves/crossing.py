@@ -65,17 +65,17 @@ def estimate(
     usable = before_target(evals, target)
     step = quantum if quantum is not None and quantum > 0 else eval_interval(usable.samples)
     if len(usable.samples) == 0 or (stop is not None and not usable_samples(stop.samples)):
-        found = CrossingEstimate(math.inf, 0.0, math.inf, "no eval that can be used")
+        crossing = CrossingEstimate(math.inf, 0.0, math.inf, "no eval that can be used")
     elif stop is not None:
         fitted = None if healing > 0 else _of_reached(usable, target, stop.samples, family, step)
-        found = fitted or _raw(stop.samples, step)
+        crossing = fitted or _raw(stop.samples, step)
     else:
-        found = _ahead(usable, before_target(second_phase(evals, healing), target), target, family, healing)
+        crossing = _ahead(usable, before_target(second_phase(evals, healing), target), target, family, healing)
     return Crossing(
-        samples=found.samples, low=min(found.low, found.samples), high=max(found.high, found.samples),
+        samples=crossing.samples, low=min(crossing.low, crossing.samples), high=max(crossing.high, crossing.samples),
         stop_samples=None if stop is None else stop.samples,
         stop_seconds=None if stop is None else stop.seconds,
-        censored=stop is None, method=found.method, by_stop=found.by_stop,
+        censored=stop is None, method=crossing.method, by_stop=crossing.by_stop,
     )  # fmt: skip
 
 
@@ -98,13 +98,13 @@ def _of_reached(
     if (shape := family or own) is None:
         return None
     offset = fit_offset(usable, shape)
-    found = _cross(usable, target, shape, offset, own=shape is own)
-    if offset.leaves or found.samples > stop + LATEST_CROSSING * step:
+    crossing = _cross(usable, target, shape, offset, own=shape is own)
+    if offset.leaves or crossing.samples > stop + LATEST_CROSSING * step:
         return None
     if offset.steeper:
         raw = _raw(stop, step)
-        return raw._replace(low=min(raw.low, found.low), high=max(raw.high, found.high))
-    return found if family or found.samples >= stop - 2 * step else None
+        return raw._replace(low=min(raw.low, crossing.low), high=max(raw.high, crossing.high))
+    return crossing if family or crossing.samples >= stop - 2 * step else None
 
 
 def _ahead(usable: Points, second: Points, target: float, family: Family | None, healing: float) -> CrossingEstimate:

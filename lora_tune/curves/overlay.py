@@ -163,8 +163,8 @@ def best_nearby(course: ComparedRun, frame: Frame, target: float) -> Array:
         return np.where(done, target, math.inf)
     lowest = np.minimum.accumulate(course.curve.loss[kept])
     middles = (places[kept][1:] + places[kept][:-1]) / 2
-    found = lowest[np.searchsorted(middles, frame.places)]
-    return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, found))
+    nearby = lowest[np.searchsorted(middles, frame.places)]
+    return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, nearby))
 
 
 def spike_at(course: ComparedRun, frame: Frame, target: float) -> NDArray[np.bool_]:

@@ -91,8 +91,8 @@ def verdict(
     at = max((e.samples for e in evals if usable_samples(e.samples)), default=0.0)
     if not at or (length is not None and at >= length * (1 - 1e-9)):
         return GO_ON
-    if words := _diverged(evals, run, target, [r for r in evidence.references if r.task == task]):
-        return StallVerdict(True, f"diverged: {words}", "diverged")
+    if why := _diverged(evals, run, target, [r for r in evidence.references if r.task == task]):
+        return StallVerdict(True, f"diverged: {why}", "diverged")
     if at < evidence.no_verdict_before:
         return GO_ON
     late = run.curve.samples >= evidence.no_verdict_before
@@ -203,13 +203,13 @@ def _every(curve: Points, step: float, begin: float, end: float = math.inf) -> P
 
 
 def _worse_than_references(run: ComparedRun, target: float, evidence: Evidence) -> StallVerdict:
-    found = compare(run, evidence.references, target=target, rate=evidence.rate)
-    if not found.outside:
+    comparison = compare(run, evidence.references, target=target, rate=evidence.rate)
+    if not comparison.outside:
         return GO_ON
-    them, share = _WITH[found.way].format(found.references), f"{100 * found.supported:.1f}%"
+    them, share = _WITH[comparison.way].format(comparison.references), f"{100 * comparison.supported:.1f}%"
     return StallVerdict(
         True,
-        f"stalled: further above {them} at {found.at:g} samples; more than any of them above the others, and "
+        f"stalled: further above {them} at {comparison.at:g} samples; more than any of them above the others, and "
         f"at most {share} of good runs look like this",
         "stalled",
     )
@@ -237,8 +237,8 @@ def _out_of_reach(run: ComparedRun, target: float, references: Sequence[Compared
     fall = max(furthest_fall(r.curve, left) for r in (run, *references))
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
         return GO_ON
-    words = f"{needed:.4g} above {target:g} with {left:g} samples to go, in which no good run fell more than {fall:.4g}"
-    return StallVerdict(True, f"stalled: {words}", "stalled")
+    why = f"{needed:.4g} above {target:g} with {left:g} samples to go, in which no good run fell more than {fall:.4g}"
+    return StallVerdict(True, f"stalled: {why}", "stalled")
 
 
 def furthest_fall(curve: Points, stretch: float) -> float:

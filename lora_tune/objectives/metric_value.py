@@ -89,8 +89,8 @@ class BestValue(Ranking):
 
     def _within(self) -> str:
         """The budget in words, with a blank before it; "" where a run's own end is all there is."""
-        words = " and ".join(f"{limit:g} {unit}" for limit, unit in self.study.objective.within)
-        return f" {words}" if words else ""
+        budget = " and ".join(f"{limit:g} {unit}" for limit, unit in self.study.objective.within)
+        return f" {budget}" if budget else ""
 
 
 class FinalValue(BestValue):

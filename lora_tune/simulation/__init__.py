@@ -52,7 +52,7 @@ def load(name: str, folder: Path = Path()) -> SurfaceFunction:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = getattr(module, function, None)
-    if not callable(found):
+    surface = getattr(module, function, None)
+    if not callable(surface):
         raise InputError(f"surface {name!r}: {path} has no function {function!r}; define it or name another")
-    return cast(SurfaceFunction, found)
+    return cast(SurfaceFunction, surface)

@@ -150,14 +150,14 @@ class SimulatedLauncher:
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """The status of each job at this virtual moment; logs are written up to it."""
-        found = {}
+        statuses = {}
         for ticket in tickets:
             if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
-                found[ticket.name] = JobStatus(state=JobState.LOST)
+                statuses[ticket.name] = JobStatus(state=JobState.LOST)
                 continue
             self._write_lines(ticket.name)
-            found[ticket.name] = self._status(ticket.name)
-        return found
+            statuses[ticket.name] = self._status(ticket.name)
+        return statuses
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """End the job now, however it is asked; one that is over stays as it is."""

@@ -22,8 +22,8 @@ DRAWS = 512
 
 def rcp_samples(gbs: int) -> float:
     """Mean samples of the reference convergence point at ``gbs``; 0 where there is none."""
-    found = find_benchmark(LORA).reference(gbs)
-    return found.mean if found else 0.0
+    point = find_benchmark(LORA).reference(gbs)
+    return point.mean if point else 0.0
 
 
 def eval_samples(parameters: Mapping[str, object], gbs: int, total: int) -> Array:

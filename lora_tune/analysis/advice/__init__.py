@@ -20,6 +20,6 @@ def advise(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[Train
 
     train: training losses by trial, from its log; without them nothing is said about overfitting.
     """
-    found = [rule(study, sweep) for rule in (*CONVERGENCE_RULES, *MACHINE_RULES, *RULES_OF_MLPERF)]
-    found.append(overfits(sweep, train or {}))
-    return [advice for advice in found if advice is not None]
+    answers = [rule(study, sweep) for rule in (*CONVERGENCE_RULES, *MACHINE_RULES, *RULES_OF_MLPERF)]
+    answers.append(overfits(sweep, train or {}))
+    return [advice for advice in answers if advice is not None]

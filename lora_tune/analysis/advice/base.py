@@ -41,6 +41,6 @@ def learning_rate(trial: Trial) -> float | None:
 
 def listed(trials: Sequence[int], most: int = 6) -> str:
     """Trial numbers for a sentence: ``trials 3, 7, 9 and 4 more``."""
-    words = ", ".join(str(n) for n in trials[:most])
+    numbers = ", ".join(str(n) for n in trials[:most])
     more = f" and {len(trials) - most} more" if len(trials) > most else ""
-    return f"trial{'s' if len(trials) > 1 else ''} {words}{more}"
+    return f"trial{'s' if len(trials) > 1 else ''} {numbers}{more}"

@@ -36,15 +36,15 @@ def _flat_from_the_start(study: Study, sweep: StudyRecords) -> list[tuple[Trial,
     target = study.target
     usual = reached(sweep)
     good = [finite_evals(sweep, t) for t in usual[:: 1 + len(usual) // COMPARED]]
-    found = []
+    flat = []
     for trial in sweep.trials.values():
         rate, evals = learning_rate(trial), finite_evals(sweep, trial)
         if rate is None or len(evals) < 3 or trial.verdict in (None, Verdict.REACHED):
             continue
         others = [w for other in good if (w := _way([e for e in other if e.samples <= evals[-1].samples], target)) > 0]
         if _way(evals, target) < (0.5 * median(others) if others else FALLS):
-            found.append((trial, rate))
-    return found
+            flat.append((trial, rate))
+    return flat
 
 
 def _way(evals: Sequence[Eval], target: float) -> float:
@@ -106,8 +106,8 @@ def _rises(evals: Sequence[Eval]) -> float:
 def oscillates(study: Study, sweep: StudyRecords) -> Advice | None:
     """Curves that go up and down while they fall."""
     del study
-    found = [(t, _rises(finite_evals(sweep, t))) for t in sweep.trials.values()]
-    restless = [(t, share) for t, share in found if share >= RISES]
+    shares = [(t, _rises(finite_evals(sweep, t))) for t in sweep.trials.values()]
+    restless = [(t, share) for t, share in shares if share >= RISES]
     if not restless or len(restless) < 0.1 * max(1, len(sweep.trials)):
         return None
     numbers = tuple(t.number for t, _ in restless)
@@ -208,7 +208,7 @@ def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
 
 def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
     """Train loss falls while eval loss rises, over the last half of a run."""
-    found = []
+    overfitted = []
     for number, points in train.items():
         evals, losses = finite_evals(sweep, sweep.trials[number]), [p.loss for p in points if math.isfinite(p.loss)]
         if len(evals) < 6 or len(losses) < 12:
@@ -218,15 +218,15 @@ def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> 
         quarter = len(losses) // 4
         falls = median(losses[-2 * quarter : -quarter]) - median(losses[-quarter:])
         if rise > 0.05 * (evals[0].loss - lowest) and falls > 0:
-            found.append((number, rise, falls))
-    if not found:
+            overfitted.append((number, rise, falls))
+    if not overfitted:
         return None
-    numbers = tuple(n for n, _, _ in found)
+    numbers = tuple(n for n, _, _ in overfitted)
     return Advice(
         seen="train loss falls while eval loss rises: the adapter learns the training set by heart",
         do="raise weight decay or dropout, lower the learning rate, or stop earlier",
-        evidence=f"{listed(numbers)}: at the end the eval loss is {median(r for _, r, _ in found):.3g} above its "
-        f"lowest and the train loss {median(f for _, _, f in found):.3g} lower than before",
+        evidence=f"{listed(numbers)}: at the end the eval loss is {median(r for _, r, _ in overfitted):.3g} above its "
+        f"lowest and the train loss {median(f for _, _, f in overfitted):.3g} lower than before",
         trials=numbers,
     )
 
