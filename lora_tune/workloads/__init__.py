@@ -17,16 +17,16 @@ def load(study: Study, file: Path | str) -> Workload:
     """The study's workload, its own keys validated. Raises StudyError naming ``file`` and the key."""
     table = study.workload
     try:
-        found = WORKLOADS.load(table.kind)
+        workload_class = WORKLOADS.load(table.kind)
     except InputError as error:
         raise StudyError(file, "workload.kind", str(error)) from error
     try:
-        settings = found.Settings.model_validate(table.model_extra or {})
+        settings = workload_class.Settings.model_validate(table.model_extra or {})
     except ValidationError as error:
-        key, problem = first_problem(error, found.Settings)
+        key, problem = first_problem(error, workload_class.Settings)
         raise StudyError(file, f"workload.{key}", problem) from error
     try:
-        workload: Workload = found(study, settings)
+        workload: Workload = workload_class(study, settings)
     except StudyError as error:  # a workload knows the study and not its file
         raise StudyError(file, error.key, error.problem) from error
     return workload

@@ -58,15 +58,15 @@ class BaseConfig:
     @property
     def system(self) -> str:
         """The system that its name states in the field's form, "" for a name of another form."""
-        found = _FIELDS_NAME.fullmatch(self.name)
-        return found[1] if found else ""
+        match = _FIELDS_NAME.fullmatch(self.name)
+        return match[1] if match else ""
 
     def suffix(self, parameters: Mapping[str, Value]) -> str:
         """What ends its name in the field's form, such as ``fp4``, without the switches that a trial turns off."""
-        found = _FIELDS_NAME.fullmatch(self.name)
+        match = _FIELDS_NAME.fullmatch(self.name)
         off = {name.lower() for name, value in parameters.items() if equal(value, False)}
-        words = (found[2] or "").split("_") if found else []
-        return "_".join(word for word in words if word.lower() not in off)
+        parts = (match[2] or "").split("_") if match else []
+        return "_".join(part for part in parts if part.lower() not in off)
 
     @property
     def lasting(self) -> dict[str, str]:
@@ -86,19 +86,19 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
     path = _find(folder, file)
     first = [folder / name for name in before]
     try:
-        found = _sourced(path, first)
+        sourced = _sourced(path, first)
     except SetupError as error:
         raise _windows_error([*first, path]) or error from error
     beside: list[Path] = []
     absent: list[str] = []
-    for wanted in _missing(found):
+    for wanted in _missing(sourced):
         there = [p for p in _tree(folder, wanted.name) if p != path]
         if len(there) == 1:
             beside += there
         else:
             absent.append(wanted.name)
-    found = _sourced(path, first, beside) if beside else found
-    if spoiled := [name for name, value in found.values.items() if value.endswith("\r")]:
+    sourced = _sourced(path, first, beside) if beside else sourced
+    if spoiled := [name for name, value in sourced.values.items() if value.endswith("\r")]:
         near = (file for file in _tree(folder, "*.sh") if re.search(rf"\b{spoiled[0]}=", _read(file)))
         raise _windows_error([*first, path, *beside, *near]) or SetupError(
             f"{path}: {spoiled[0]} ends with a carriage return"
@@ -106,8 +106,8 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
     again = _sourced(path, first, beside, another_day=True)
     return BaseConfig(
         file=str(path.relative_to(folder)),
-        values=found.values,
-        passing=frozenset(n for n, value in found.values.items() if again.values.get(n) != value),
+        values=sourced.values,
+        passing=frozenset(n for n, value in sourced.values.items() if again.values.get(n) != value),
         beside=tuple(str(p.relative_to(folder)) for p in beside),
         absent=tuple(absent),
     )
@@ -120,11 +120,11 @@ def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: M
     """
     first, beside = ([folder / name for name in names] for names in (before, base.beside))
     try:
-        found = _sourced(folder / base.file, first, beside, kept=kept).values
+        exports = _sourced(folder / base.file, first, beside, kept=kept).values
     except SetupError:  # it refuses those values
         return {}
     apart = {**kept, **dict.fromkeys(base.passing, "")}
-    return {n: v for n, v in base.values.items() if n not in apart and found.get(n) != v}
+    return {n: v for n, v in base.values.items() if n not in apart and exports.get(n) != v}
 
 
 def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:
@@ -142,12 +142,12 @@ def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mappin
 
 def _windows_error(files: Sequence[Path]) -> SetupError | None:
     """The error that names the first of the files that has Windows line ends; None where none has."""
-    found = next((file for file in files if file.is_file() and "\r\n" in _read(file)), None)
-    if found is None:
+    windows_file = next((file for file in files if file.is_file() and "\r\n" in _read(file)), None)
+    if windows_file is None:
         return None
     return SetupError(
-        f"{found} has Windows line ends, which bash takes for a part of each value; remove them: "
-        f"sed -i 's/\\r$//' {shlex.quote(str(found))}"
+        f"{windows_file} has Windows line ends, which bash takes for a part of each value; remove them: "
+        f"sed -i 's/\\r$//' {shlex.quote(str(windows_file))}"
     )
 
 
@@ -161,8 +161,8 @@ def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), **o
         try:
             return source_files([*first, path], **options)
         except SetupError as error:
-            if found := _UNSET.search(str(error)):
-                wanted = f"a file that exports {found[1]} and that workload.before names is sourced first"
+            if match := _UNSET.search(str(error)):
+                wanted = f"a file that exports {match[1]} and that workload.before names is sourced first"
                 raise SetupError(f"{error}; where you set it in your shell, {wanted}") from error
             raise
     with tempfile.TemporaryDirectory() as scratch:
@@ -186,13 +186,13 @@ def _find(folder: Path, file: str) -> Path:
 
 
 def _tree(folder: Path, name: str) -> list[Path]:
-    found = (p for p in folder.rglob(name) if p.is_file())
-    return sorted(p for p in found if _SKIPPED.isdisjoint(p.relative_to(folder).parts))
+    files = (p for p in folder.rglob(name) if p.is_file())
+    return sorted(p for p in files if _SKIPPED.isdisjoint(p.relative_to(folder).parts))
 
 
-def _missing(found: Sourced) -> list[Path]:
+def _missing(sourced: Sourced) -> list[Path]:
     """The bash files that were sourced and are not there, by what bash said."""
-    matches = (_MISSING.search(line) for line in found.said)
+    matches = (_MISSING.search(line) for line in sourced.said)
     return list(dict.fromkeys(Path(match["path"]) for match in matches if match))
 
 
@@ -220,15 +220,15 @@ def stated_defaults(folder: Path) -> dict[str, str]:
     that lie in the folder as a whole, such as NeMo, say nothing of its training: their scripts are others'.
     """
     libraries = {p.parent for name in _PACKAGED for p in _tree(folder, name)} - {folder}
-    found: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     for suffixes, pattern in (((".yaml", ".yml"), _YAML_DEFAULT), ((".sh", ".sub"), _SHELL_DEFAULT)):
         for suffix in suffixes:
             for path in _tree(folder, f"*{suffix}"):
                 if (suffix == ".sh" and path.name.startswith("config")) or not libraries.isdisjoint(path.parents):
                     continue
                 for name, text in pattern.findall(path.read_text(encoding="utf-8", errors="replace")):
-                    found.setdefault(name, text)
-    return found
+                    defaults.setdefault(name, text)
+    return defaults
 
 
 @dataclass(frozen=True, slots=True)

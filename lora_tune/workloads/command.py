@@ -68,13 +68,13 @@ class CommandSettings(Variables):
     prepare: PrepareSettings | None = Field(None, description="what runs once, before the first trial")
 
 
-def _script_of(program: str, words: Sequence[str]) -> str:
+def _script_of(program: str, arguments: Sequence[str]) -> str:
     """The script that an interpreter is given to run; "" for another program, for ``-c TEXT`` and for ``-m MODULE``."""
     if Path(program).stem not in _INTERPRETERS:
         return ""
-    script = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
-    inline = any(re.fullmatch(r"-\w*[cm]", word) for word in words[:script])
-    return "" if inline or script == len(words) else words[script]
+    script = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
+    inline = any(re.fullmatch(r"-\w*[cm]", argument) for argument in arguments[:script])
+    return "" if inline or script == len(arguments) else arguments[script]
 
 
 class CommandWorkload:
@@ -122,24 +122,24 @@ class CommandWorkload:
 
     def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
-        program, *words = self._words(values)
+        program, *arguments = self._words(values)
         if program in ("python", "python3") and on_this_machine(self._study.site.launcher):
             program = self._study.site.python or sys.executable
-        return (program, *words)
+        return (program, *arguments)
 
     def _words(self, values: Mapping[str, Value]) -> list[str]:
         """The command, filled. A word that names a parameter which this trial does not have is left out.
 
         So is the option before it: ``--momentum {MOMENTUM}`` where there is no momentum.
         """
-        found: list[str] = []
+        argv: list[str] = []
         for word in self._settings.argv:
             if self._of_another_trial(word, values):
-                if _PLACE.fullmatch(word) and found and _OPTION.fullmatch(found[-1]):
-                    found.pop()
+                if _PLACE.fullmatch(word) and argv and _OPTION.fullmatch(argv[-1]):
+                    argv.pop()
             else:
-                found.append(fill(word, values))
-        return found
+                argv.append(fill(word, values))
+        return argv
 
     def _of_another_trial(self, text: str, values: Mapping[str, Value]) -> bool:
         """Whether a text names a parameter that exists in some trials and not in this one."""
@@ -161,15 +161,15 @@ class CommandWorkload:
         if not folder.is_dir():
             return f"workload.cwd = {str(folder)!r}: there is no such folder; correct it, or make it"
         place = "" if self._cwd is None else f" in {folder}"
-        program, *words = self._settings.argv
-        inner = _script_of(program, words)
+        program, *arguments = self._settings.argv
+        inner = _script_of(program, arguments)
         if self._settings.script:
             program, inner = "", program
         if inner.endswith(_SCRIPTS) and not _PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
             where = place or f" in {Path.cwd()}"
             return f"workload.argv: there is no file {inner!r}{where}; correct it, or set workload.cwd"
-        found = _PLACE.search(program) or not program or program in ("python", "python3")
-        if not found and shutil.which(program if "/" not in program else str(folder.absolute() / program)) is None:
+        unchecked = _PLACE.search(program) or not program or program in ("python", "python3")
+        if not unchecked and shutil.which(program if "/" not in program else str(folder.absolute() / program)) is None:
             return f"workload.argv: there is no program {program!r}{place}; correct it, or install it"
         return ""
 

@@ -131,12 +131,12 @@ def base_for(folder: Path, system: str) -> str:
 
     Raises SetupError with the configs that there are, where it cannot be told.
     """
-    found = [file for file in config_files(folder) if "common" not in file.name] if folder.is_dir() else []
-    mine = [file for file in found if file.name.startswith(f"config_{system}_")]
-    for candidates in (mine, found):
+    configs = [file for file in config_files(folder) if "common" not in file.name] if folder.is_dir() else []
+    mine = [file for file in configs if file.name.startswith(f"config_{system}_")]
+    for candidates in (mine, configs):
         if len(candidates) == 1:
             return str(candidates[0].relative_to(folder))
-    names = ", ".join(str(file.relative_to(folder)) for file in found) or "none"
+    names = ", ".join(str(file.relative_to(folder)) for file in configs) or "none"
     raise SetupError(f'{folder}: which config do trials start from? workload.base = "..."; there are: {names}')
 
 

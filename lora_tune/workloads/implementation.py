@@ -131,8 +131,8 @@ def _instead(folder: Path) -> str:
 
 def implementation_folder(given: Path | None) -> Path:
     """The folder that a study names, or the variable LORA_TUNE_IMPLEMENTATION. Raises SetupError."""
-    found = given or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
-    folder = Path(found).expanduser().resolve()
+    path = given or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
+    folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise SetupError(
             f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
@@ -151,8 +151,10 @@ def _common_files(folder: Path, also: tuple[str, ...]) -> tuple[str, ...]:
 
     Raises SetupError where several could be meant and the study names none of them.
     """
-    found = [str(f.relative_to(folder)) for f in config_files(folder) if "common" in f.name]
-    first = [name for name in found if Path(name).name == COMMON] or [n for n in found if Path(n).name in also] or found
+    shared = [str(f.relative_to(folder)) for f in config_files(folder) if "common" in f.name]
+    first = (
+        [name for name in shared if Path(name).name == COMMON] or [n for n in shared if Path(n).name in also] or shared
+    )
     if not first:
         return tuple(also)
     if len(first) > 1 and Path(first[0]).name != COMMON and Path(first[0]).name not in also:
@@ -176,12 +178,12 @@ def variables_read(folder: Path) -> Iterator[str]:
 
 def files_reading(folder: Path) -> dict[str, list[str]]:
     """The files under ``folder`` that read each variable, relative to it, by the variable's name."""
-    found: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
     for path in _sources(folder):
         pattern = _PATTERNS[path.suffix]
         for name in dict.fromkeys(pattern.findall(path.read_text(encoding="utf-8", errors="replace"))):
-            found.setdefault(name, []).append(str(path.relative_to(folder)))
-    return found
+            readers.setdefault(name, []).append(str(path.relative_to(folder)))
+    return readers
 
 
 def _read_by_training(folder: Path) -> Iterator[str]:

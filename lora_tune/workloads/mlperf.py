@@ -156,11 +156,13 @@ class MlperfWorkload(TreeWorkload):
 
     def _disclosed(self, exports: Mapping[str, Value], proposal: Proposal) -> dict[str, Value]:
         """The disclosures that the implementation prints from variables, as they follow from what runs."""
-        found = self.implementation
-        reads = {n for names in VARIABLES.values() for n in names if n in found.reads | found.values.keys()}
+        implementation = self.implementation
+        reads = {
+            n for names in VARIABLES.values() for n in names if n in implementation.reads | implementation.values.keys()
+        }
         if not reads:
             return {}
-        values = {**{n: as_value(v) for n, v in found.values.items()}, **proposal.parameters, **exports}
+        values = {**{n: as_value(v) for n, v in implementation.values.items()}, **proposal.parameters, **exports}
         said = disclosure_exports(self.settings.benchmark, values, self.file_name(proposal), reads)
         return self._changed({name: value for name, value in said.items() if isinstance(value, str | int)})
 
@@ -173,8 +175,8 @@ class MlperfWorkload(TreeWorkload):
 
     def places(self) -> dict[str, str]:
         """Container, data and model: what the site names, then what the base config sets, then the user's shell."""
-        site, found = self.study.site, self.implementation
-        known = places(site, found.reads)
+        site, implementation = self.study.site, self.implementation
+        known = places(site, implementation.reads)
         if self.base is None:
             return known
         return {

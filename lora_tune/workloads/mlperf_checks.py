@@ -33,24 +33,28 @@ _ELSEWHERE = (
 
 def check(workload: MlperfWorkload) -> list[str]:
     """A sentence for each thing that may be wrong. Raises SetupError for what certainly is."""
-    found, site = workload.implementation, workload.study.site
+    implementation, site = workload.implementation, workload.study.site
     same_machine(workload)
-    known = {**found.values, **workload.places(), **site.environment}
-    for names in required(found.reads - found.defaults):
+    known = {**implementation.values, **workload.places(), **site.environment}
+    for names in required(implementation.reads - implementation.defaults):
         if not any(known.get(name) for name in names):
             ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
             key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(ours, f"environment.{ours}")
             raise SetupError(
-                f"{names[0]} is not set, and {found.folder} needs it; set site.{key}, or export {names[0]}"
+                f"{names[0]} is not set, and {implementation.folder} needs it; set site.{key}, or export {names[0]}"
             )
     job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
     takes_changes(workload)
-    elsewhere = [f"{found.folder}: {_ELSEWHERE}"] if found.in_container and workload.settings.reads is None else []
+    elsewhere = (
+        [f"{implementation.folder}: {_ELSEWHERE}"]
+        if implementation.in_container and workload.settings.reads is None
+        else []
+    )
     return [
         *about_base(workload),
         *elsewhere,
-        *unseen({name: known[name] for names in required(found.reads) for name in names if known.get(name)}),
-        *script_doubts(found.folder / workload.settings.script, job.environment),
+        *unseen({name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}),
+        *script_doubts(implementation.folder / workload.settings.script, job.environment),
     ]
 
 
@@ -78,8 +82,8 @@ def takes_changes(workload: MlperfWorkload) -> None:
         config = Path(scratch) / workload.file_name(proposal)
         config.write_text(render(wanted, before=workload.sources()), encoding="utf-8")
         try:
-            found = source_files([config]).values
-            kept = [f"{name}={found[name]}" for name, value in wanted.items() if found.get(name, value) != value]
+            exports = source_files([config]).values
+            kept = [f"{name}={exports[name]}" for name, value in wanted.items() if exports.get(name, value) != value]
         except SetupError as error:  # under set -e, or in POSIX mode, the first that cannot be changed ends the shell
             if not (said := _READONLY.search(str(error))) or said[1] not in wanted:
                 raise
@@ -95,43 +99,43 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     """What a user should know of the config that trials build on, or that there is one that they do not."""
     base = workload.base
     if base is None:
-        return [words] if (words := _left_out(workload)) else []
+        return [sentence] if (sentence := _left_out(workload)) else []
     start = workload.start()
     assert start is not None
-    found = [
+    sentences = [
         f"{base.file} sources {Path(file).name} from its own folder, where it is not: {file} is taken"
         for file in base.beside
     ]
-    found += [
+    sentences += [
         f"{base.file} sources {name}, which is not beside it, nor in one other place of the folder: bash goes on "
         "without it, and so does every trial"
         for name in base.absent
     ]
     if start.outside:
-        found.append(f"trial 0 is {start.why}")
+        sentences.append(f"trial 0 is {start.why}")
     schedule = _other_schedule(workload, base)
-    found += filter(None, (schedule, _shorter_limit(workload, base), _left_behind(workload, base)))
-    return found + _by_the_rules(workload, base, evals=not schedule)
+    sentences += filter(None, (schedule, _shorter_limit(workload, base), _left_behind(workload, base)))
+    return sentences + _by_the_rules(workload, base, evals=not schedule)
 
 
 def _left_behind(workload: MlperfWorkload, base: BaseConfig) -> str:
     """What the base config computes from variables that trials change behind it, and keeps as it is in every trial."""
-    proposal, found = some_proposal(workload.study), workload.implementation
+    proposal, implementation = some_proposal(workload.study), workload.implementation
     given = {**proposal.parameters, **mlperf_evals.eval_exports(workload, proposal)}
-    changed = {n for n in spelled(given, found) if n in base.values}
+    changed = {n for n in spelled(given, implementation) if n in base.values}
     others = {n: other for n in sorted(changed) if (other := _another(base.values[n]))}
 
     def kept(values: Mapping[str, str]) -> dict[str, str]:
-        there = computed_from(found.folder, base, workload.settings.before, values)
+        there = computed_from(implementation.folder, base, workload.settings.before, values)
         return {n: v for n, v in sorted(there.items()) if n not in {*changed, *_LIMITS, "DGXSYSTEM"}}
 
     if not (left := kept(others)):
         return ""
     by = {name: ", ".join(f"{n}={v}" for n, v in kept({name: other}).items()) for name, other in others.items()}
-    words = "; ".join(f"{names} from {name}" for name, names in by.items() if names) or ", ".join(left)
+    stale = "; ".join(f"{names} from {name}" for name, names in by.items() if names) or ", ".join(left)
     first = next(iter(left))
     return (
-        f"{base.file} computes {words}, which trials change behind it: what it computed stays the same in every trial; "
+        f"{base.file} computes {stale}, which trials change behind it: what it computed stays the same in every trial; "
         f'where it should follow, state it in [space]: {first} = {{ type = "derived", formula = "..." }}'
     )
 
@@ -200,5 +204,5 @@ def _other_schedule(workload: MlperfWorkload, base: BaseConfig) -> str:
     apart = {n: v for n, v in known.items() if v is not None and value_text(v) != value_text(changed[n])}
     if not apart or own.parameters.get("GBS") != proposal.parameters.get("GBS", own.parameters.get("GBS")):
         return ""
-    words = ", ".join(f"{n}={v} there and {changed[n]} in every other trial" for n, v in apart.items())
-    return f"{base.file} evaluates otherwise than the rules or the study say: {words}"
+    differences = ", ".join(f"{n}={v} there and {changed[n]} in every other trial" for n, v in apart.items())
+    return f"{base.file} evaluates otherwise than the rules or the study say: {differences}"

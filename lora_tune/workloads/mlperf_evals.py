@@ -21,10 +21,10 @@ _STATED = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
 def stated_ruleset(script: Path) -> str | None:
     """The ruleset that a batch script sets MLPERF_RULESET to by itself; None where it names none that is installed."""
     try:
-        found = _STATED.search(script.read_text(encoding="utf-8", errors="replace"))
+        match = _STATED.search(script.read_text(encoding="utf-8", errors="replace"))
     except OSError:  # the implementation's own check says that it is missing
         return None
-    return found[1] if found and found[1] in rulesets() else None
+    return match[1] if match and match[1] in rulesets() else None
 
 
 def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Value]:
@@ -33,7 +33,7 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     Nothing where the rules count epochs, or where steps are counted and the first evals skipped: there the
     implementations keep the rules by themselves.
     """
-    settings, benchmark, found = workload.settings, workload.benchmark, workload.implementation
+    settings, benchmark, implementation = workload.settings, workload.benchmark, workload.implementation
     gbs = workload.gbs(proposal)
     rule, tuned = benchmark.eval_schedule(gbs), proposal.parameters.get("VAL_CHECK_INTERVAL")
     in_steps = benchmark.name in INTERVAL_IN_STEPS
@@ -41,7 +41,7 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     if rule is None or benchmark.progress == "epoch_num":
         return {}
     skips = rule.first_samples > rule.interval_samples
-    if in_steps and not asked and (skips or not found.knows("VAL_CHECK_INTERVAL")):
+    if in_steps and not asked and (skips or not implementation.knows("VAL_CHECK_INTERVAL")):
         return {}
     unit = gbs if in_steps else 1
     every = int(tuned) if tuned else math.ceil((settings.eval_every or rule.interval_samples) / unit)
@@ -50,7 +50,7 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
         "VAL_CHECK_INTERVAL": every,
         "SKIP_EVALS": max(0, round(first / (every * unit)) - 1),
     }
-    if not found.mentions("SKIP_EVALS", "SKIP_EVAL"):
+    if not implementation.mentions("SKIP_EVALS", "SKIP_EVAL"):
         del derived["SKIP_EVALS"]
     return {
         name: value for name, value in derived.items() if proposal.parameters.keys().isdisjoint((name, *ALIASES[name]))

@@ -41,9 +41,9 @@ def export(
     options = shlex.join(site.sbatch_words(workload.nodes(proposal)))
     sbatch = " ".join(filter(None, ("sbatch -N $DGXNNODES -t $WALLTIME", options, workload.settings.script)))
     variables = {**site.step_variables(), **site.environment}
-    words = [assignment(name, value) for name, value in variables.items()]
-    words += [f'{name}="${name}"' for name in site.secrets if name not in variables]
-    steps = "".join(f"{word} " for word in words)
+    assignments = [assignment(name, value) for name, value in variables.items()]
+    assignments += [f'{name}="${name}"' for name in site.secrets if name not in variables]
+    steps = "".join(f"{word} " for word in assignments)
     left = [f"{n}={shlex.quote(v)}" for n, v in left_to_the_shell(workload, proposal).items()]
     given = f"export {' '.join(left)} && " if left else ""
     usage = (

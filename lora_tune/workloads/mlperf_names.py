@@ -41,14 +41,14 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
 
     Raises InputError for a value that it reads under no name: such a knob has no effect.
     """
-    found: dict[str, Value] = {}
+    exports: dict[str, Value] = {}
     for name, value in values.items():
         known = implementation.spelling((name, *ALIASES.get(name, ())))
         follows = name == "GBS" and not implementation.mentions("GBS", *ALIASES["GBS"])  # from MINIBS
         if known is not None and not follows:
-            found[known] = value
+            exports[known] = value
         elif name == "WARMUP_STEPS" and implementation.knows("WARMUP_RATIO"):
-            found["WARMUP_RATIO"] = warmup_ratio(int(value), int(values["MAX_STEPS"]))
+            exports["WARMUP_RATIO"] = warmup_ratio(int(value), int(values["MAX_STEPS"]))
         elif name == "MINIBS" and implementation.knows("GLOBAL_BATCH_SIZE"):
             continue  # the batch is given whole
         elif name != "GBS" and NEUTRAL.get(name) != value:
@@ -58,7 +58,7 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
                 f"space.{name}: no file in {implementation.folder} reads {name}, so setting it has no effect{hint}; "
                 "remove it or name the variable that it reads"
             )
-    return found
+    return exports
 
 
 def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = False) -> dict[str, Value]:

@@ -28,7 +28,7 @@ def other_starters(folder: Path) -> str:
         f'{name} is there: workload.kind = "{kind}"' for name, kind in DRIVEN.items() if (folder / name).is_file()
     ]
     scripts = {file: code_of(file) for file in sorted(folder.glob("*.sh")) if not file.name.startswith("config")}
-    starts = [words for script, code in scripts.items() for words in _about(script, code)]
+    starts = [sentence for script, code in scripts.items() for sentence in _about(script, code)]
     trains = [
         f"{script.name} trains in a container that runs already, with the variables of its shell; {_BY_COMMAND}"
         for script, code in scripts.items()

@@ -48,9 +48,9 @@ def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
     reads: the variables that the recipe reads; a place is then set under each of its names among them.
     """
     given = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     for name, others in ALSO.items():
         shell = (os.environ.get(n, "") for n in (name, *others))
         value = str(given.get(name) or "") or site.environment.get(name, "") or next(filter(None, shell), "")
-        found |= {n: value for n in (name, *others) if value and (n == name or n in reads)}
-    return found
+        known |= {n: value for n in (name, *others) if value and (n == name or n in reads)}
+    return known

@@ -54,7 +54,7 @@ class _Knob:
 
 def propose(options: Sequence[Option]) -> list[ProposedParameter]:
     """The parameters of a study for these options, in the order of how much they usually matter."""
-    found = []
+    parameters = []
     for knob in _KNOBS:
         option = next((o for o in options if _is(knob, o)), None)
         made = knob.make(option) if option is not None else None
@@ -65,8 +65,8 @@ def propose(options: Sequence[Option]) -> list[ProposedParameter]:
             if today is None:
                 continue
             toml, why = today, f"not searched yet; a range to try: {toml}"
-        found.append(ProposedParameter(place=knob.place, toml=toml, why=why, today=today, option=option))
-    return found
+        parameters.append(ProposedParameter(place=knob.place, toml=toml, why=why, today=today, option=option))
+    return parameters
 
 
 def _is(knob: _Knob, option: Option) -> bool:

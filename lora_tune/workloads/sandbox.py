@@ -124,5 +124,5 @@ def _why(code: int, said: Sequence[str]) -> str:
         return f"bash was ended by signal {ended_by}"
     if code == _TOO_LARGE:
         return "what it exports is too large for the environment of a process"
-    words = [line for line in said if line.strip()]
-    return "it ends the shell" if code == 0 else words[-1] if words else f"exit {code}"
+    lines = [line for line in said if line.strip()]
+    return "it ends the shell" if code == 0 else lines[-1] if lines else f"exit {code}"

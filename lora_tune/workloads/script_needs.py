@@ -61,7 +61,7 @@ def needed_variables(script: Path) -> tuple[Needed, ...]:
     """What ``script`` needs of its environment, each once, in its order. Shell's and Slurm's own are left out."""
     text = _with_sourced(script)
     assigned, strict = _assigned(_code(text)), _turned(text.partition("\n")[0].rstrip(), now=False)
-    found: dict[str, Needed] = {}
+    needed: dict[str, Needed] = {}
     for line in _unconditional(_code(text)):
         strict = _turned(line, now=strict)
         for match in _EXPANSION.finditer(line):
@@ -69,14 +69,14 @@ def needed_variables(script: Path) -> tuple[Needed, ...]:
             given = name in _GIVEN or name.startswith(_GIVEN_PREFIXES)
             demanded = operator.endswith("?")
             if not given and name not in assigned and (demanded or (strict and not operator)):
-                found.setdefault(name, Needed(name, line.strip()))
-    return tuple(found.values())
+                needed.setdefault(name, Needed(name, line.strip()))
+    return tuple(needed.values())
 
 
 def _assigned(code: str) -> set[str]:
     """The variables to which the script itself gives a value, anywhere."""
-    found = {name for line in code.splitlines() for m in _ASSIGNED.finditer(line) for name in m.groups()}
-    return found | {name for names in _FILLED.findall(code) for name in _NAME.findall(names)}
+    assigned = {name for line in code.splitlines() for m in _ASSIGNED.finditer(line) for name in m.groups()}
+    return assigned | {name for names in _FILLED.findall(code) for name in _NAME.findall(names)}
 
 
 def _turned(line: str, *, now: bool) -> bool:
@@ -92,36 +92,36 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
 
     A file beside it that it starts as a program and that may not be executed counts as well.
     """
-    found = [
+    doubts = [
         f"{script.name} needs {needed.name}, which nothing sets, and ends at `{needed.line[:120]}`; "
         f"set {needed.name} in [site.environment]"
         for needed in needed_variables(script)
         if needed.name not in known
     ]
     for config in sourced_configs(script):
-        found.append(
+        doubts.append(
             f"{script.name} sources {config} itself: what that sets, no trial can; remove the line from a copy of it"
         )
     code = code_of(script)
     for name in dict.fromkeys(_OWN_PLACES.findall(code)):
-        found.append(
+        doubts.append(
             f"{script.name} sets {name} itself, so the study's does not count; remove the line from a copy of it"
         )
     for file in dict.fromkeys(_SAVED_ENVIRONMENT.findall(code)):
-        found.append(
+        doubts.append(
             f"{script.name} saves every variable of its job to {file}, tokens and passwords among them; "
             "keep secrets out of [site.environment] and of the shell that starts the sweep"
         )
     for name in dict.fromkeys(_STARTED.findall(code)):
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
-            found.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
-    return found
+            doubts.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
+    return doubts
 
 
 def path_doubts(job: Job) -> list[str]:
     """Which paths of a job have blanks in them and are used without quotes by its script, a sentence each."""
     place = job.cwd or job.folder
-    found: dict[str, str] = {}
+    doubts: dict[str, str] = {}
     for script in (word for word in job.argv if word.endswith((".sh", ".sub"))):
         text = job.files.get(script) or _text(place / script)
         for line in _code(text).splitlines():
@@ -129,8 +129,8 @@ def path_doubts(job: Job) -> list[str]:
                 path = job.environment.get(match[1] or "", str(place))
                 if re.search(r"\s", path):
                     cut = f"{script} uses it without quotes, where bash cuts it: `{' '.join(line.split())[:120]}`"
-                    found.setdefault(path, f"{path} has a space in it, and {cut}; use a path without spaces")
-    return list(found.values())
+                    doubts.setdefault(path, f"{path} has a space in it, and {cut}; use a path without spaces")
+    return list(doubts.values())
 
 
 def _text(file: Path) -> str:
@@ -139,8 +139,8 @@ def _text(file: Path) -> str:
 
 def own_nodes(script: Path) -> str:
     """The nodes that ``script`` itself asks ``sbatch`` for by name, as it writes them; "" for none."""
-    found = _OWN_NODES.search(script.read_text(encoding="utf-8", errors="replace"))
-    return found[1] if found else ""
+    match = _OWN_NODES.search(script.read_text(encoding="utf-8", errors="replace"))
+    return match[1] if match else ""
 
 
 def sourced_configs(script: Path) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ def _unconditional(code: str) -> Iterator[str]:
     """The lines that run whatever is the case: those outside ``if`` and ``case``, and the conditions themselves."""
     depth = 0
     for line in code.splitlines():
-        words = line.strip()
+        statement = line.strip()
         if depth == 0:
-            yield re.split(r"; then|\bin\b", words)[0] if _OPENS.match(words) else words
-        depth = max(0, depth + bool(_OPENS.match(words)) - len(_CLOSES.findall(words)))
+            yield re.split(r"; then|\bin\b", statement)[0] if _OPENS.match(statement) else statement
+        depth = max(0, depth + bool(_OPENS.match(statement)) - len(_CLOSES.findall(statement)))

@@ -53,16 +53,16 @@ class Option:
         own = tuple(dict.fromkeys(flag.replace("-", "_").lower() for flag in flags))
         if any(len(name) > 1 for name in own):
             return own
-        words = re.findall(r"[a-z]+", re.split(r"[(,:;.\[]", self.description.lower())[0])
-        while words and len(words[-1]) == 1:  # ``batch size B``
-            words.pop()
-        return (*own, "_".join(words))
+        described = re.findall(r"[a-z]+", re.split(r"[(,:;.\[]", self.description.lower())[0])
+        while described and len(described[-1]) == 1:  # ``batch size B``
+            described.pop()
+        return (*own, "_".join(described))
 
     @property
     def number(self) -> float | None:
         """The value as a number; None where it is none."""
-        found = _NUMBER.match(self.value)
-        return float(found[0]) if found else None
+        match = _NUMBER.match(self.value)
+        return float(match[0]) if match else None
 
 
 def from_help(text: str) -> list[Option]:
@@ -74,8 +74,8 @@ def from_help(text: str) -> list[Option]:
             blocks.append([begin["text"]])
         elif blocks and line[:2].strip(" │|") == "":
             blocks[-1].append(line.strip(" │|"))
-    found = (_option(block) for block in blocks)
-    return [option for option in found if option is not None]
+    parsed = (_option(block) for block in blocks)
+    return [option for option in parsed if option is not None]
 
 
 def _option(block: Sequence[str]) -> Option | None:
@@ -108,17 +108,17 @@ def _option(block: Sequence[str]) -> Option | None:
 
 def from_command(command: Sequence[str]) -> list[Option]:
     """The options with a value that a command line gives: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``."""
-    found = []
+    options = []
     for at, word in enumerate(command):
         name, equals, value = word.partition("=")
         after = command[at + 1] if at + 1 < len(command) else ""
         if equals and re.fullmatch(r"-{0,2}[A-Za-z][\w.-]*", name):
-            found.append(Option(flag=name, value=value, at=at))
+            options.append(Option(flag=name, value=value, at=at))
         elif (
             re.fullmatch(r"-{1,2}[A-Za-z][\w.-]*", word) and after and (not after.startswith("-") or _is_number(after))
         ):
-            found.append(Option(flag=word, value=after, at=at, joined=False))
-    return found
+            options.append(Option(flag=word, value=after, at=at, joined=False))
+    return options
 
 
 def _is_number(word: str) -> bool:

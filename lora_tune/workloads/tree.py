@@ -75,8 +75,8 @@ class TreeWorkload:
         if self.base is None:
             return None
         effective = Effective(self.base.values, self._defaults)
-        found = starting_point(self.base.name, effective, self.study.search_space)
-        return replace(found, values=self.base.lasting)
+        start = starting_point(self.base.name, effective, self.study.search_space)
+        return replace(start, values=self.base.lasting)
 
     @functools.cached_property
     def _defaults(self) -> Mapping[str, str]:

@@ -19,9 +19,9 @@ def minutes_of(text: str) -> float | None:
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
-    if (found := _FORM.fullmatch(text)) is None:
+    if (match := _FORM.fullmatch(text)) is None:
         return None
-    days, first, second, third = found.groups()
+    days, first, second, third = match.groups()
     if days is not None:
         seconds = 86400 * int(days) + 3600 * int(first) + 60 * int(second or 0) + int(third or 0)
     elif third is not None:
