@@ -85,8 +85,8 @@ def _check(members: Sequence[Member], path: Path) -> None:
         raise StudyError(path, "sweeps", f"two studies are called {twice}; give one of them another name")
     systems = sorted({member.study.site.system for member in members})
     if len(systems) > 1:
-        words = f"node-hours of {' and '.join(systems)} do not make one budget; write a campaign for each machine"
-        raise StudyError(path, "sweeps", words)
+        problem = f"node-hours of {' and '.join(systems)} do not make one budget; write a campaign for each machine"
+        raise StudyError(path, "sweeps", problem)
 
 
 def allotments(campaign: Campaign, spent: Sequence[float], ended: Sequence[bool]) -> list[float]:
@@ -107,11 +107,11 @@ def allotments(campaign: Campaign, spent: Sequence[float], ended: Sequence[bool]
     list[float]
         Node-hours, 0 where nothing is left.
     """
-    found: list[float] = []
+    hours: list[float] = []
     left = campaign.node_hours
     for number, member in enumerate(campaign.members):
         own = member.study.budget.node_hours
         part = max(0.0, left) * member.share / sum(m.share for m in campaign.members[number:])
-        found.append(part if own is None else min(own, part))
-        left -= spent[number] if ended[number] else max(spent[number], found[-1])
-    return found
+        hours.append(part if own is None else min(own, part))
+        left -= spent[number] if ended[number] else max(spent[number], hours[-1])
+    return hours

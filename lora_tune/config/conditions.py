@@ -61,11 +61,11 @@ class Conditions:
         if not self.of:
             return frozenset()
         seen = {**self.known, **values, **self._degrees(values)}
-        found: set[str] = set()
+        absent: set[str] = set()
         for name, allowed in self.of.items():
-            if any(p in found or (p in seen and not is_one_of(seen[p], a)) for p, a in allowed.items()):
-                found.add(name)
-        return frozenset(found)
+            if any(p in absent or (p in seen and not is_one_of(seen[p], a)) for p, a in allowed.items()):
+                absent.add(name)
+        return frozenset(absent)
 
     def present(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """``values`` without what does not exist at them."""
@@ -153,13 +153,13 @@ def _check_parent(
     name: str, parent: str, values: tuple[Value, ...], parameters: Mapping[str, Parameter],
     offered: Mapping[str, list[Value]],
 ) -> None:  # fmt: skip
-    found = parameters.get(parent)
+    parameter = parameters.get(parent)
     if parent in offered:
         possible: Iterable[Value] = dict.fromkeys(offered[parent])
-    elif isinstance(found, CategoricalParameter | IntParameter | FixedParameter):
-        possible = choices_of(found)
+    elif isinstance(parameter, CategoricalParameter | IntParameter | FixedParameter):
+        possible = choices_of(parameter)
     else:
-        what = f"is {found.type}" if found is not None else "is not a parameter of this space"
+        what = f"is {parameter.type}" if parameter is not None else "is not a parameter of this space"
         raise ConditionError(
             name, f"when names {parent}, which {what}; it may name categorical, int and fixed ones and layouts' degrees"
         )
@@ -188,8 +188,8 @@ def _check_chain(name: str, of: Mapping[str, Allowed]) -> None:
 
 def needed(name: str, of: Mapping[str, Allowed]) -> dict[str, tuple[Value, ...]]:
     """All that must hold for a parameter to exist, its parents' conditions included. The conditions were checked."""
-    found: dict[str, tuple[Value, ...]] = {}
+    allowed: dict[str, tuple[Value, ...]] = {}
     for parent, values in of.get(name, {}).items():
         for other, more in (*needed(parent, of).items(), (parent, values)):
-            found[other] = tuple(v for v in found.get(other, more) if is_one_of(v, more))
-    return found
+            allowed[other] = tuple(v for v in allowed.get(other, more) if is_one_of(v, more))
+    return allowed

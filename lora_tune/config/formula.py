@@ -84,11 +84,11 @@ class Formula:
         if isinstance(node, ast.Constant):
             return node.value  # type: ignore[return-value]  # _check admits numbers only
         if isinstance(node, ast.Name):
-            found = values.get(node.id)
-            if isinstance(found, bool) or not isinstance(found, int | float):
+            value = values.get(node.id)
+            if isinstance(value, bool) or not isinstance(value, int | float):
                 known = ", ".join(sorted(n for n, v in values.items() if isinstance(v, int | float)))
                 raise FormulaError(name, f"{self.text!r} needs the number {node.id}; known numbers: {known}")
-            return found
+            return value
         if isinstance(node, ast.BinOp):
             left, right = self._compute(node.left, name, values), self._compute(node.right, name, values)
             return _OPERATORS[type(node.op)](left, right)

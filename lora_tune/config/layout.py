@@ -113,7 +113,7 @@ class LayoutAxes(BaseModel):
 
         With the axis ``nodes`` a layout has ``nodes * gpus_per_node`` GPUs instead (CPU nodes count as one each).
         """
-        found: set[Layout] = set()
+        layouts: set[Layout] = set()
         removed: Counter[str] = Counter()
         axes = (self.nodes or (0,), self.tp, self.pp, self.vp, self.cp, self.ep, self.sp, self.mbs)
         for nodes, tp, pp, vp, cp, ep, sp, mbs in itertools.product(*axes):
@@ -131,8 +131,8 @@ class LayoutAxes(BaseModel):
                 if rule := self._broken_rule(layout, gpus):
                     removed[rule] += 1
                 else:
-                    found.add(layout)
-        return LayoutTable(tuple(sorted(found)), dict(removed))
+                    layouts.add(layout)
+        return LayoutTable(tuple(sorted(layouts)), dict(removed))
 
     def _broken_rule(self, layout: Layout, gpus: int) -> str | None:
         """The first rule that a dividing layout breaks, as words."""

@@ -89,16 +89,16 @@ def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
 
     Raises ValueError for a benchmark that is not known, as pydantic wants it.
     """
-    found = dict(objective)
-    name = found.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
-    if name is not None and not {"target", "direction"} <= found.keys():
-        found = {**_benchmark_goal(str(name), found.get("ruleset")), **found}
-    elif found.get("target") is None and "score" not in found and "metric" in found:
-        found["score"] = "best_value"
-    score = str(found.get("score", "time_to_target"))
-    if found.get("target") is None and _wants_target(score) and not _nothing_to_reach(score, workload):
-        found["target"] = LORA_TARGET
-    return found
+    filled = dict(objective)
+    name = filled.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
+    if name is not None and not {"target", "direction"} <= filled.keys():
+        filled = {**_benchmark_goal(str(name), filled.get("ruleset")), **filled}
+    elif filled.get("target") is None and "score" not in filled and "metric" in filled:
+        filled["score"] = "best_value"
+    score = str(filled.get("score", "time_to_target"))
+    if filled.get("target") is None and _wants_target(score) and not _nothing_to_reach(score, workload):
+        filled["target"] = LORA_TARGET
+    return filled
 
 
 def _nothing_to_reach(score: str, workload: object) -> bool:

@@ -41,18 +41,18 @@ class Conditional(_Frozen):
             raise ValueError(f'{value!r} is not a table of values; write when = {{ OPTIMIZER = "adam" }}')
         if empty := [name for name, allowed in value.items() if isinstance(allowed, list | tuple) and not allowed]:
             raise ValueError(f"{empty[0]} has no values; list those under which the parameter exists")
-        found = {n: allowed if isinstance(allowed, list | tuple) else (allowed,) for n, allowed in value.items()}
-        if bad := [v for allowed in found.values() for v in allowed if not isinstance(v, str | int | float | bool)]:
+        listed = {n: allowed if isinstance(allowed, list | tuple) else (allowed,) for n, allowed in value.items()}
+        if bad := [v for allowed in listed.values() for v in allowed if not isinstance(v, str | int | float | bool)]:
             raise ValueError(f"{bad[0]!r} cannot be a parameter's value; write texts, numbers, true or false")
-        return found
+        return listed
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, handler: Any) -> dict[str, Any]:
         """Studies that have no conditions are the same, by their hash too, as before there were any."""
-        found: dict[str, Any] = handler(self)
-        if not found.get("when"):
-            found.pop("when", None)
-        return found
+        serialized: dict[str, Any] = handler(self)
+        if not serialized.get("when"):
+            serialized.pop("when", None)
+        return serialized
 
 
 class TunedParameter(Conditional):

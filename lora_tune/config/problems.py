@@ -23,8 +23,8 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
         message = f"is missing; add it{_meant(parts, model)}"
     elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         message = "needs type = one of float, int, categorical, layout, derived, fixed"
-    elif words := _PLAIN_WORDS.get(first["type"]):
-        message = words.format(**first.get("ctx", {})) + _what_came(first["input"])
+    elif template := _PLAIN_WORDS.get(first["type"]):
+        message = template.format(**first.get("ctx", {})) + _what_came(first["input"])
         if first["type"] in ("tuple_type", "list_type") and isinstance(first["input"], str):
             message += f"; write {json.dumps(first['input'].split())}"
     return key, message.replace("\n", " ")

@@ -44,16 +44,16 @@ class Secret(BaseModel):
     def read(self, name: str) -> str:
         """The value. Raises SetupError where its source does not have it; ``name``: of the variable that gets it."""
         if self.env is not None:
-            found = os.environ.get(self.env)
-            if found is None:
+            value = os.environ.get(self.env)
+            if value is None:
                 raise SetupError(f"{name}: {self.env} is not set where the sweep is driven; export {self.env} there")
-            return found
+            return value
         if self.file is not None:
             try:
                 return self.file.expanduser().read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
-                words = getattr(error, "strerror", None) or "it is not UTF-8 text"
-                raise SetupError(f"{name}: {self.file} cannot be read: {words}") from error
+                reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise SetupError(f"{name}: {self.file} cannot be read: {reason}") from error
         assert self.value is not None
         if self.stored_without_value:
             raise SetupError(
@@ -83,11 +83,11 @@ def with_secrets_apart(table: Mapping[str, Any]) -> dict[str, Any]:
 
     ``{ value = "...", secret = false }`` says that a value under a suspicious name is none.
     """
-    found = {key: with_secrets_apart(inner) if _has_variables(inner) else inner for key, inner in table.items()}
-    environment = found.get("environment")
+    section = {key: with_secrets_apart(inner) if _has_variables(inner) else inner for key, inner in table.items()}
+    environment = section.get("environment")
     if not isinstance(environment, dict):
-        return found
-    plain, secrets = {}, dict(found.get("secrets") or {})
+        return section
+    plain, secrets = {}, dict(section.get("secrets") or {})
     for name, value in environment.items():
         if isinstance(value, dict):
             given = {**value}
@@ -99,8 +99,8 @@ def with_secrets_apart(table: Mapping[str, Any]) -> dict[str, Any]:
             secrets[name] = Secret(value=SecretStr(value))
         else:
             plain[name] = value
-    found["environment"] = plain
-    return found | ({"secrets": secrets} if secrets else {})
+    section["environment"] = plain
+    return section | ({"secrets": secrets} if secrets else {})
 
 
 def _has_variables(value: Any) -> bool:

@@ -87,8 +87,8 @@ class Site(Variables):
 
     def step_variables(self) -> dict[str, str]:
         """What ``srun`` reads: the site's differences reach every step of a script that knows nothing of them."""
-        found = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
-        return {name: value for name, value in found.items() if value}
+        variables = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
+        return {name: value for name, value in variables.items() if value}
 
     def sbatch_words(self, nodes: int) -> tuple[str, ...]:
         """What ``sbatch`` needs on this cluster, as options for somebody who types the line for ``nodes`` nodes.

@@ -55,8 +55,8 @@ class Space:
     @property
     def fixed(self) -> dict[str, Value]:
         """What every trial has alike, by name."""
-        found = ((n, p) for n, p in self.parameters.items() if isinstance(p, FixedParameter))
-        return {name: p.value for name, p in found if not p.when}
+        fixed = ((n, p) for n, p in self.parameters.items() if isinstance(p, FixedParameter))
+        return {name: p.value for name, p in fixed if not p.when}
 
     @property
     def gpus(self) -> int:
@@ -80,18 +80,18 @@ class Space:
     @property
     def most_nodes(self) -> int:
         """The nodes of the largest trial."""
-        found = [self.nodes]
+        counts = [self.nodes]
         parameter = self.parameters.get("NODES")
         if isinstance(parameter, IntParameter):
-            found = [parameter.high]
+            counts = [parameter.high]
         elif isinstance(parameter, CategoricalParameter):
-            found = [int(choice) for choice in parameter.choices]
+            counts = [int(choice) for choice in parameter.choices]
         elif isinstance(parameter, FixedParameter):
-            found = [int(parameter.value)]
+            counts = [int(parameter.value)]
         for other in self.parameters.values():
             if isinstance(other, LayoutParameter) and other.nodes:
-                found = [*other.nodes]
-        return max(found)
+                counts = [*other.nodes]
+        return max(counts)
 
     @property
     def varies_nodes(self) -> bool:
@@ -101,9 +101,9 @@ class Space:
 
     def batch_sizes(self) -> set[int]:
         """Every global batch size that the layouts can produce; empty without a layout."""
-        found = ((p, x) for n, p in self.parameters.items() if isinstance(p, LayoutParameter)
+        layouts = ((p, x) for n, p in self.parameters.items() if isinstance(p, LayoutParameter)
                  for x in self.layouts(n).layouts)  # fmt: skip
-        return {x.gbs(self.gpu_count(p.values(x))) for p, x in found}
+        return {x.gbs(self.gpu_count(p.values(x))) for p, x in layouts}
 
     def each_layout(self) -> list[dict[str, Value]]:
         """Resolved values for every layout, all else at its lower end, what exists only at times included.
@@ -124,10 +124,12 @@ class Space:
     def following(self, tuned: Collection[str]) -> frozenset[str]:
         """The derived values that change with one of the ``tuned`` variables, by their formulas."""
         formulas = {n: Formula(p.formula).names for n, p in self.parameters.items() if isinstance(p, DerivedParameter)}
-        found: frozenset[str] = frozenset()
-        while (grown := frozenset(n for n, used in formulas.items() if not used.isdisjoint({*tuned, *found}))) != found:
-            found = grown
-        return found
+        following: frozenset[str] = frozenset()
+        while (
+            grown := frozenset(n for n, used in formulas.items() if not used.isdisjoint({*tuned, *following}))
+        ) != following:
+            following = grown
+        return following
 
     def check(self) -> None:
         """Raise SpaceError when no trial could be made of this space."""
@@ -165,9 +167,9 @@ class Space:
             for used in sorted(Formula(parameter.formula).names & conditions.of.keys()):
                 wanted = needed(used, conditions.of)
                 if any(p not in own or not set(own[p]) <= set(values) for p, values in wanted.items()):
-                    words = conditions.words(used)
+                    where = conditions.words(used)
                     raise SpaceError(
-                        name, f"its formula needs {used}, which exists only where {words}; give it that when"
+                        name, f"its formula needs {used}, which exists only where {where}; give it that when"
                     )
 
     def corner(self) -> dict[str, Value]:
@@ -186,18 +188,18 @@ class Space:
         """The tuned parameters as Optuna distributions, by name."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-        found: dict[str, BaseDistribution] = {}
+        distributions: dict[str, BaseDistribution] = {}
         for name, parameter in self.parameters.items():
             if isinstance(parameter, FloatParameter):
-                found[name] = FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+                distributions[name] = FloatDistribution(parameter.low, parameter.high, log=parameter.log)
             elif isinstance(parameter, IntParameter):
                 high = parameter.high - (parameter.high - parameter.low) % parameter.step
-                found[name] = IntDistribution(parameter.low, high, log=parameter.log, step=parameter.step)
+                distributions[name] = IntDistribution(parameter.low, high, log=parameter.log, step=parameter.step)
             elif isinstance(parameter, CategoricalParameter):
-                found[name] = CategoricalDistribution(parameter.choices)
+                distributions[name] = CategoricalDistribution(parameter.choices)
             elif isinstance(parameter, LayoutParameter):
-                found[name] = CategoricalDistribution([str(layout) for layout in self.layouts(name).layouts])
-        return found
+                distributions[name] = CategoricalDistribution([str(layout) for layout in self.layouts(name).layouts])
+        return distributions
 
     def roles(self) -> dict[str, Role]:
         """What parameters decide, by name, where the study says it."""
@@ -242,7 +244,7 @@ class Space:
 
         Raises SpaceError when a value is missing.
         """
-        found: dict[str, Value] = {}
+        tuned: dict[str, Value] = {}
         absent = self.conditions.absent(values)
         for name, parameter in self.parameters.items():
             if name in absent:
@@ -251,12 +253,12 @@ class Space:
                 matches = [x for x in self.layouts(name).layouts if parameter.values(x).items() <= values.items()]
                 if not matches:
                     raise SpaceError(name, "the values name no layout of this space")
-                found[name] = str(matches[0])
+                tuned[name] = str(matches[0])
             elif not isinstance(parameter, DerivedParameter | FixedParameter):
                 if name not in values:
                     raise SpaceError(name, f"{name} has no value")
-                found[name] = values[name]
-        return found
+                tuned[name] = values[name]
+        return tuned
 
 
 def _check_nodes(parameter: Parameter | None) -> None:

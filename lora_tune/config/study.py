@@ -131,8 +131,8 @@ class Study(Section):
         kind, settings = self._log()
         known = getattr(LOG_READERS.load(kind), "settings", None) or {}
         batch = settings.get("global_batch_size", 1.0) if "global_batch_size" in known else "GBS"
-        found = parameters.get(batch) if isinstance(batch, str) else batch
-        return float(found) if isinstance(found, int | float) else None
+        samples = parameters.get(batch) if isinstance(batch, str) else batch
+        return float(samples) if isinstance(samples, int | float) else None
 
     def _log(self) -> tuple[str, dict[str, Any]]:
         """The log's format and its settings."""
@@ -256,10 +256,10 @@ def parse_study(text: str, path: Path) -> Study:
 
 def _line_shown(problem: str, text: str) -> str:
     """The line that a TOML error names, with what most often is wrong in it."""
-    found, lines = re.search(r"at line (\d+)", problem), text.splitlines()
-    if found is None or not 0 < int(found[1]) <= len(lines):
+    match, lines = re.search(r"at line (\d+)", problem), text.splitlines()
+    if match is None or not 0 < int(match[1]) <= len(lines):
         return ""
-    line = lines[int(found[1]) - 1].strip()[:100]
+    line = lines[int(match[1]) - 1].strip()[:100]
     return f"; the line reads `{line}` (texts go in quotes, and a table appears only once)"
 
 
