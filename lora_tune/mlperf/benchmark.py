@@ -115,8 +115,8 @@ def read_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
 def _progress(rules: Rules) -> ProgressKey:
     """The key that the rules want in the metadata of an eval."""
     tests = " ".join(test for rule in rules.keys if rule.target_test for test in rule.tests)
-    found = _PROGRESS.search(tests)
-    return "epoch_num" if found and found[1] == "epoch_num" else "samples_count"
+    match = _PROGRESS.search(tests)
+    return "epoch_num" if match and match[1] == "epoch_num" else "samples_count"
 
 
 def _runs(name: str, ruleset: str) -> int:

@@ -66,16 +66,16 @@ def reference(benchmark: str, batch: int, ruleset: str) -> Reference | None:
         return None
     record: Any = min(above, key=_batch)
     if record["BS"] == batch:
-        words = "RCP found"
+        phrase = "RCP found"
     elif not below:
-        words = "below the smallest RCP, compared with it"
+        phrase = "below the smallest RCP, compared with it"
     else:
-        record, words = (
+        record, phrase = (
             checker._create_interp_rcp(batch, max(below, key=_batch), record)[1],
             "interpolated between RCPs",
         )
     mean = float(record["RCP Mean"])
-    return Reference(mean, _fastest(checker, record, mean), words)
+    return Reference(mean, _fastest(checker, record, mean), phrase)
 
 
 def _batch(point: dict[str, Any]) -> float:
@@ -135,26 +135,26 @@ def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, rules
             if named != benchmark:
                 return ConvergenceCheck(False, "the logs name several benchmarks", 1.0)
             with convergence_file(ruleset, benchmark).open(encoding="utf-8") as points:
-                passes, words, factor = rcp_checker.check_directory(
+                passes, verdict, factor = rcp_checker.check_directory(
                     str(folder), "training", spoken, verbose=False, bert_train_samples=False, rcp_file=points,
                     rcp_pass=PASS,
                 )  # fmt: skip
         except Exception as error:  # noqa: BLE001  # the checker meets logs that nobody foresaw; that is its verdict
             return ConvergenceCheck(False, f"the RCP checker fails: {type(error).__name__}: {error}", 1.0)
-    found = (float(batch) if batch != -1 else None, tuple(float(n) for n in needed or ()))
+    measured = (float(batch) if batch != -1 else None, tuple(float(n) for n in needed or ()))
     if not math.isfinite(factor):
-        return ConvergenceCheck(False, _without_mean(benchmark, len(found[1]), str(words)), 1.0, *found)
-    return ConvergenceCheck(bool(passes), str(words), float(factor), *found)
+        return ConvergenceCheck(False, _without_mean(benchmark, len(measured[1]), str(verdict)), 1.0, *measured)
+    return ConvergenceCheck(bool(passes), str(verdict), float(factor), *measured)
 
 
-def _without_mean(benchmark: str, runs: int, words: str) -> str:
+def _without_mean(benchmark: str, runs: int, verdict: str) -> str:
     """Why the checker has no mean to scale by: it leaves out the fastest and the slowest of the runs."""
     from mlperf_logging.rcp_checker.rcp_checker import submission_runs
 
     asked = submission_runs["training"][benchmark]
     if runs < asked:
         return f"too few runs for the RCP check: {runs} of the {asked} that the rules ask for"
-    return f"{words}, but the runs' mean convergence is 0"
+    return f"{verdict}, but the runs' mean convergence is 0"
 
 
 def _why(messages: Sequence[str]) -> str:

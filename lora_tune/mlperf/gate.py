@@ -63,26 +63,26 @@ def check_range(
     following: variables that change with tuned ones by a formula of the study. at_ends: resolved values with each tuned
     variable at its ends: beside them the following ones are judged, and nowhere else.
     """
-    found: dict[str, Violation] = {}
+    violations: dict[str, Violation] = {}
     keys = keys_of(benchmark.name)
     bare = [{n: value for n, value in point.items() if n not in tuned and n not in following} for point in points]
     for point in _distinct(bare, lambda point: announced(benchmark.name, point)):
         for violation in check_values(benchmark, point):
-            found.setdefault(violation.name, violation)
+            violations.setdefault(violation.name, violation)
     for point in _distinct([*points, *at_ends] if following else [], lambda point: announced(benchmark.name, point)):
         for violation in check_values(benchmark, point):
             if violation.name in following:
-                found.setdefault(violation.name, violation)
+                violations.setdefault(violation.name, violation)
     read = benchmark.read_by_others
     for name, ends in tuned.items():
-        if name.upper() not in keys or name in found:
+        if name.upper() not in keys or name in violations:
             continue
         for point in _distinct(bare, lambda p: _of_names(read, announced(benchmark.name, p)) | dict.fromkeys(p)):
             tried = (v for end in ends for v in check_values(benchmark, {**point, name: end}) if v.name == name)
             if refused := next(tried, None):
-                found[name] = _tuned(refused)
+                violations[name] = _tuned(refused)
                 break
-    return list(found.values())
+    return list(violations.values())
 
 
 def _distinct(
@@ -112,28 +112,28 @@ def check_space(
     All other arguments: as for :func:`check_range`.
     """
     batches = sorted({batch for point in points if isinstance(batch := point.get("GBS"), int)})
-    found = check_range(benchmark, tuned, points, following, at_ends)
+    violations = check_range(benchmark, tuned, points, following, at_ends)
     warned = [*_unreferenced(benchmark, batches), *([] if "MAX_STEPS" in tuned else _short_runs(benchmark, points))]
-    return [*found, *_schedule_violations(benchmark, tuned, points), *warned]
+    return [*violations, *_schedule_violations(benchmark, tuned, points), *warned]
 
 
 def _schedule_violations(
     benchmark: Benchmark, tuned: Mapping[str, object], points: Sequence[Mapping[str, object]]
 ) -> list[Violation]:
     """Eval schedules other than the one that follows from the batch size, under any of the names for it."""
-    found: dict[str, Violation] = {}
+    violations: dict[str, Violation] = {}
     for point in points:
         batch = point.get("GBS")
         schedule = benchmark.eval_schedule(batch) if isinstance(batch, int) else None
         for name in point if schedule else ():
             if name in tuned:
                 if name.upper() in INTERVAL_NAMES + SKIP_NAMES:
-                    words = f"{name} is tuned, but the eval schedule follows from GBS: {_grid(benchmark, batch)}"
-                    found[name] = Violation(name, f"{words}; remove it, or use the open division")
+                    sentence = f"{name} is tuned, but the eval schedule follows from GBS: {_grid(benchmark, batch)}"
+                    violations[name] = Violation(name, f"{sentence}; remove it, or use the open division")
             elif schedule and (need := _needed(name, point[name], schedule, batch)):
-                words = f"{name} = {point[name]}, but it must be {need} at GBS {batch}: {_grid(benchmark, batch)}"
-                found.setdefault(name, Violation(name, f"{words}; remove the line"))
-    return list(found.values())
+                sentence = f"{name} = {point[name]}, but it must be {need} at GBS {batch}: {_grid(benchmark, batch)}"
+                violations.setdefault(name, Violation(name, f"{sentence}; remove the line"))
+    return list(violations.values())
 
 
 def _needed(name: str, value: object, schedule: Schedule, batch: object) -> str:
@@ -162,17 +162,17 @@ def _grid(benchmark: Benchmark, batch: object) -> str:
 
 def _unreferenced(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
     """Warnings for batch sizes without a reference convergence point on either side."""
-    found = _below(benchmark, batches)
+    warned = _below(benchmark, batches)
     largest = max(benchmark.batch_sizes, default=0)
     above = [batch for batch in batches if batch > largest]
     if not largest or not above:
-        return found
+        return warned
     listed = ", ".join(map(str, above))
     sentence = (
         f"GBS {listed} is above {largest}, the largest batch size with a reference convergence point: such a "
         f"submission fails the RCP check until a reference is submitted for it; keep GBS <= {largest}"
     )
-    return [*found, Violation("GBS", sentence, fatal=False)]
+    return [*warned, Violation("GBS", sentence, fatal=False)]
 
 
 def _below(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:

@@ -67,15 +67,15 @@ def parse(lines: Iterable[str], ruleset: str) -> ParsedLog:
     """The records in the lines of a log, by the package's parser for a ruleset. Never raises for what they hold."""
     version = known_to_checkers(ruleset).replace(".", "")
     parser = import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{version}")
-    found, failed = [], []
+    parsed, failed = [], []
     for number, record in enumerate(records(lines)):
         try:
-            found.append(parser.string_to_logline(number, record))
+            parsed.append(parser.string_to_logline(number, record))
         except ValueError as error:
             failed.append(f"{error}: {record[:SHOWN]}")
         except Exception as error:  # noqa: BLE001  # where the package's tools would end, all of the log is unread
             return ParsedLog((), (f"mlperf_logging ends with {type(error).__name__}: {error}: {record[:SHOWN]}",))
-    return ParsedLog(found, tuple(failed))
+    return ParsedLog(parsed, tuple(failed))
 
 
 class _Yaml:

@@ -45,8 +45,8 @@ def precision_of(settings: Mapping[str, object]) -> Precision:
     on = {_SWITCHES[name] for name, value in named.items() if name in _SWITCHES and value not in _OFF}
     off = {_SWITCHES[name] for name, value in named.items() if name in _SWITCHES and value in _OFF}
     stated = {kind for name, value in named.items() if _STATED.fullmatch(name) for kind in _kinds(value)}
-    found = on or (stated - off)
-    lowest = next((kind for kind in (FP4, FP8, BF16) if kind in found), "")
+    kinds = on or (stated - off)
+    lowest = next((kind for kind in (FP4, FP8, BF16) if kind in kinds), "")
     steps = max((_steps(value) for name, value in named.items() if _HEALING.fullmatch(name)), default=0)
     denied = lowest not in ("", FP4) or FP4 in off - on
     return Precision(lowest=lowest, healing_steps=0 if denied else steps)

@@ -165,10 +165,10 @@ def _olympic(values: NDArray[np.float64], failed: NDArray[np.bool_]) -> NDArray[
 def _sentence(
     runs: int, passes: float, scaled: float, factor: float, minutes: float, interval: tuple[float, float]
 ) -> str:
-    words = (
+    sentence = (
         f"a submission would score {minutes:.2f} min (90%: {interval[0]:.2f} to {interval[1]:.2f}) and pass the "
         f"checks of convergence with probability {passes:.0%}, judged from {runs} run{'s' if runs > 1 else ''}"
     )
     if scaled > 0.5:
-        words += f"; faster convergence would be taken back (x{factor:.3f}), so only throughput and eval time pay"
-    return words
+        sentence += f"; faster convergence would be taken back (x{factor:.3f}), so only throughput and eval time pay"
+    return sentence

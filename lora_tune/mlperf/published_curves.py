@@ -35,8 +35,8 @@ def crossing_family(gbs: float) -> Family | None:
     crossings were estimated by it.
     """
     calibration = json.loads(CALIBRATION.read_text())
-    found = published(gbs)
-    return found.family if found is not None and gbs in calibration["estimated_at"] else None
+    curve = published(gbs)
+    return curve.family if curve is not None and gbs in calibration["estimated_at"] else None
 
 
 def envelope(calibration: Mapping[str, Any], gbs: float) -> Envelope | None:

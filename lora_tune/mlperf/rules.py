@@ -82,14 +82,14 @@ class Rules:
         Others are taken from what the rule itself names; a key none of them fits is left out.
         """
         state = RuleState(self.begin)
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for rule in self.keys:
             candidates = (given[rule.key],) if rule.key in given else state.candidates(rule.tests)
             value = next((c for c in candidates if state.holds(rule.tests, c)), given.get(rule.key))
             if value is not None:
-                found[rule.key] = value
+                values[rule.key] = value
                 state.run(rule.after, value)
-        return found
+        return values
 
     def eval_samples(self, given: Mapping[str, object]) -> tuple[float | None, float | None]:
         """Where the first eval falls and the interval after it, in samples; None for what the rules leave open."""
@@ -109,15 +109,15 @@ class Rules:
     def _announced(self, given: Mapping[str, object]) -> tuple[dict[str, object], RuleState]:
         """What is demanded, and the state behind a header with the given and the demanded values."""
         state = RuleState(self.begin)
-        found: dict[str, object] = {}
+        demanded: dict[str, object] = {}
         for rule in self.keys:
             wanted = next((w for test in rule.tests if (w := state.value(test)) is not None), None)
             if wanted is not None:
-                found[rule.key] = wanted
+                demanded[rule.key] = wanted
             value = given.get(rule.key, wanted)
             if value is not None:
                 state.run(rule.after, value)
-        return found, state
+        return demanded, state
 
 
 @cache
@@ -167,9 +167,9 @@ def metrics(rules: Rules) -> tuple[Metric, ...]:
     found_bounds: dict[str, list[tuple[Direction, float, bool]]] = {}
     for name, direction, bound, strict in bounds(ast.parse(test.strip(), mode="eval").body, state):
         found_bounds.setdefault(name, []).append((direction, bound, strict))
-    found = []
+    reached = []
     for name, all_bounds in found_bounds.items():
         telling = [b for b in all_bounds if b[:2] not in (("maximize", 0.0), ("minimize", 1.0))] or all_bounds
         direction, bound, strict = telling[0]
-        found.append(Metric(name, bound, direction, strict))
-    return tuple(found)
+        reached.append(Metric(name, bound, direction, strict))
+    return tuple(reached)

@@ -31,8 +31,8 @@ def order(ruleset: str) -> tuple[int, ...]:
 def rulesets() -> tuple[str, ...]:
     """Every Training ruleset that is installed, the oldest first."""
     folders = (package() / "compliance_checker").glob("training_*")
-    found = {m[1] for f in folders if (m := _FOLDER.fullmatch(f.name)) and (f / "common.yaml").is_file()}
-    return tuple(sorted(found, key=order))
+    names = {m[1] for f in folders if (m := _FOLDER.fullmatch(f.name)) and (f / "common.yaml").is_file()}
+    return tuple(sorted(names, key=order))
 
 
 def as_ruleset(name: str) -> str:
@@ -40,8 +40,8 @@ def as_ruleset(name: str) -> str:
 
     Raises InputError naming what is installed.
     """
-    found = _NAME.fullmatch(name.strip())
-    full = ".".join((found[1], found[2], found[3] or "0")) if found else name
+    match = _NAME.fullmatch(name.strip())
+    full = ".".join((match[1], match[2], match[3] or "0")) if match else name
     if full not in rulesets():
         raise InputError(
             f"ruleset {name!r} is not in the installed mlperf_logging, which has {', '.join(rulesets())}; "
@@ -84,7 +84,7 @@ def rulesets_with(benchmark: str) -> tuple[str, ...]:
 
 def newest_with(benchmark: str) -> str:
     """The newest ruleset that has a benchmark. Raises InputError naming the nearest benchmarks."""
-    if found := rulesets_with(benchmark):
-        return found[-1]
+    if having := rulesets_with(benchmark):
+        return having[-1]
     known = sorted({name for r in rulesets() for name in benchmarks_of(r)})
     raise InputError(f"no installed ruleset has a benchmark {benchmark!r}; the benchmarks are {', '.join(known)}")

@@ -46,14 +46,14 @@ def score(benchmark: Benchmark, minutes: Sequence[float], progress: Sequence[flo
     time, mean = olympic_mean(minutes), olympic_mean(progress)
     against = benchmark.reference(batch)
     if against is None:
-        words = f"no reference convergence point at or above GBS {batch}: the RCP check fails"
-        return Score(time, 1.0, time, False, words)
+        sentence = f"no reference convergence point at or above GBS {batch}: the RCP check fails"
+        return Score(time, 1.0, time, False, sentence)
     factor = max(1.0, against.mean / mean)
     passes = mean >= against.fastest and math.isfinite(time)
     if not passes:
-        words = f"converging at {mean:.6g} is outside what the RCP check accepts (at least {against.fastest:.6g})"
+        sentence = f"converging at {mean:.6g} is outside what the RCP check accepts (at least {against.fastest:.6g})"
     elif factor > 1:
-        words = f"faster convergence is taken back (x{factor:.4f}): at {mean:.6g}, RCP mean {against.mean:.6g}"
+        sentence = f"faster convergence is taken back (x{factor:.4f}): at {mean:.6g}, RCP mean {against.mean:.6g}"
     else:
-        words = f"no RCP scaling: converging at {mean:.6g}, RCP mean {against.mean:.6g}"
-    return Score(time, factor, time * factor, passes, words)
+        sentence = f"no RCP scaling: converging at {mean:.6g}, RCP mean {against.mean:.6g}"
+    return Score(time, factor, time * factor, passes, sentence)

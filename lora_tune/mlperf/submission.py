@@ -131,14 +131,14 @@ def result_files(folder: Path) -> list[Path]:
         names = {path.name: path for path in folder.iterdir()}
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}; name a folder that holds result_*.txt") from error
-    found = [p for n, p in names.items() if n.startswith("result_") and n.endswith(".txt")]
-    found += [
+    files = [p for n, p in names.items() if n.startswith("result_") and n.endswith(".txt")]
+    files += [
         p for n, p in names.items()
         if n.startswith("result_") and n.endswith(".txt.gz") and n.removesuffix(".gz") not in names
     ]  # fmt: skip
-    if not found:
+    if not files:
         raise InputError(f"{folder}: holds no result_*.txt; run lora_tune.confirm first, or name its folder")
-    return sorted(found, key=lambda p: (len(p.name), p.name))
+    return sorted(files, key=lambda p: (len(p.name), p.name))
 
 
 def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
@@ -161,13 +161,13 @@ def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
         copies = [Path(scratch) / name for name in texts]
         convergence = check_convergence(Path(scratch), copies, benchmark or "", used)
         seeds = seed_complaint(copies, used) if copies else ""
-    found = Submission(
+    submission = Submission(
         folder=folder, ruleset=used, benchmark=benchmark, runs=runs_of(benchmark) if benchmark else None,
         files=tuple(files), convergence=convergence, seeds=seeds, unread=_unread(folder),
     )  # fmt: skip
-    if wanted or found.compliant or benchmark is None:
-        return found
-    return replace(found, complies_with=_older(list(logs.values()), benchmark, used))
+    if wanted or submission.compliant or benchmark is None:
+        return submission
+    return replace(submission, complies_with=_older(list(logs.values()), benchmark, used))
 
 
 def _unread(folder: Path) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def mean_converged(submission: Submission) -> float | None:
 
 def passes(submission: Submission) -> bool:
     """Whether MLPerf would take the folder: nothing is refused."""
-    return not any(words.startswith(REFUSED) for words in refusals(submission))
+    return not any(reason.startswith(REFUSED) for reason in refusals(submission))
 
 
 def sentences(submission: Submission) -> list[str]:
@@ -61,11 +61,11 @@ def _score(s: Submission) -> str:
     if score is None or olympic is None:
         counted = sum(f.counts for f in s.files)
         return f"no score: {counted} of {len(s.files)} files count, and an olympic mean leaves out {2 * OUTLIERS}"
-    words = f"score {score:.3f} min under {s.ruleset}: olympic mean {olympic:.3f} min"
+    sentence = f"score {score:.3f} min under {s.ruleset}: olympic mean {olympic:.3f} min"
     if s.factor > 1 and s.convergence.passes:
-        words += f", times {s.factor:.4f} because it converges faster than the reference"
+        sentence += f", times {s.factor:.4f} because it converges faster than the reference"
     interval = score_interval(s)
-    return words + (f"; the mean of such runs, 90%: {interval[0]:.3f} to {interval[1]:.3f}" if interval else "")
+    return sentence + (f"; the mean of such runs, 90%: {interval[0]:.3f} to {interval[1]:.3f}" if interval else "")
 
 
 def _files(s: Submission) -> list[str]:
@@ -79,7 +79,7 @@ def _files(s: Submission) -> list[str]:
         for complaint in file.complaints:
             about.setdefault(brief(complaint), []).append(file.name)
     said = [f"{count}, {len(broken)} of them {'does' if len(broken) == 1 else 'do'} not comply with {s.ruleset}"]
-    said += [f"{_named(names)}: {words}" for words, names in list(about.items())[:SHOWN]]
+    said += [f"{_named(names)}: {text}" for text, names in list(about.items())[:SHOWN]]
     if len(about) > SHOWN:
         said.append(f"and {len(about) - SHOWN} more complaints; the compliance checker of mlperf_logging lists all")
     return said
@@ -106,40 +106,44 @@ def _convergence(s: Submission) -> str:
     if s.division == "open":
         return "open division: convergence and seeds are not checked, and nothing is scaled"
     verdict = "passed" if check.passes else "FAILED"
-    words = f"RCP check {verdict}: {check.words}, factor {check.factor:.4f}"
+    sentence = f"RCP check {verdict}: {check.words}, factor {check.factor:.4f}"
     mean = mean_converged(s)
-    return words if mean is None or check.batch is None else f"{words}; mean {mean:g} at GBS {check.batch:g}"
+    return sentence if mean is None or check.batch is None else f"{sentence}; mean {mean:g} at GBS {check.batch:g}"
 
 
 def refusals(s: Submission) -> list[str]:
     """Why the package checker would not take the folder, and what to do; empty when it would."""
-    found = []
+    reasons = []
     if s.runs is not None and len(s.files) != s.runs:
-        found.append(f"{REFUSED} {s.benchmark} needs {s.runs} result files, {len(s.files)} {_are(len(s.files))} there")
-    found += [f"{REFUSED} the runs differ in {words}" for words in _differing(s)]
+        reasons.append(
+            f"{REFUSED} {s.benchmark} needs {s.runs} result files, {len(s.files)} {_are(len(s.files))} there"
+        )
+    reasons += [f"{REFUSED} the runs differ in {difference}" for difference in _differing(s)]
     for key in ("benchmark", "division"):
         if not any(isinstance(f.said[TOLD.index(f"submission_{key}")], str) for f in s.files):
-            found.append(f"{REFUSED} the logs name no {key}")
+            reasons.append(f"{REFUSED} the logs name no {key}")
     if s.benchmark is not None and s.benchmark not in benchmarks_of(s.ruleset):
         having = ", ".join(rulesets_with(s.benchmark)) or "none installed"
-        found.append(f"{REFUSED} {s.benchmark} is not in {s.ruleset}; rulesets with it: {having}")
+        reasons.append(f"{REFUSED} {s.benchmark} is not in {s.ruleset}; rulesets with it: {having}")
     if not s.compliant:
         broken = sum(bool(f.complaints) for f in s.files)
-        found.append(f"{REFUSED} {broken} files do not comply, {OUTLIERS} of a submission may")
+        reasons.append(f"{REFUSED} {broken} files do not comply, {OUTLIERS} of a submission may")
     if s.complies_with:
-        found.append(f"the files comply with {s.complies_with}: --ruleset {s.complies_with} scores them by that round")
+        reasons.append(
+            f"the files comply with {s.complies_with}: --ruleset {s.complies_with} scores them by that round"
+        )
     if s.division != "open" and not s.convergence.passes:
         check = s.convergence
         fast = f"; the runs converge {check.factor:.3f} times as fast as the reference" if check.factor > 1 else ""
-        found.append(f"{REFUSED} the RCP check fails: {check.words}{fast}")
+        reasons.append(f"{REFUSED} the RCP check fails: {check.words}{fast}")
     if s.division != "open" and s.seeds:
-        found.append(f"{REFUSED} the seed check fails: {s.seeds}")
-    return found
+        reasons.append(f"{REFUSED} the seed check fails: {s.seeds}")
+    return reasons
 
 
 def _differing(s: Submission) -> list[str]:
     """What all runs must agree in and do not, with the files that say each value."""
-    found = []
+    differences = []
     for key, values in zip(TOLD, zip(*(f.said for f in s.files), strict=True), strict=True):
         about: dict[object, list[str]] = {}
         for file, value in zip(s.files, values, strict=True):
@@ -147,5 +151,5 @@ def _differing(s: Submission) -> list[str]:
                 about.setdefault(value, []).append(file.name)
         if len(about) > 1:
             said = (f"{'none' if value is None else value} ({_named(names)})" for value, names in about.items())
-            found.append(f"{key}: {', '.join(said)}")
-    return found
+            differences.append(f"{key}: {', '.join(said)}")
+    return differences
