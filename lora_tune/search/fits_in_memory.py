@@ -134,11 +134,11 @@ def learn(peaks: Peaks, limit: float, level_sd: float = LEVEL_SD) -> PeakBelief:
     value, first, second = gradients(beta)
     for _ in range(STEPS):
         step = np.linalg.solve(second, first)
-        found = gradients(beta + step)
-        while found[0] < value - 1e-9 and np.abs(step).max() > 1e-8:
+        derivatives = gradients(beta + step)
+        while derivatives[0] < value - 1e-9 and np.abs(step).max() > 1e-8:
             step = 0.5 * step
-            found = gradients(beta + step)
-        beta, (value, first, second) = beta + step, found
+            derivatives = gradients(beta + step)
+        beta, (value, first, second) = beta + step, derivatives
         if np.abs(step).max() < 1e-7:
             break
     return PeakBelief(beta, np.asarray(np.linalg.inv(second), dtype=np.float64), limit)

@@ -103,13 +103,13 @@ def readings(
     """
     curves = [o.evals for o in observations if math.isfinite(o.reached) and len(o.evals) >= 3]
     own = curve.learn_family(curves[-60:], target)
-    found: dict[int, Reading] = {}
+    by_run: dict[int, Reading] = {}
     for at, o in enumerate(observations):
         if o.probe or o.infeasible or o.diverged:
             continue
         if reading := _so_far(o) if o.open else o.reading(target, own or (families[at] if families else None)):
-            found[at] = reading
-    own_runs = [r.ln_samples for at, r in found.items() if not r.below and not observations[at].source]
+            by_run[at] = reading
+    own_runs = [r.ln_samples for at, r in by_run.items() if not r.below and not observations[at].source]
     best = min(own_runs, default=None)
     ours = [o for o in observations if math.isfinite(o.reached) and not o.source]
     times = [first_number(o.attributes, "stop_seconds") for o in ours]
@@ -118,16 +118,16 @@ def readings(
         if o.open or o.probe or o.infeasible:
             continue
         # Whoever stopped it knew that it would not get there: by a stall test, or because the loss blew up.
-        if o.diverged or (str(o.attributes.get("verdict")) == "pruned" and (at not in found or found[at].below)):
+        if o.diverged or (str(o.attributes.get("verdict")) == "pruned" and (at not in by_run or by_run[at].below)):
             worst = math.log(totals[at] if math.isfinite(totals[at]) else max(o.bound, 1.0))
             worse = (best if best is not None else worst) + (BLOWN_UP if o.diverged else 0.1)
-            found[at] = Reading(max(worst, worse), SEED_SD, below=True, extended=0.3 if o.diverged else 0.1)
-        elif str(o.attributes.get("verdict")) == "capped" and (at not in found or found[at].below):
+            by_run[at] = Reading(max(worst, worse), SEED_SD, below=True, extended=0.3 if o.diverged else 0.1)
+        elif str(o.attributes.get("verdict")) == "capped" and (at not in by_run or by_run[at].below):
             # Whoever capped it knew that it would not get there in the time of the fastest run.
             within = _samples_within(o, fastest)
-            if within > 0 and (at not in found or math.log(within) > found[at].ln_samples):
-                found[at] = Reading(math.log(within), SEED_SD, below=True, extended=0.1)
-    return found
+            if within > 0 and (at not in by_run or math.log(within) > by_run[at].ln_samples):
+                by_run[at] = Reading(math.log(within), SEED_SD, below=True, extended=0.1)
+    return by_run
 
 
 def _so_far(o: Observation) -> Reading | None:
@@ -188,8 +188,8 @@ def _ahead(evals: Sequence[Eval], target: float) -> float:
 
 
 def _of_reached(o: Observation, target: float, family: Family | None) -> Reading:
-    found = _crossing(o, target, family)
-    return replace(found, extended=float(o.attributes.get("assumed_sd", 0.0)))
+    reading = _crossing(o, target, family)
+    return replace(reading, extended=float(o.attributes.get("assumed_sd", 0.0)))
 
 
 def _crossing(o: Observation, target: float, family: Family | None) -> Reading:

@@ -96,25 +96,29 @@ def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: 
     return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **doubt})
 
 
-def _has_feature(found: BaseDistribution, value: Any) -> bool:
+def _has_feature(distribution: BaseDistribution, value: Any) -> bool:
     """Whether a value can be a feature of the model: a number where numbers are tuned, else one of the categories."""
-    if not isinstance(found, CategoricalDistribution):
+    if not isinstance(distribution, CategoricalDistribution):
         return _is_number(value)
-    numbers = len(found.choices) > 1 and all(_is_number(c) for c in found.choices)
-    return _is_number(value) if numbers else value in found.choices
+    numbers = len(distribution.choices) > 1 and all(_is_number(c) for c in distribution.choices)
+    return _is_number(value) if numbers else value in distribution.choices
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def middle(found: BaseDistribution) -> Any:
+def middle(distribution: BaseDistribution) -> Any:
     """The middle of a range, on the scale on which it is searched; the first of categories."""
-    if isinstance(found, CategoricalDistribution):
-        return found.choices[0]
-    assert isinstance(found, FloatDistribution | IntDistribution)
-    value = math.sqrt(found.low * found.high) if found.log else 0.5 * (found.low + found.high)
-    return round(value) if isinstance(found, IntDistribution) else value
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0]
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    value = (
+        math.sqrt(distribution.low * distribution.high)
+        if distribution.log
+        else 0.5 * (distribution.low + distribution.high)
+    )
+    return round(value) if isinstance(distribution, IntDistribution) else value
 
 
 def annotate(study: Study, trial: FrozenTrial, **attributes: str) -> None:

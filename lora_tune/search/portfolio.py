@@ -136,9 +136,9 @@ class PortfolioSampler(BaseSampler):
             why = "to find out what reaches the target" if not begun else "in case the models are wrong"
             annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")
             return self._arms.tpe.sample_relative(study, trial, space)
-        found = self._proposal(model, study)
-        annotate(study, trial, why=_why(found, self._nodes), kind="full")
-        return found.values
+        proposal = self._proposal(model, study)
+        annotate(study, trial, why=_why(proposal, self._nodes), kind="full")
+        return proposal.values
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -154,8 +154,8 @@ class PortfolioSampler(BaseSampler):
         model = self._model(self._runs(study))
         if not any(math.isfinite(r.ln_score) for r in model.runs):
             return None
-        found = self._proposal(model, study)
-        return -math.expm1(-max(0.0, found.gain * 3600 / (found.seconds * self._nodes)))
+        proposal = self._proposal(model, study)
+        return -math.expm1(-max(0.0, proposal.gain * 3600 / (proposal.seconds * self._nodes)))
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The configuration believed best by the model that is trusted: values, expected seconds, a sentence.
@@ -163,17 +163,17 @@ class PortfolioSampler(BaseSampler):
         What the user has today stays, once it has reached the target here, until another is clearly better.
         Raises ValueError while nothing is known that could be recommended.
         """
-        found, start = self._believed_best(study), self._centre
+        best, start = self._believed_best(study), self._centre
         arrived = (r.values for r in self._runs(study) if math.isfinite(r.ln_score))
-        if start is None or found[0] == start or start not in arrived:
-            return found
-        saved = self.saved(study, found[0], [start])
+        if start is None or best[0] == start or start not in arrived:
+            return best
+        saved = self.saved(study, best[0], [start])
         if not saved or _clear(saved[0]):
-            return found
-        moved = self._moved_layout(start, found[0])
+            return best
+        moved = self._moved_layout(start, best[0])
         if moved != start and self._believed(study) and _clear(self.saved(study, moved, [start])[0]):
-            return moved, self._expected_seconds(study, moved), _staying(found[1], saved[0], moved=True)
-        return dict(start), self._expected_seconds(study, start), _staying(found[1], saved[0], moved=False)
+            return moved, self._expected_seconds(study, moved), _staying(best[1], saved[0], moved=True)
+        return dict(start), self._expected_seconds(study, start), _staying(best[1], saved[0], moved=False)
 
     def _moved_layout(self, start: Mapping[str, Any], to: Mapping[str, Any]) -> dict[str, Any]:
         """The start with what only decides speed as in ``to``: few runs settle that, and many the rest."""
@@ -192,12 +192,12 @@ class PortfolioSampler(BaseSampler):
     def _believed_best(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         if (grey_box := self._believed(study)) is not None:
             return grey_box.recommend(study)
-        found = recommend_whole(self._model(self._runs(study)), np.random.default_rng(0))
-        if found is None:
+        best = recommend_whole(self._model(self._runs(study)), np.random.default_rng(0))
+        if best is None:
             if self._arms.grey_box is None:
                 raise ValueError("no run has reached the target yet, so there is nothing to recommend")
             return self._arms.grey_box.recommend(study)
-        return dict(found.values), found.score, _sentence(found)
+        return dict(best.values), best.score, _sentence(best)
 
     def saved(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
@@ -234,8 +234,8 @@ class PortfolioSampler(BaseSampler):
     def _trust(self, study: optuna.Study) -> Trust:
         newest: list[Told] = []
         for t in reversed(study.get_trials(deepcopy=False)):
-            if (found := told(t, self._target)) is not None:
-                newest.append(found)
+            if (outcome := told(t, self._target)) is not None:
+                newest.append(outcome)
             if len(newest) == NEWEST:
                 break
         grey_box = self._arms.grey_box
@@ -246,7 +246,7 @@ class PortfolioSampler(BaseSampler):
         ended = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.RUNNING and t.params]
         if self._arms.grey_box is None or len(ended) < 2:
             return []
-        found, before = [], optuna.create_study(direction="minimize")
+        replayed, before = [], optuna.create_study(direction="minimize")
         scales: Scales | None = None
         for at in range(max(1, len(ended) - REPLAYED), len(ended)):
             key = (study.study_name, at, ended[at].number)  # trials never reopen: those before it stay the same
@@ -257,24 +257,24 @@ class PortfolioSampler(BaseSampler):
                 scales = model.scales
                 forecasts = self._forecasts(before, -1, model, ended[at].params)
                 self._replays[key] = judged(ended[at], self._target, forecasts)
-            found.append(self._replays[key])
-        return [t for t in found if t is not None]
+            replayed.append(self._replays[key])
+        return [t for t in replayed if t is not None]
 
     def _forecasts(
         self, study: optuna.Study, number: int, model: WholeModel, values: Mapping[str, Any]
     ) -> dict[str, ScoreForecast]:
         mean, sd = model.predict([values])
-        found = {WHOLE: ScoreForecast(float(mean[0]), math.hypot(float(sd[0]), model.run_sd))}
+        forecasts = {WHOLE: ScoreForecast(float(mean[0]), math.hypot(float(sd[0]), model.run_sd))}
         if self._arms.grey_box is not None:
             mean_sd = self._arms.grey_box.forecast(study, values, skip=number)
-            found[GREY_BOX] = ScoreForecast(*mean_sd)
-        return found
+            forecasts[GREY_BOX] = ScoreForecast(*mean_sd)
+        return forecasts
 
 
-def _why(found: WholeProposal, nodes: int) -> str:
+def _why(proposal: WholeProposal, nodes: int) -> str:
     return (
         f"every parameter may drive speed and convergence; expected to improve the recommendation by "
-        f"{100 * found.gain:.2f}% for {found.seconds * nodes / 3600:.2f} node-hours"
+        f"{100 * proposal.gain:.2f}% for {proposal.seconds * nodes / 3600:.2f} node-hours"
     )
 
 
@@ -291,9 +291,9 @@ def _staying(seconds: float, saved: tuple[float, float], *, moved: bool) -> str:
     )
 
 
-def _sentence(found: Believed) -> str:
-    runs = "1 run" if found.runs == 1 else f"{found.runs} runs"
+def _sentence(best: Believed) -> str:
+    runs = "1 run" if best.runs == 1 else f"{best.runs} runs"
     return (
-        f"expected {duration(found.score)} to the target, {runs} of this configuration; the next run is "
-        f"expected to improve on it by {100 * found.regret:.1f}%"
+        f"expected {duration(best.score)} to the target, {runs} of this configuration; the next run is "
+        f"expected to improve on it by {100 * best.regret:.1f}%"
     )

@@ -36,7 +36,7 @@ ANNOUNCED: Mapping[str, tuple[str, ...]] = {
 
 def values_of(announced: Mapping[str, object], names: Iterable[str]) -> dict[str, Value]:
     """The values of parameters ``names`` as a log announced them; GBS too, which a layout would say otherwise."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     wanted = {*names, "GBS"}
     factor, steps = announced.get("opt_learning_rate_warmup_factor"), announced.get("opt_learning_rate_training_steps")
     for name in wanted:
@@ -46,8 +46,8 @@ def values_of(announced: Mapping[str, object], names: Iterable[str]) -> dict[str
         if value is None and name.upper() in WARMUP and _number(factor) and _number(steps):
             value = round(float(str(factor)) * float(str(steps)))
         if isinstance(value, str | int | float | bool):
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def _number(value: object) -> bool:
@@ -78,10 +78,10 @@ def prior_run(run: RunLog, values: Mapping[str, Value], origin: tuple[str, str, 
 
 def observations(runs: Sequence[PriorRun], target: float) -> tuple[Observation, ...]:
     """The runs as the model takes them in, by this study's target; numbers are below zero, as no trial's is."""
-    found = []
+    observed = []
     for at, run in enumerate(runs):
         reached = next((e.samples for e in run.evals if e.loss <= target), math.nan)
-        found.append(
+        observed.append(
             Observation(
                 number=-100_000 - at,
                 values=run.values,
@@ -92,24 +92,24 @@ def observations(runs: Sequence[PriorRun], target: float) -> tuple[Observation, 
                 diverged=run.diverged and not math.isfinite(reached),
             )
         )
-    return tuple(found)
+    return tuple(observed)
 
 
 def read(path: Path) -> tuple[PriorRun, ...]:
     """The runs in a file of :func:`write`; none where there is no file. Raises InputError naming a broken line."""
     if not path.exists():
         return ()
-    found = []
+    runs = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             data = json.loads(line)
             evals = tuple(Eval(float(s), float(x), float(t)) for s, x, t in data["evals"])
-            found.append(PriorRun(**{**data, "evals": evals}))
+            runs.append(PriorRun(**{**data, "evals": evals}))
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"{path}, line {number}: is not a prior run ({error}); delete the line or the file"
             ) from error
-    return tuple(found)
+    return tuple(runs)
 
 
 def write(path: Path, runs: Sequence[PriorRun]) -> None:
@@ -124,13 +124,13 @@ def live(path: Path, target: float) -> Callable[[], tuple[Observation, ...]]:
     """The observations in the file as it is whenever they are asked for; it is read again only when it changed."""
     seen: list[tuple[int, tuple[Observation, ...]]] = [(-1, ())]
 
-    def found() -> tuple[Observation, ...]:
+    def newest() -> tuple[Observation, ...]:
         stamp = path.stat().st_mtime_ns if path.exists() else 0
         if stamp != seen[0][0]:
             seen[0] = (stamp, observations(read(path), target))
         return seen[0][1]
 
-    return found
+    return newest
 
 
 def words(runs: Sequence[PriorRun]) -> str:

@@ -98,12 +98,12 @@ class StallPruner(BasePruner):
             references=finished.good, fewest=self._fewest, rate=self._rate, shown=finished.shown,
             published=None if free else self._envelope, no_verdict_before=self._silent,
         )  # fmt: skip
-        found = verdict(
+        stall = verdict(
             _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), kind=_kind(trial)
         )
-        if found.stop:
-            study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, found.sentence)
-        return found.stop
+        if stall.stop:
+            study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, stall.sentence)
+        return stall.stop
 
     def _finished(self, study: Study, sign: float) -> _Finished:
         """The study's finished good trials, read anew only when another one has ended."""

@@ -26,7 +26,7 @@ implementation's values), by the names under which studies tune it."""
 def llama2_70b_lora() -> tuple[Observation, ...]:
     """One observation a submission, with its own source, so that no site's level is taken for this one's."""
     text = files("lora_tune.search").joinpath("published.csv").read_text(encoding="utf-8")
-    found = []
+    submissions = []
     for number, row in enumerate(csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))):
         steps = float(row["MAX_STEPS"])
         values = {
@@ -38,7 +38,7 @@ def llama2_70b_lora() -> tuple[Observation, ...]:
         if row["HEALING_ITER"]:
             values["HEALING_ITER"] = float(row["HEALING_ITER"])
         mean = float(row["mean_samples"])
-        found.append(
+        submissions.append(
             Observation(
                 number=-1 - number,
                 values=values,
@@ -47,7 +47,7 @@ def llama2_70b_lora() -> tuple[Observation, ...]:
                 attributes={"crossing_samples": mean - HALF_AN_INTERVAL, "runs": int(row["runs"])},
             )
         )
-    return tuple(found)
+    return tuple(submissions)
 
 
 @cache

@@ -128,10 +128,10 @@ def next_action(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetti
     not converge: MLPerf allows one of ten. Raises ValueError without a configuration.
     """
     settings = settings or RaceSettings()
-    found = _standing(results, settings)
-    if not isinstance(found, list):
-        return found
-    config = found[0]
+    standing = _standing(results, settings)
+    if not isinstance(standing, list):
+        return standing
+    config = standing[0]
     if config.runs < settings.fewest:
         return RunMore(config.name, min(settings.batch, settings.fewest - config.runs))
     left = settings.total(len(results)) - sum(map(len, results.values()))
@@ -149,13 +149,13 @@ def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *,
     counts = dict.fromkeys(results, settings.fewest)
     longest = settings.longest(len(results))
     while all(counts[name] <= len(runs) for name, runs in results.items()):
-        found = _standing({name: runs[: counts[name]] for name, runs in results.items()}, settings)
-        if not isinstance(found, list):
-            chosen = found.winner if isinstance(found, Decided) else found.recommended
+        standing = _standing({name: runs[: counts[name]] for name, runs in results.items()}, settings)
+        if not isinstance(standing, list):
+            chosen = standing.winner if isinstance(standing, Decided) else standing.recommended
             converges = any(settings.scale.inward(run.result) is not None for run in results[chosen])
-            return RacePlan({chosen: settings.most} if converges else {}, found)
-        least = min(c.runs for c in found)
-        for config in found if together else found[:1]:
+            return RacePlan({chosen: settings.most} if converges else {}, standing)
+        least = min(c.runs for c in standing)
+        for config in standing if together else standing[:1]:
             left = settings.total(len(results)) - sum(counts.values())
             wanted = (config.runs if len(results) >= MANY else least) + settings.batch
             counts[config.name] += max(0, min(min(longest, wanted) - counts[config.name], left))
@@ -264,10 +264,10 @@ def _decided(leader: Contender, configs: Sequence[Contender], settings: RaceSett
     second = others[0]
     scale = settings.scale
     lead = scale.words(scale.difference(second.mean - leader.mean))
-    words = f"{leader.name} is better than {second.name} by {lead} with {settings.confidence:.0%} confidence"
+    reason = f"{leader.name} is better than {second.name} by {lead} with {settings.confidence:.0%} confidence"
     if second.failures >= 2:
-        words = f"{second.name} {scale.missed} in {second.failures} of {second.runs} runs; {leader.name} is left"
-    return f"{words}, after {sum(c.runs for c in configs)} runs"
+        reason = f"{second.name} {scale.missed} in {second.failures} of {second.runs} runs; {leader.name} is left"
+    return f"{reason}, after {sum(c.runs for c in configs)} runs"
 
 
 def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> CannotSeparate:

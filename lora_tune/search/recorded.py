@@ -141,13 +141,13 @@ def space_of(study: Study) -> Space:
 def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
     """Every trial by number, without a gap."""
     space = space_of(study)
-    found = []
+    trials = []
     for number in range(sweep.next_number):
         if (record := sweep.trials.get(number)) is None:
-            found.append(create_trial(state=TrialState.FAIL))
+            trials.append(create_trial(state=TrialState.FAIL))
         else:
-            found.append(recorded_trial(study, sweep, record, space))
-    return found
+            trials.append(recorded_trial(study, sweep, record, space))
+    return trials
 
 
 def fitting(study: Study) -> Callable[[Trial], bool]:

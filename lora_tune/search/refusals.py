@@ -45,16 +45,16 @@ def _rules(literals: frozenset[Literal]) -> Iterable[Rule]:
 
 def _literals(values: Values) -> frozenset[Literal]:
     """A point's values, a layout's degrees each by itself, and of whole numbers whether they are 0."""
-    found: set[Literal] = set()
+    literals: set[Literal] = set()
     for name, value in values.items():
         layout = _layout(value)
         if layout is not None:
-            found |= {(field.name, getattr(layout, field.name)) for field in fields(layout)}
+            literals |= {(field.name, getattr(layout, field.name)) for field in fields(layout)}
             continue
-        found.add((name, value))
+        literals.add((name, value))
         if isinstance(value, int) and not isinstance(value, bool) and value not in (0, 1):
-            found.add((f"{name} > 0", value > 0))
-    return frozenset(found)
+            literals.add((f"{name} > 0", value > 0))
+    return frozenset(literals)
 
 
 def _layout(value: Any) -> Layout | None:

@@ -82,8 +82,8 @@ def sampler_kind(study: Study) -> SamplerKind:
 
     Raises InputError for a name that is not known.
     """
-    found = SAMPLERS.load(study.search.sampler)
-    return found if isinstance(found, SamplerKind) else SamplerKind(make=found)
+    kind = SAMPLERS.load(study.search.sampler)
+    return kind if isinstance(kind, SamplerKind) else SamplerKind(make=kind)
 
 
 def make_sampler(

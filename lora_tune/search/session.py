@@ -141,7 +141,7 @@ class Session:
             "study": {k: v for k, v in of_study.items() if k not in self._of_study or self._of_study[k] != v},
         }
         self._of_study = of_study
-        kept = {where: found for where, found in stored.items() if found}
+        kept = {where: values for where, values in stored.items() if values}
         if start is not None and BASE in known:
             return Asked(
                 number, dict(trial.params), start.why, parameters=start.parameters, base=start.name,

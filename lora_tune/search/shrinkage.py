@@ -58,18 +58,18 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
 
     One that missed the target as often as it reached it is left out while there is another.
     """
-    found = _configurations(study, sweep)
-    if not found:  # an objective that is not positive has no logarithm to reason with
+    configs = _configurations(study, sweep)
+    if not configs:  # an objective that is not positive has no logarithm to reason with
         best = objective_of(study).best(sweep)
         assert best is not None, "asked before a trial reached the target"
         value = best.objective
         return Belief(tuned=best.tuned, objective=value, low=value, high=value, trial=best.number)
     space, fits = study.search_space.distributions(), fitting(study)
-    inside = [c for c in found if fits(c.trial)]
-    outside = [c for c in found if not fits(c.trial)]
+    inside = [c for c in configs if fits(c.trial)]
+    outside = [c for c in configs if not fits(c.trial)]
     sd = seed_spread(study)
     means, variances = _posterior(study, space, inside, sd)
-    level, spread = _level(found)
+    level, spread = _level(configs)
     for c in outside:  # the machine's own config, say: no point of the space, so it has no neighbours
         precision = len(c.logs) / sd**2 + 1 / spread**2
         means = np.append(means, (c.mean * len(c.logs) / sd**2 + level / spread**2) / precision)
@@ -116,9 +116,9 @@ def _log(study: Study, trial: Trial) -> float | None:
     return -math.log(value) if objective_of(study).maximise else math.log(value)
 
 
-def _level(found: Sequence[_Runs]) -> tuple[float, float]:
+def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
     """Median of the configurations' means and their spread."""
-    means = np.array([c.mean for c in found])
+    means = np.array([c.mean for c in configs])
     return float(np.median(means)), max(float(means.std()), LEAST_AMPLITUDE)
 
 
@@ -174,8 +174,8 @@ def _fitted(data: Data, start: Prior) -> Prior:
     """The scales of the best evidence, looked for from two sides: configurations differ, or seeds do."""
     believed = _belief(start)
     noisy = replace(start, amplitude=0.3 * start.amplitude, noise_scale=start.amplitude / float(data.sd[0]))
-    found = [fit(data, begin, believed) for begin in (start, noisy)]
-    return max(found, key=lambda prior: condition(data, prior).log_evidence + believed(prior))
+    priors = [fit(data, begin, believed) for begin in (start, noisy)]
+    return max(priors, key=lambda prior: condition(data, prior).log_evidence + believed(prior))
 
 
 def _with_own_runs(

@@ -120,14 +120,14 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
     beliefs = believe(model, candidates(model, rng))
     now = _now(model, beliefs)
     layout_values = _layout_values(beliefs, now, beliefs.death_after)
-    found: list[Action] = []
+    actions: list[Action] = []
     if probes:
-        found += _probes(model, beliefs, now)
+        actions += _probes(model, beliefs, now)
     chosen = _promising(model, beliefs, rng)
     for seeds in SEEDS:
         falls = _falls(model, beliefs, now, chosen, seeds)
-        found += _full_runs(model, beliefs, now, (chosen, falls, seeds), layout_values, capped=capped)
-    return sorted(found, key=lambda a: -a.rate)
+        actions += _full_runs(model, beliefs, now, (chosen, falls, seeds), layout_values, capped=capped)
+    return sorted(actions, key=lambda a: -a.rate)
 
 
 def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -> Array:
@@ -145,7 +145,7 @@ def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -
 def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, chosen: Array, seeds: int) -> Array:
     """(actions, groups, len(Z)): change of each group's best ln samples once ``seeds`` runs of an action are known."""
     variance = np.diag(beliefs.covariance)
-    found = np.empty((len(chosen), len(beliefs.groups), len(Z)))
+    falls = np.empty((len(chosen), len(beliefs.groups), len(Z)))
     for i, at in enumerate(chosen):
         direction = beliefs.covariance[:, at] / math.sqrt(variance[at] + SEED_SD**2 / seeds)
         mean = beliefs.mean[:, None] + direction[:, None] * Z
@@ -155,8 +155,8 @@ def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, chosen: Array, seeds
         # nothing has reached the target, that is most of what is learned, and no reason to learn nothing.
         kept = now.lowest if model.target_known else logs[now.first] @ WEIGHTS
         for g, rows in enumerate(beliefs.rows):
-            found[i, g] = logs[rows].min(axis=0) - kept[g]
-    return found
+            falls[i, g] = logs[rows].min(axis=0) - kept[g]
+    return falls
 
 
 def _layout_values(beliefs: Beliefs, now: _Now, death: Array) -> Array:
@@ -164,16 +164,16 @@ def _layout_values(beliefs: Beliefs, now: _Now, death: Array) -> Array:
 
     death (m): the chance of death of each after that.
     """
-    found = np.broadcast_to(now.best[:, None], (len(now.logs), len(now.best), len(Z))).copy()
+    values = np.broadcast_to(now.best[:, None], (len(now.logs), len(now.best), len(Z))).copy()
     for g, columns in enumerate(beliefs.columns):
         spread = beliefs.spread[columns]
         known = now.alive[columns] + death_logs(death[columns])
         drawn = known[:, None] + spread[:, None] * Z
-        found[columns, g] = np.minimum(found[columns, g], drawn)
+        values[columns, g] = np.minimum(values[columns, g], drawn)
     # A tested layout stays what it is, and one that runs already needs no second messenger: neither is news.
     known_soon = np.flatnonzero((beliefs.tested & (beliefs.death < 0.02)) | beliefs.due)
-    found[known_soon] = now.best[:, None]
-    return found
+    values[known_soon] = now.best[:, None]
+    return values
 
 
 def _expected(falls: Array, seconds: Array, value: float) -> Array:
@@ -187,7 +187,7 @@ def _expected(falls: Array, seconds: Array, value: float) -> Array:
 def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
     gains, times = _probe_gains(beliefs, now)
     best = [int(np.argmin(beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)[r])) for r in beliefs.rows]
-    found = []
+    probes = []
     for g, columns in enumerate(beliefs.columns):
         samples = PROBE_BLOCKS * model.block_samples(beliefs.groups[g].batch)
         for m in range(columns.start, columns.stop):
@@ -197,7 +197,7 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
             alive = 1 - beliefs.death[m]
             seconds = model.init_seconds + alive * work + (1 - alive) * OOM_SECONDS
             group = beliefs.groups[g]
-            found.append(
+            probes.append(
                 Action(
                     values={**group.configurations[best[g]], **group.layouts[m - columns.start]},
                     kind="probe",
@@ -208,7 +208,7 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
                     seeds=int(times[m]),
                 )
             )
-    return found
+    return probes
 
 
 def _probe_gains(beliefs: Beliefs, now: _Now) -> tuple[Array, Array]:
@@ -233,7 +233,7 @@ def _full_runs(
 ) -> list[Action]:  # fmt: skip
     chosen, falls, seeds = learned
     speed_only = _expected(np.zeros((len(beliefs.groups), 1)), layout_values, now.value)
-    found = []
+    runs = []
     for i, at in enumerate(chosen):
         g = next(k for k, rows in enumerate(beliefs.rows) if rows.start <= at < rows.stop)
         group, columns = beliefs.groups[g], beliefs.columns[g]
@@ -245,7 +245,7 @@ def _full_runs(
         seconds = model.init_seconds + alive * _run_seconds(model, beliefs, now, (int(at), g), capped=capped)
         seconds = seconds + (1 - alive) * OOM_SECONDS
         m = int(np.argmax(gains / seconds))
-        found.append(
+        runs.append(
             Action(
                 values={**group.configurations[at - beliefs.rows[g].start], **group.layouts[m]},
                 kind="full",
@@ -256,7 +256,7 @@ def _full_runs(
                 seeds=seeds,
             )
         )
-    return found
+    return runs
 
 
 def _finishes(model: SearchModel, beliefs: Beliefs, at: int, g: int) -> float:

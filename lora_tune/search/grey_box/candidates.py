@@ -84,14 +84,14 @@ def _random(c: Coordinates, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _near(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    near: dict[str, Any] = {}
     for name, value in values.items():
         distribution = c.distributions[name]
         if isinstance(distribution, CategoricalDistribution):
-            found[name] = value if rng.random() > width else from_unit(distribution, float(rng.uniform(-1, 1)))
+            near[name] = value if rng.random() > width else from_unit(distribution, float(rng.uniform(-1, 1)))
         else:
-            found[name] = from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
-    return found
+            near[name] = from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
+    return near
 
 
 def _some_moved(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
@@ -181,22 +181,22 @@ class Beliefs:
 
         Differences within a group are those of ln(score).
         """
-        found = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
+        logs = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
         for group, rows, slopes in zip(self.groups, self.rows, self.slopes, strict=True):
             total = self.total[rows] if mean.ndim == 1 else self.total[rows][:, None]
             scored = goal.scored_ln_samples(mean[rows], sd[rows], group.batch, group.schedule)
-            found[rows] = slopes.log_score(mean[rows], scored) + goal.log_risk(
+            logs[rows] = slopes.log_score(mean[rows], scored) + goal.log_risk(
                 mean[rows], sd[rows], total, group.schedule
             )
-        return found
+        return logs
 
     def layout_logs(self, goal: Goal, ln_samples: Sequence[float]) -> Array:
         """ln of the seconds per layout (m) of runs that count as ``ln_samples[g]`` in group g, if they live."""
-        found = np.empty(len(self.speed))
+        logs = np.empty(len(self.speed))
         for group, columns, needed, slopes in zip(self.groups, self.columns, ln_samples, self.slopes, strict=True):
             speed, evals = np.exp(self.speed[columns]), np.exp(self.evals[columns])
-            found[columns] = goal.log_seconds(np.array([slopes.at]), speed, evals, group.schedule) + needed - slopes.at
-        return found
+            logs[columns] = goal.log_seconds(np.array([slopes.at]), speed, evals, group.schedule) + needed - slopes.at
+        return logs
 
 
 def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:

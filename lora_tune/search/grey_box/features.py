@@ -70,10 +70,10 @@ class Coordinates:
     @cached_property
     def layout(self) -> str | None:
         """The parameter whose choices are layouts, if any."""
-        for name, found in self.distributions.items():
-            if isinstance(found, CategoricalDistribution):
+        for name, distribution in self.distributions.items():
+            if isinstance(distribution, CategoricalDistribution):
                 try:
-                    parse_layout(str(found.choices[0]))
+                    parse_layout(str(distribution.choices[0]))
                 except (ValueError, TypeError):
                     continue
                 return name
@@ -105,9 +105,9 @@ class Coordinates:
         return {c: float(parse_layout(str(c)).gbs(self.gpus)) for c in self._choices(self.layout)}
 
     def _choices(self, name: str) -> Sequence[Any]:
-        found = self.distributions[name]
-        assert isinstance(found, CategoricalDistribution)
-        return found.choices
+        distribution = self.distributions[name]
+        assert isinstance(distribution, CategoricalDistribution)
+        return distribution.choices
 
     def nodes(self, values: Values) -> int:
         """Nodes of a trial where the space varies them; else 1."""
@@ -172,30 +172,30 @@ class Coordinates:
     @cached_property
     def reference_batch(self) -> float:
         """The smallest batch on offer: the origin of the batch feature."""
-        found = sorted(self.batches_by_layout.values())
-        return found[0] if found else max(1.0, self._smallest_batch())
+        batches = sorted(self.batches_by_layout.values())
+        return batches[0] if batches else max(1.0, self._smallest_batch())
 
     def _smallest_batch(self) -> float:
-        for name, found in self.distributions.items():
+        for name, distribution in self.distributions.items():
             if name.upper() in BATCH:
-                low = getattr(found, "low", None)
-                return float(low if low is not None else min(found.choices))  # type: ignore[attr-defined]
+                low = getattr(distribution, "low", None)
+                return float(low if low is not None else min(distribution.choices))  # type: ignore[attr-defined]
         fixed = self._named({}, BATCH)
         return fixed if math.isfinite(fixed) else 1.0
 
     @cached_property
     def reference_samples(self) -> float:
         """The geometric middle of the schedules on offer at the smallest batch: the origin of the schedule feature."""
-        for name, found in self.distributions.items():
-            if name.upper() in STEPS and isinstance(found, IntDistribution | FloatDistribution):
-                return math.sqrt(float(found.low) * float(found.high)) * self.reference_batch
+        for name, distribution in self.distributions.items():
+            if name.upper() in STEPS and isinstance(distribution, IntDistribution | FloatDistribution):
+                return math.sqrt(float(distribution.low) * float(distribution.high)) * self.reference_batch
         steps = self._named({}, STEPS)
         return steps * self.reference_batch if math.isfinite(steps) else 1.0
 
     @cached_property
     def convergence_width(self) -> int:
         """How many convergence features there are."""
-        middle = {name: from_unit(found, 0.0) for name, found in self.distributions.items()}
+        middle = {name: from_unit(distribution, 0.0) for name, distribution in self.distributions.items()}
         return len(self.convergence_features(middle))
 
     @cached_property
@@ -211,13 +211,13 @@ class Coordinates:
     @cached_property
     def other_features(self) -> dict[int, float]:
         """Columns of numbers that are neither rate, batch, schedule nor warm-up, with where the user stands in each."""
-        found, column = {}, 0
+        places, column = {}, 0
         for name in self.convergence_names:
             spread = self.distributions[name]
             if not isinstance(spread, CategoricalDistribution) and name.upper() not in (*RATE, *STEPS, *WARMUP, *BATCH):
-                found[column] = unit(spread, self.centre[name]) if name in self.centre else 0.0
+                places[column] = unit(spread, self.centre[name]) if name in self.centre else 0.0
             column += len(self._coded(name, None))
-        return found
+        return places
 
     def _column(self, names: Sequence[str]) -> int | None:
         """Where the first parameter with one of these names begins among the convergence features."""
@@ -273,17 +273,17 @@ class Coordinates:
         return tuple(label for label in self.speed_labels if not PACE.search(label)) or ("",)
 
     def _coded_labels(self, name: str) -> list[str]:
-        count, found = len(self._coded(name, None)), self.distributions[name]
-        if count == 1 or not isinstance(found, CategoricalDistribution):
+        count, distribution = len(self._coded(name, None)), self.distributions[name]
+        if count == 1 or not isinstance(distribution, CategoricalDistribution):
             return [name.upper()] * count
-        return [f"{name.upper()}={choice}" for choice in found.choices[:count]]
+        return [f"{name.upper()}={choice}" for choice in distribution.choices[:count]]
 
     def _coded(self, name: str, value: Any) -> list[float]:
         """A number as one feature, a category as one of several (``value`` None: only the count matters)."""
-        found = self.distributions[name]
-        if not isinstance(found, CategoricalDistribution):
-            return [unit(found, value) if value is not None else 0.0]
-        choices = found.choices
+        distribution = self.distributions[name]
+        if not isinstance(distribution, CategoricalDistribution):
+            return [unit(distribution, value) if value is not None else 0.0]
+        choices = distribution.choices
         if all(isinstance(c, int | float) and not isinstance(c, bool) for c in choices) and len(choices) > 1:
             low, high = min(choices), max(choices)  # type: ignore[type-var]
             return [2 * (float(value) - float(low)) / (float(high) - float(low)) - 1 if value is not None else 0.0]  # type: ignore[arg-type]

@@ -72,20 +72,20 @@ Record = Mapping[tuple[float, ...], tuple[int, int]]
 
 def own_rates(p: Array, x: Array, record: Record) -> Array:
     """Chances (n) of rows (n, d) after each one's own record."""
-    found = p.copy()
+    chances = p.copy()
     for at, row in enumerate(x):
         died, lived = record.get(tuple(row.tolist()), (0, 0))
-        found[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
-    return found
+        chances[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
+    return chances
 
 
 def drawn_rates(rates: Array, p: Array, weight: Array, rng: np.random.Generator) -> Array:
     """Drawn death rates (n, count), those of layouts with a record by that, of mean ``p`` and ``weight`` runs (n)."""
-    found = rates.copy()
+    drawn = rates.copy()
     for at in np.flatnonzero(weight > OWN_WEIGHT):
         safe = min(1 - 1e-6, max(1e-6, p[at]))
-        found[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], rates.shape[1])
-    return found
+        drawn[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], rates.shape[1])
+    return drawn
 
 
 def own_weights(x: Array, record: Record) -> Array:

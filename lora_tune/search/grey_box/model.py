@@ -115,15 +115,15 @@ def learn(
     curved = (*rate, *coordinates.other_features)
     seen = [o for o in observations if _complete(coordinates, o)]
     totals = [coordinates.total_samples(o.values) for o in seen]
-    found = readings(seen, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in seen])
-    goal = replace(goal, overshoot=_overshoot(seen, found))
-    base = min((r.ln_samples for r in found.values() if not r.below), default=math.log(coordinates.reference_samples))
+    by_run = readings(seen, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in seen])
+    goal = replace(goal, overshoot=_overshoot(seen, by_run))
+    base = min((r.ln_samples for r in by_run.values() if not r.below), default=math.log(coordinates.reference_samples))
     here = [o for o in seen if not o.source]
     rates = [(o, o.samples_per_second, o.seconds_per_eval) for o in seen if o.samples_per_second > 0]
     if scales is None:
         scales = first_scales(coordinates, base, [speed for _, speed, _ in rates])
-    due = sum(not (seen[at].source or seen[at].open) for at in found) + len(rates)
-    data = convergence_data(coordinates, curved, seen, found)
+    due = sum(not (seen[at].source or seen[at].open) for at in by_run) + len(rates)
+    data = convergence_data(coordinates, curved, seen, by_run)
     speeds = speed_data(coordinates, [(o, s) for o, s, _ in rates], SPEED_NOISE)
     eval_data = speed_data(coordinates, [(o, e) for o, _, e in rates if e > 0], EVAL_NOISE)
     if due > 0 and due > 1.1 * scales.fitted_at:
@@ -168,14 +168,14 @@ def _memory_rows(coordinates: Coordinates, needs: Needs | None, values: Sequence
     return rows if needs is None else np.c_[np.array([needs.gib(v) for v in values]), rows]
 
 
-def _overshoot(seen: Sequence[Observation], found: Mapping[int, Reading]) -> float:
+def _overshoot(seen: Sequence[Observation], by_run: Mapping[int, Reading]) -> float:
     """Mean eval intervals from the crossing that a run's reading names to the eval that stopped it, here so far.
 
     Evals are noisy and the first one at the target stops a run, so curves that end there are read as crossing earlier
     than they do, by a percent or so: nothing between configurations, but much against a reference in samples.
     """
     late = []
-    for at, r in found.items():
+    for at, r in by_run.items():
         o = seen[at]
         step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
         if step > 0 and math.isfinite(o.reached) and not (r.below or o.source):
@@ -193,14 +193,14 @@ def _complete(coordinates: Coordinates, o: Observation) -> bool:
 
 def _schedules_seen(coordinates: Coordinates, here: Sequence[Observation]) -> dict[float, Schedule]:
     """First eval and interval by batch, from the newest curve of each."""
-    found: dict[float, Schedule] = {}
+    schedules: dict[float, Schedule] = {}
     for o in here:
         if len(o.evals) >= 2 and not o.probe:
             batch = coordinates.batch(o.values)
-            found[batch if math.isfinite(batch) else 0.0] = Schedule(
+            schedules[batch if math.isfinite(batch) else 0.0] = Schedule(
                 o.evals[0].samples, o.evals[1].samples - o.evals[0].samples
             )
-    return found
+    return schedules
 
 
 def as_known(model: SearchModel) -> SearchModel:

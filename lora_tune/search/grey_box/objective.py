@@ -32,8 +32,8 @@ def closed_schedule(batch: float, benchmark: Benchmark | None = None) -> Schedul
 
 def rcp_mean(batch: float, benchmark: Benchmark | None = None) -> float:
     """Mean samples of the reference convergence point at a global batch size; 0 where there is none."""
-    found = (benchmark or find_benchmark(LORA)).reference(round(batch))
-    return found.mean if found else 0.0
+    point = (benchmark or find_benchmark(LORA)).reference(round(batch))
+    return point.mean if point else 0.0
 
 
 def no_reference(_batch: float) -> float:
@@ -48,8 +48,8 @@ def no_family(_batch: float) -> Family | None:
 
 def public_family(batch: float) -> Family | None:
     """The shape of MLPerf Llama-2-70B LoRA curves at a global batch size; None where none was published."""
-    found = published(batch)
-    return found.family if found else None
+    envelope = published(batch)
+    return envelope.family if envelope else None
 
 
 HALF = 0.5

@@ -137,7 +137,7 @@ class GreyBoxSampler(BaseSampler):
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
         """What the study's trials and the prior teach; a trial is read again only when it has more to say."""
-        found = self._priors(names)
+        observations = self._priors(names)
         for trial in study.get_trials(deepcopy=False):
             if trial.number == skip:
                 continue
@@ -146,8 +146,8 @@ class GreyBoxSampler(BaseSampler):
                 self._seen[trial.number] = (stage, of_trial(trial, names, self._goal.target))
             observation = self._seen[trial.number][1]
             if observation is not None:
-                found.append(observation)
-        return found
+                observations.append(observation)
+        return observations
 
     def _priors(self, names: frozenset[str]) -> list[Observation]:
         """The observations of other sources, what they do not say of convergence filled in."""
@@ -184,8 +184,8 @@ class GreyBoxSampler(BaseSampler):
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret."""
-        found = self.recommendation(study)
-        return dict(found.values), found.score, sentence(found)
+        best = self.recommendation(study)
+        return dict(best.values), best.score, sentence(best)
 
     def recommendation(self, study: optuna.Study) -> Recommendation:
         """The same with all that is known of it: a pure function of the study's trials and the prior."""
@@ -259,12 +259,12 @@ def saved(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, A
     return -math.expm1(first - second + dies), math.sqrt(max(0.0, spread))
 
 
-def sentence(found: Recommendation) -> str:
+def sentence(best: Recommendation) -> str:
     """The recommendation in words."""
-    above = f"expected to be {100 * found.regret:.1f}% above the best there is"
-    if not math.isfinite(found.regret):
+    above = f"expected to be {100 * best.regret:.1f}% above the best there is"
+    if not math.isfinite(best.regret):
         above = "nothing has reached the target yet, so how good it is remains unknown"
-    return f"expected {duration(found.score)} to the target, {found.runs} runs of these hyperparameters; {above}"
+    return f"expected {duration(best.score)} to the target, {best.runs} runs of these hyperparameters; {above}"
 
 
 def explain(model: SearchModel, action: Action) -> str:

@@ -102,18 +102,18 @@ def _best_rate(coordinates: Coordinates, half: float) -> tuple[float, float]:
     middle within one sd.
     """
     anywhere, stated = max(0.3, 0.25 * half**2), coordinates.full_fine_tuning_lr
-    for name, found in coordinates.distributions.items():
-        if stated is not None and name.upper() in RATE and isinstance(found, FloatDistribution):
-            expected = min(max(LORA_RATE * stated, found.low), found.high)
-            return unit(found, expected), min(anywhere, 0.5 * half * RATE_SD)
+    for name, distribution in coordinates.distributions.items():
+        if stated is not None and name.upper() in RATE and isinstance(distribution, FloatDistribution):
+            expected = min(max(LORA_RATE * stated, distribution.low), distribution.high)
+            return unit(distribution, expected), min(anywhere, 0.5 * half * RATE_SD)
     return 0.0, anywhere
 
 
 def _half_range(coordinates: Coordinates) -> float:
     """Half of the learning rate's range in e-folds."""
-    for name, found in coordinates.distributions.items():
-        if name.upper() in RATE and isinstance(found, FloatDistribution) and found.low > 0:
-            return max(0.05, 0.5 * math.log(found.high / found.low))
+    for name, distribution in coordinates.distributions.items():
+        if name.upper() in RATE and isinstance(distribution, FloatDistribution) and distribution.low > 0:
+            return max(0.05, 0.5 * math.log(distribution.high / distribution.low))
     return 1.0
 
 

@@ -75,15 +75,15 @@ class Encoding:
 
     def _folds(self, name: str) -> float:
         """Half of the range in e-folds where it is searched on a log scale; else 0."""
-        found = self.distributions[name]
-        log = isinstance(found, FloatDistribution | IntDistribution) and found.log
-        return 0.5 * math.log(found.high / found.low) if log else 0.0  # type: ignore[attr-defined]
+        distribution = self.distributions[name]
+        log = isinstance(distribution, FloatDistribution | IntDistribution) and distribution.log
+        return 0.5 * math.log(distribution.high / distribution.low) if log else 0.0  # type: ignore[attr-defined]
 
     def guess(self, name: str) -> frozenset[str]:
         """The pieces that a parameter drives as its role or its name says: "samples", "pace" or both."""
         c = self.coordinates
-        found = {"samples": name in c.convergence_names, "pace": name in c.speed_names}
-        return frozenset(piece for piece, drives in found.items() if drives)
+        driven = {"samples": name in c.convergence_names, "pace": name in c.speed_names}
+        return frozenset(piece for piece, drives in driven.items() if drives)
 
     @cached_property
     def _layouts(self) -> dict[Any, list[float]]:
@@ -95,28 +95,34 @@ class Encoding:
         return {c: [*alone.speed_features({name: c}), at] for c, at in octaves.items()}
 
     def _is_number(self, name: str) -> bool:
-        found = self.distributions[name]
-        return not isinstance(found, CategoricalDistribution) or _ordered(found)
+        distribution = self.distributions[name]
+        return not isinstance(distribution, CategoricalDistribution) or _ordered(distribution)
 
     def _coded(self, name: str, value: Any) -> list[float]:
-        found = self.distributions[name]
-        if not isinstance(found, CategoricalDistribution):
-            return [unit(found, value)]
+        distribution = self.distributions[name]
+        if not isinstance(distribution, CategoricalDistribution):
+            return [unit(distribution, value)]
         if name == self.coordinates.layout:
             return self._layouts[value]
-        if _ordered(found):
-            low, high = min(found.choices), max(found.choices)  # type: ignore[type-var]
+        if _ordered(distribution):
+            low, high = min(distribution.choices), max(distribution.choices)  # type: ignore[type-var]
             return [_place(float(value), float(low), float(high))]  # type: ignore[arg-type]
-        return [0.7 if value == choice else 0.0 for choice in found.choices] if len(found.choices) > 1 else []
+        return (
+            [0.7 if value == choice else 0.0 for choice in distribution.choices]
+            if len(distribution.choices) > 1
+            else []
+        )
 
 
 def _is_rate(name: str) -> bool:
     return bool(RATE_NAME.search(name.upper()))
 
 
-def _ordered(found: CategoricalDistribution) -> bool:
+def _ordered(distribution: CategoricalDistribution) -> bool:
     """Whether the choices are numbers of which there are more than two."""
-    return len(found.choices) > 2 and all(isinstance(c, int | float) and not isinstance(c, bool) for c in found.choices)
+    return len(distribution.choices) > 2 and all(
+        isinstance(c, int | float) and not isinstance(c, bool) for c in distribution.choices
+    )
 
 
 def _place(value: float, low: float, high: float) -> float:

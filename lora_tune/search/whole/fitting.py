@@ -60,8 +60,8 @@ class PieceQuestion:
     def evidence(self, r: Relevance, scale: Scale) -> float:
         """ln of the evidence times the belief, up to a constant."""
         scales = _likely(scale.amplitude / r.usual) + _likely(scale.noise_scale) - 0.5 * math.log(r.length) ** 2
-        found = condition(self.data, self.frame.prior(r, scale, self.level, self.bent)).log_evidence
-        return found + scales - _odds(r.of, self.guessed)
+        log_evidence = condition(self.data, self.frame.prior(r, scale, self.level, self.bent)).log_evidence
+        return log_evidence + scales - _odds(r.of, self.guessed)
 
 
 def learn_piece(
@@ -117,8 +117,8 @@ def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
                 break
             kept.append(at)
     shares = [math.exp(evidence(step) - evidence(peak)) for step in kept]
-    found = [replace(_scale(r, step), share=w / sum(shares)) for step, w in zip(kept, shares, strict=True)]
-    return tuple(sorted(found, key=lambda scale: -scale.share))
+    scales = [replace(_scale(r, step), share=w / sum(shares)) for step, w in zip(kept, shares, strict=True)]
+    return tuple(sorted(scales, key=lambda scale: -scale.share))
 
 
 def _scale(r: Relevance, step: Step) -> Scale:
@@ -137,17 +137,17 @@ def _parts(asked: PieceQuestion, best: Relevance) -> Relevance:
     for factor in (LENGTH_STEP, 1 / LENGTH_STEP):
         for _ in range(LENGTH_STEPS):
             trial = replace(best, length=best.length * factor)
-            if (found := asked.evidence(trial, scale)) <= reached + 1e-6:
+            if (evidence := asked.evidence(trial, scale)) <= reached + 1e-6:
                 break
-            best, reached = trial, found
+            best, reached = trial, evidence
     # Twice: what stood in for another parameter in the first round is not needed once that one counts.
     for _ in range(2):
         before = best
         for name in (n for n in best.of if n not in asked.stated):
             for part in PARTS:
                 trial = replace(best, of={**best.of, name: part})
-                if part != best.of[name] and (found := asked.evidence(trial, scale)) > reached + 1e-6:
-                    best, reached = trial, found
+                if part != best.of[name] and (evidence := asked.evidence(trial, scale)) > reached + 1e-6:
+                    best, reached = trial, evidence
         if best is before:
             break
     return best
@@ -160,10 +160,10 @@ def _likely(ratio: float) -> float:
 
 def _odds(of: Mapping[str, float], guessed: frozenset[str]) -> float:
     """ln of the odds against these parts before data."""
-    found = 0.0
+    odds = 0.0
     for name, part in of.items():
         if (part > 0) != (name in guessed):
-            found += SURPRISE
+            odds += SURPRISE
         elif part not in (0.0, 1.0):
-            found += SIMPLER
-    return found
+            odds += SIMPLER
+    return odds

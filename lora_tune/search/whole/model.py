@@ -237,10 +237,10 @@ def near(spread: Mapping[str, BaseDistribution], values: Values, rng: np.random.
     return {n: _moved(d, values[n], width, rng) if n in moved else values[n] for n, d in spread.items()}
 
 
-def _moved(found: BaseDistribution, value: Any, width: float, rng: np.random.Generator) -> Any:
-    if isinstance(found, CategoricalDistribution):
-        return found.choices[int(rng.integers(len(found.choices)))]
-    return from_unit(found, unit(found, value) + float(rng.normal(0, width)))
+def _moved(distribution: BaseDistribution, value: Any, width: float, rng: np.random.Generator) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[int(rng.integers(len(distribution.choices)))]
+    return from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,16 +125,16 @@ class Piece:
     def predict(self, x: Array) -> tuple[Array, Array]:
         """Mean (m) and variance (m) at feature rows, over all scales."""
         basis, shares = self.frame.basis(x), self._shares
-        found = [p.predict_each(x, basis) for p in self.posteriors]
-        means, variances = np.array([m for m, _ in found]), np.array([v for _, v in found])
+        predicted = [p.predict_each(x, basis) for p in self.posteriors]
+        means, variances = np.array([m for m, _ in predicted]), np.array([v for _, v in predicted])
         mean = shares @ means
         return mean, shares @ (variances + (means - mean) ** 2)
 
     def difference(self, x: Array) -> tuple[float, float]:
         """Mean and variance of the first of two feature rows less the second, over all scales."""
         basis, shares, apart = self.frame.basis(x), self._shares, np.array([1.0, -1.0])
-        found = [p.predict(x, basis) for p in self.posteriors]
-        means, variances = np.array([apart @ m for m, _ in found]), np.array([apart @ c @ apart for _, c in found])
+        joint = [p.predict(x, basis) for p in self.posteriors]
+        means, variances = np.array([apart @ m for m, _ in joint]), np.array([apart @ c @ apart for _, c in joint])
         mean = float(shares @ means)
         return mean, float(shares @ (variances + (means - mean) ** 2))
 
