@@ -25,8 +25,8 @@ def log_head(sweep: str, token: str) -> bytes:
 
 def token_in(head: bytes) -> str:
     """The token of the attempt that a log is of, from its first ``HEAD_BYTES``; "" where it does not say."""
-    found = _HEAD.search(head)
-    return found[1].decode("ascii") if found else ""
+    match = _HEAD.search(head)
+    return match[1].decode("ascii") if match else ""
 
 
 def without_head(chunk: bytes) -> bytes:

@@ -92,11 +92,11 @@ class JsonFile(_Lines):
         """The rows of further bytes; a line that is no object is left out."""
         for line in self.whole(data):
             try:
-                found = json.loads(line)
+                row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(found, dict):
-                yield found
+            if isinstance(row, dict):
+                yield row
 
 
 def format_of(path: Path) -> _Format | None:

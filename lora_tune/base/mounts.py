@@ -45,4 +45,4 @@ def file_system(path: Path, mounts: str) -> str:
 
 def _unescaped(field: str) -> str:
     r"""A mount point as it is; the kernel writes space, tab, newline and backslash as ``\040`` and so on."""
-    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), field)
+    return re.sub(r"\\([0-3][0-7]{2})", lambda match: chr(int(match[1], 8)), field)

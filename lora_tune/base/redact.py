@@ -71,7 +71,7 @@ def redact(text: str) -> str:
     return _SPOKEN.sub(rf"\1{HIDDEN}", text)
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    name, value = found.groups()
+def _hide_value(match: re.Match[str]) -> str:
+    name, value = match.groups()
     scheme = value.strip("\"'").lower()
-    return found[0] if scheme in ("bearer", "basic", "digest", "none", "null", "") else f"{name}{HIDDEN}"
+    return match[0] if scheme in ("bearer", "basic", "digest", "none", "null", "") else f"{name}{HIDDEN}"

@@ -131,17 +131,17 @@ def _unreadable(path: Path, why: str) -> SmallFile:
 
 def text_of(content: Mapping[str, Any], name: str) -> str:
     """The text under ``name``; "" where there is none."""
-    found = content.get(name)
-    return found if isinstance(found, str) else ""
+    value = content.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def number_of(content: Mapping[str, Any], name: str) -> float | None:
     """The finite number under ``name``, or None."""
-    found = content.get(name)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    value = content.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = float(found)
+        number = float(value)
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
@@ -149,5 +149,5 @@ def number_of(content: Mapping[str, Any], name: str) -> float | None:
 
 def whole_of(content: Mapping[str, Any], name: str) -> int | None:
     """The whole number of at most 63 bits under ``name``, or None."""
-    found = content.get(name)
-    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**63 else None
+    value = content.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
