@@ -19,8 +19,8 @@ _HINT = re.compile(r"python -m lora_tune\.(\w+) --study (\S+?)(?=[;,.)]?(?:\s|$)
 
 def python() -> str:
     """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active."""
-    found = shutil.which("python")
-    same = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
+    executable = shutil.which("python")
+    same = executable is not None and Path(executable).absolute() == Path(sys.executable).absolute()
     return "python" if same else shlex.quote(near(Path(sys.executable)))
 
 
@@ -40,14 +40,14 @@ def again(command: str, study: str, *more: str) -> str:
     """
     context = click.get_current_context(silent=True)
     given = {} if context is None else context.params
-    words = [f"lora_tune.{command}"]
+    argv = [f"lora_tune.{command}"]
     for name, option in _OPTIONS:
         value = given.get(name) or (study if name == "study_name" else None)
         if value is not None and not (name == "storage" and has_password(str(value))):
-            words += [option, str(value)]
-    return f"{python()} -m {shlex.join([*words, *more])}"
+            argv += [option, str(value)]
+    return f"{python()} -m {shlex.join([*argv, *more])}"
 
 
 def as_typed(text: str) -> str:
     """A message with the commands in it as :func:`again` gives them: whoever wrote it knew the study's name alone."""
-    return _HINT.sub(lambda found: again(found[1], found[2]), text)
+    return _HINT.sub(lambda hint: again(hint[1], hint[2]), text)

@@ -84,8 +84,8 @@ def _turn(context: click.Context, campaign: Campaign, row: CampaignRow, number: 
     name, given = row.member.study.name, context.params
     if not given["quiet"]:
         event = {"event": "campaign", "study": name, "sweep": number + 1, "of": len(campaign.members)}
-        words = f"{campaign.name}: {name}, sweep {number + 1} of {len(campaign.members)}, {row.allotted:.3g} node-hours"
-        click.echo(json.dumps({**event, "node_hours": row.allotted}) if given["as_json"] else words)
+        text = f"{campaign.name}: {name}, sweep {number + 1} of {len(campaign.members)}, {row.allotted:.3g} node-hours"
+        click.echo(json.dumps({**event, "node_hours": row.allotted}) if given["as_json"] else text)
     if row.allotted <= 0:
         return EXIT_NOTHING_REACHED
     own = {"study_name": str(row.member.file), "output": row.folder, "budget_node_hours": row.allotted}
@@ -126,10 +126,10 @@ def _look(member: Member, folder: Path, storage: str | None) -> Look | None:
     except NoSweepError:
         return None
     try:
-        found = store.load(member.study.name)
-        if found is None:
+        sweep = store.load(member.study.name)
+        if sweep is None:
             return None
-        return Look(Review(recorded_study(found, member.file), found, paths, member.file), store)
+        return Look(Review(recorded_study(sweep, member.file), sweep, paths, member.file), store)
     finally:
         store.close()
 
@@ -138,13 +138,13 @@ def show_status(file: Path, output: Path | None, storage: str | None, *, json_: 
     """Print where a campaign stands, again and again with ``watch`` while it runs; returns the exit code."""
     campaign = load_campaign(file)
     while True:
-        found = rows(campaign, output, storage)
+        sweep_rows = rows(campaign, output, storage)
         if json_:
-            click.echo(json.dumps(_as_json(campaign, found)))
+            click.echo(json.dumps(_as_json(campaign, sweep_rows)))
         else:
-            Console().print(_drawn(campaign, found))
-        if not watch or condition(found) != Standing.RUNNING:
-            return exit_code(found)
+            Console().print(_drawn(campaign, sweep_rows))
+        if not watch or condition(sweep_rows) != Standing.RUNNING:
+            return exit_code(sweep_rows)
         time.sleep(every)
 
 
@@ -164,12 +164,12 @@ def exit_code(found: list[CampaignRow]) -> int:
     return EXIT_NOTHING_REACHED if missed and condition(found) == Standing.ENDED else EXIT_DONE
 
 
-def _as_json(campaign: Campaign, found: list[CampaignRow]) -> dict[str, Any]:
+def _as_json(campaign: Campaign, sweep_rows: list[CampaignRow]) -> dict[str, Any]:
     """Node-hours; ``status`` of each sweep is what ``status --json`` prints of it, None before it begins."""
     return {
         "campaign": campaign.name,
-        "state": condition(found),
-        "node_hours": sum(row.spent for row in found),
+        "state": condition(sweep_rows),
+        "node_hours": sum(row.spent for row in sweep_rows),
         "node_hours_budget": campaign.node_hours,
         "sweeps": [
             {
@@ -180,7 +180,7 @@ def _as_json(campaign: Campaign, found: list[CampaignRow]) -> dict[str, Any]:
                 "node_hours_allotted": row.allotted,
                 "status": None if row.look is None else _status(row.look),
             }
-            for row in found
+            for row in sweep_rows
         ],
     }
 
@@ -214,27 +214,27 @@ def _result(row: CampaignRow) -> str:
 HEADS = ("study", "benchmark", "state", "trials", "node-hours", "result")
 
 
-def _drawn(campaign: Campaign, found: list[CampaignRow]) -> Table:
-    spent = sum(row.spent for row in found)
-    title = f"{campaign.name}: {condition(found)}, {spent:.3g} of {campaign.node_hours:g} node-hours"
-    if condition(found) == Standing.UNATTENDED:
+def _drawn(campaign: Campaign, sweep_rows: list[CampaignRow]) -> Table:
+    spent = sum(row.spent for row in sweep_rows)
+    title = f"{campaign.name}: {condition(sweep_rows)}, {spent:.3g} of {campaign.node_hours:g} node-hours"
+    if condition(sweep_rows) == Standing.UNATTENDED:
         title += f"; go on with: {again('sweep', campaign.name)}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
     for head in HEADS:
         table.add_column(head, overflow="fold")
-    for row in found:
+    for row in sweep_rows:
         table.add_row(*cells(row))
     return table
 
 
 def write_pages(campaign: Campaign, output: Path | None, storage: str | None, *, each: bool = False) -> Path:
     """Write the campaign's page, which links the reports of its sweeps; with ``each``, those too. Returns its path."""
-    found = rows(campaign, output, storage)
-    for row in found if each else ():
+    sweep_rows = rows(campaign, output, storage)
+    for row in sweep_rows if each else ():
         if row.look is not None:
             write_report(row.look.study, row.look.sweep, sweep_paths(row.member.study.name, row.folder).report)
     path = sweep_paths(campaign.name, output).report
-    spent = f"{sum(row.spent for row in found):.3g} of {campaign.node_hours:g} node-hours, {condition(found)}"
-    lines = [(cells(row), f"{row.folder.name}/{path.name}" if row.look else "") for row in found]
+    spent = f"{sum(row.spent for row in sweep_rows):.3g} of {campaign.node_hours:g} node-hours, {condition(sweep_rows)}"
+    lines = [(cells(row), f"{row.folder.name}/{path.name}" if row.look else "") for row in sweep_rows]
     write_page(path, campaign_html(campaign.name, campaign.description, spent, HEADS, lines))
     return path

@@ -87,10 +87,10 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
 def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
     """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
     try:
-        found = workload.implementation
+        implementation = workload.implementation
     except LoraTuneError:
         return places(study.site)  # said among the files
-    known = {**found.values, **places(study.site, found.reads)}
+    known = {**implementation.values, **places(study.site, implementation.reads)}
     if workload.engine != "pyxis" and "DATADIR" in known:
         known.setdefault("MODEL", known["DATADIR"])  # its scripts mount DATADIR's two folders, data and model
     return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}

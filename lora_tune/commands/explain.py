@@ -118,23 +118,23 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
             remedy = f". Remedy: {attempt.remedy}" if attempt.remedy else ""
             on = f" on {', '.join(attempt.nodes)}" if attempt.nodes else ""
             story.append((f"attempt {attempt.number}", f"{what}{on}{remedy}"))
-    return [(name, visible(words)) for name, words in story]
+    return [(name, visible(sentence)) for name, sentence in story]
 
 
 def _distance(study: Study, sweep: StudyRecords, trial: Trial, evals: Sequence[Eval]) -> str:
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
     last, target = evals[-1], study.objective.target
-    words = study.eval_words(last)
+    sentence = study.eval_words(last)
     if target is not None:
-        words += f", {study.shown(last.loss) - target:+.4f} against the target"
+        sentence += f", {study.shown(last.loss) - target:+.4f} against the target"
     band = pruning.band(study, sweep, trial)
     reached = [row for row in band if row[0] <= last.samples * (1 + 1e-6)]
     if not reached:
-        return "; ".join(part for part in (words, pruning.alone(study, sweep, trial)) if part)
+        return "; ".join(part for part in (sentence, pruning.alone(study, sweep, trial)) if part)
     _, usual, limit = reached[-1]
     beyond = "below" if study.rising else "above"
     usual, limit = study.shown(usual), study.shown(limit)
-    return f"{words}; good runs are at {usual:.4f} by then, and {beyond} {limit:.4f} a run is stopped"
+    return f"{sentence}; good runs are at {usual:.4f} by then, and {beyond} {limit:.4f} a run is stopped"
 
 
 def _place(study: Study, sweep: StudyRecords, trial: Trial) -> str:
@@ -154,7 +154,7 @@ def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
     study, sweep = review.study, review.sweep
     workload = load_workload(study, review.file)
     censored = (t for t in sweep.trials.values() if t.verdict is Verdict.CENSORED)
-    found: dict[int, Sequence[TrainPoint]] = {}
+    losses: dict[int, Sequence[TrainPoint]] = {}
     for trial in islice((*ranked(study, sweep)[: LOGS_READ // 2], *censored), LOGS_READ):
         attempts = sweep.attempts_of(trial.number)
         log = review.paths.root / attempts[-1].folder / "job.log" if attempts else None
@@ -162,8 +162,8 @@ def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
             continue
         reader = workload.reader()
         reader.feed(log.read_bytes())
-        found[trial.number] = reader.run().train
-    return found
+        losses[trial.number] = reader.run().train
+    return losses
 
 
 @click.command()
@@ -205,23 +205,23 @@ def _print_trial(review: Review, number: int, as_json: bool) -> None:
         click.echo(json.dumps({"trial": number, **dict(story)}))
         return
     click.echo(f"trial {number}")
-    for name, words in story:
-        click.echo(f"  {name:<11} {words}")
+    for name, sentence in story:
+        click.echo(f"  {name:<11} {sentence}")
 
 
 def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json: bool) -> None:
     study, sweep = review.study, review.sweep
-    found = knobs(study, sweep)
+    ranking = knobs(study, sweep)
     if as_json:
-        told = {"importance": [asdict(k) for k in found], "advice": [asdict(a) for a in advice], "next": asdict(ahead),
-                "priors": len(sweep.priors)}  # fmt: skip
+        told = {"importance": [asdict(k) for k in ranking], "advice": [asdict(a) for a in advice],
+                "next": asdict(ahead), "priors": len(sweep.priors)}  # fmt: skip
         click.echo(json.dumps(told))
         return
     click.echo(f"What sets the better trials apart, in {objective_words(study)}")
-    for knob in found:
+    for knob in ranking:
         bar = "█" * round(30 * knob.share)
         click.echo(f"  {knob.name:<20} {knob.share:>4.0%}  {bar:<30} best third: {knob.best}")
-    if not found:
+    if not ranking:
         done = len(ranked(study, sweep))
         click.echo(f"  {done} trials reached the target; the shares are meaningful from {FEWEST} on")
     if account := stopping_account(study, sweep, time.time()):

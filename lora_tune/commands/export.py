@@ -57,16 +57,16 @@ def provenance(
     measured = f", measured on {datetime.datetime.fromtimestamp(ended, datetime.UTC):%Y-%m-%d}" if ended else ""
     # torch of a container, or of trials that run elsewhere, is no package of this environment.
     versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
-    words: tuple[str, ...] = ()
+    recommendation: tuple[str, ...] = ()
     if believed is not None:
-        words = (
+        recommendation = (
             f"recommended: {recommended_words(study, believed)}",
             f"best single run: {luckiest_words(study, believed)}",
         )
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
         f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
-        *words,
+        *recommendation,
         *(() if trial.verdict is None else _results(study, trial)),
         *_confirmed(study, trial),
         f"{versions}, Python {platform.python_version()}",
@@ -101,15 +101,15 @@ def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
     race = trial.metrics.confirmed
     if race is None:
         return
-    words = runs_words(race.runs, race.missed, scale_of(study))
+    sentence = runs_words(race.runs, race.missed, scale_of(study))
     if race.seconds is not None and race.low is not None and race.high is not None:
         objective = objective_of(study)
         if objective.timed:
-            words += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
+            sentence += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
         else:
             mean, low, high = (objective.text(value) for value in (race.seconds, race.low, race.high))
-            words += f"; mean {mean}, 90% interval {low} to {high}"
-    yield f"{race.choice} with further seeds{seeds_words(race.seeds)}: {words}"
+            sentence += f"; mean {mean}, 90% interval {low} to {high}"
+    yield f"{race.choice} with further seeds{seeds_words(race.seeds)}: {sentence}"
     if race.score:
         yield race.score
 

@@ -98,27 +98,27 @@ def _unusable(values: Mapping[str, Value], study: Study, names: Sequence[str]) -
     from optuna.distributions import CategoricalDistribution
 
     for name in names:
-        found, value = study.search_space.distributions().get(name), values[name]
-        if isinstance(found, CategoricalDistribution):
-            if value not in found.choices:
+        distribution, value = study.search_space.distributions().get(name), values[name]
+        if isinstance(distribution, CategoricalDistribution):
+            if value not in distribution.choices:
                 return f"{name} = {value}"
-        elif not isinstance(value, int | float) or (getattr(found, "log", False) and value <= 0):
+        elif not isinstance(value, int | float) or (getattr(distribution, "log", False) and value <= 0):
             return f"{name} = {value}"
     return ""
 
 
 def _given(pairs: Sequence[str]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+    given: dict[str, Value] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise InputError(f"--set {pair!r}: expected NAME=VALUE, such as LR=4e-4")
         try:
             number = float(text)
-            found[name] = int(number) if number.is_integer() and "." not in text and "e" not in text.lower() else number
+            given[name] = int(number) if number.is_integer() and "." not in text and "e" not in text.lower() else number
         except ValueError:
-            found[name] = text
-    return found
+            given[name] = text
+    return given
 
 
 @click.command()

@@ -58,23 +58,23 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
         raise InputError(f"{output} exists and is not replaced; name another file with --output")
     log, source, writes_files = read_logs(logs)
     listed = from_help(help_text(command)) if command and not no_help else []
-    found = ScriptFacts(command=command, options=together(from_command(command), listed), log=log, source=source,
+    facts = ScriptFacts(command=command, options=together(from_command(command), listed), log=log, source=source,
                   writes_files=writes_files)  # fmt: skip
-    text = study_text(found)
+    text = study_text(facts)
     load_workload(parse_study(text, output), output)  # what it writes loads
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     click.echo(text)
-    _say(output, logs, found)
+    _say(output, logs, facts)
 
 
-def _say(output: Path, logs: tuple[Path, ...], found: ScriptFacts) -> None:
+def _say(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> None:
     """What to do next."""
     edits = sum("EDIT" in line for line in output.read_text(encoding="utf-8").splitlines())
     file = shlex.quote(str(near(output)))
     todo = f"; {edits} line{'s' if edits > 1 else ''} marked EDIT" if edits else ""
     click.echo(f"# written: {near(output)}{todo}", err=True)
-    if logs and not found.writes_files:
+    if logs and not facts.writes_files:
         click.echo(f"# its log:  lora-tune logs --study {file} {shlex.join(map(str, logs))}", err=True)
     sweep = f"lora-tune sweep --study {file}"
     click.echo(f"# look:     {sweep} --dry-run\n# then:     {sweep}", err=True)
@@ -100,11 +100,11 @@ def help_text(command: tuple[str, ...]) -> str:
 
     A script that knows no such option may begin to train: it is ended with all that it started.
     """
-    words = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:], "--help"]
+    argv = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:], "--help"]
     with tempfile.TemporaryFile() as printed:
         try:
             child = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
             )
         except OSError as error:
             problem = f"{command[0]}: cannot be run ({error.strerror}); give the command as you type it"

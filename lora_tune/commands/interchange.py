@@ -131,8 +131,8 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
     except ModuleNotFoundError as error:
         raise SetupError("MLflow needs its client: pip install 'lora-tune[mlflow]'") from error
     client = MlflowClient(tracking_uri=address)
-    found = client.get_experiment_by_name(study.name)
-    experiment = found.experiment_id if found else client.create_experiment(study.name)
+    existing = client.get_experiment_by_name(study.name)
+    experiment = existing.experiment_id if existing else client.create_experiment(study.name)
     known = _runs_there(client, experiment, sweep.digest)
     fresh = [t for t in sweep.trials.values() if t.verdict is not None and str(t.number) not in known]
     for trial in fresh:
@@ -157,14 +157,14 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
 
 
 def _runs_there(client: Any, experiment: str, digest: str) -> set[str]:
-    found: set[str] = set()
+    trials: set[str] = set()
     token = None
     while True:
         page = client.search_runs([experiment], f"tags.`{STUDY_TAG}` = '{digest}'", page_token=token)
-        found |= {run.data.tags[TRIAL_TAG] for run in page if TRIAL_TAG in run.data.tags}
+        trials |= {run.data.tags[TRIAL_TAG] for run in page if TRIAL_TAG in run.data.tags}
         token = page.token
         if not token:
-            return found
+            return trials
 
 
 def to_tensorboard(study: Study, sweep: StudyRecords, folder: Path) -> int:

@@ -101,6 +101,6 @@ def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
             shown += 1
             click.echo(f"{'':7}  ... (--all shows every line)")
     click.echo(f"{total} lines, {evals} evals")
-    if words := counted.words(ended=True):
-        click.echo(words)
+    if sentence := counted.words(ended=True):
+        click.echo(sentence)
     return evals

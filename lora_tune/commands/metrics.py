@@ -153,8 +153,8 @@ class Metrics:
             "tick_seconds": ("work of the driver's last tick", dict(ticks)),
             "driven": ("1 while this process drives the study", {n: float(v) for n, v in driven.items()}),
         }
-        for key, (words, values) in gauges.items():
-            family = GaugeMetricFamily(f"lora_tune_{key}", words, labels=["study"])
+        for key, (description, values) in gauges.items():
+            family = GaugeMetricFamily(f"lora_tune_{key}", description, labels=["study"])
             for name, value in values.items():
                 if value is not None:
                     family.add_metric([name], value)

@@ -69,15 +69,15 @@ def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: f
     The replicates of ``confirm``, what people asked and what they wrote go along. Raises InputError for a full target.
     """
     folders = {lease.sweep: paths, lease.sweep + SUFFIX: SweepPaths(paths.root / "confirm")}
-    found = {name: sweep for name in folders if (sweep := source.load(name)) is not None}
-    for name in found:
+    sweeps = {name: sweep for name in folders if (sweep := source.load(name)) is not None}
+    for name in sweeps:
         if target.load(name) is not None:
             raise InputError(f"{safe_url(target.url)} holds a sweep {name} already; name an empty database")
-    for name, sweep in found.items():
+    for name, sweep in sweeps.items():
         _copy(source, target, sweep, folders[name].saved, now)
     Requests(target, lease.sweep).copy_in(Requests(source, lease.sweep).all())
     Remarks(target, lease.sweep).copy_in(Remarks(source, lease.sweep).history())
-    return len(found[lease.sweep].trials)
+    return len(sweeps[lease.sweep].trials)
 
 
 def _copy(source: Store, target: Store, sweep: StudyRecords, saved: Path, now: float) -> None:

@@ -44,11 +44,11 @@ class ScriptFacts:
 def study_text(found: ScriptFacts) -> str:
     """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
     proposals = propose(found.options)
-    words = _words(found, proposals)
+    argv = _words(found, proposals)
     parts = [
         f"# Written by lora-tune init{' from ' + found.source if found.source else ''}; every guess says why. "
         "Then: lora-tune sweep --study THIS --dry-run\n",
-        f'[workload]\nkind = "command"\n{_argv(found, words)}\n{_log(found, proposals)}',
+        f'[workload]\nkind = "command"\n{_argv(found, argv)}\n{_log(found, proposals)}',
         _space(proposals),
         _objective(found.log),
         _search(proposals),
@@ -64,35 +64,35 @@ def _text(value: str) -> str:
     return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
 
 
-def _words(found: ScriptFacts, proposals: Sequence[ProposedParameter]) -> list[str]:
+def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> list[str]:
     """The command with a place for each parameter, the seed and a folder of the trial's own."""
-    words = list(found.command) or ["python", "train.py"]
+    argv = list(facts.command) or ["python", "train.py"]
     filled = [(p.option, "{" + p.place + "}") for p in proposals]
-    names = [(o, o.names[0]) for o in found.options]
+    names = [(o, o.names[0]) for o in facts.options]
     filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name)][:1]
     filled += [(o, "{folder}/out") for o, name in names if OUTPUT.fullmatch(name)][:1]
     for option, place in filled:
         if option.at is None:
-            words += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
+            argv += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
         elif option.joined:
-            words[option.at] = f"{option.flag}={place}"
+            argv[option.at] = f"{option.flag}={place}"
         else:
-            words[option.at + 1] = place
-    return words
+            argv[option.at + 1] = place
+    return argv
 
 
-def _argv(found: ScriptFacts, words: list[str]) -> str:
+def _argv(facts: ScriptFacts, argv: list[str]) -> str:
     lines = []
-    if not found.command:
+    if not facts.command:
         lines.append("# EDIT: the command that runs your script, a {NAME} where a parameter's value belongs")
-    if found.writes_files:
-        out = next((w for word in words if (w := word.rpartition("=")[2]) == "{folder}/out"), None)
+    if facts.writes_files:
+        out = next((w for word in argv if (w := word.rpartition("=")[2]) == "{folder}/out"), None)
         if out is None:
             lines.append("# EDIT: no option for an output folder was found; {folder} is the trial's own folder")
         lines.append("# the relay prints the metrics that the script writes into files of this folder")
-        words = [*RELAY, out or "{folder}", "--", *words]
+        argv = [*RELAY, out or "{folder}", "--", *argv]
     rows, row = [], ""
-    for word in map(_text, words):
+    for word in map(_text, argv):
         if row and len(row) + len(word) > 100:
             rows.append(row)
             row = ""
@@ -101,9 +101,9 @@ def _argv(found: ScriptFacts, words: list[str]) -> str:
     return "\n".join((*lines, "argv = [" + "\n        ".join(r.rstrip() for r in rows) + "]"))
 
 
-def _log(found: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
+def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     """``[workload.log]`` with the line that it was made from."""
-    log = found.log
+    log = facts.log
     if log is None:
         return (
             f'\n[workload.log]\n# {UNREAD}\nkind = "regex"\n'

@@ -113,17 +113,17 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: StudyRe
         raise missing
     store = watch_store(paths, storage)
     try:
-        found = store.load(name, known)
+        sweep = store.load(name, known)
     finally:
         store.close()
-    if found is None:
+    if sweep is None:
         raise missing
-    if paths.priors.exists() or found.priors:
+    if paths.priors.exists() or sweep.priors:
         from lora_tune.search import priors
 
         runs = priors.read(paths.priors)
-        found = found if found.priors == runs else replace(found, priors=runs)
-    return found
+        sweep = sweep if sweep.priors == runs else replace(sweep, priors=runs)
+    return sweep
 
 
 def watch_store(paths: SweepPaths, storage: str | None) -> Store:

@@ -138,10 +138,11 @@ def report_html(study: Study, sweep: StudyRecords, now: float, people: People = 
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:
     """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
-    found = recommended(study, sweep)
-    if found is None:
+    believed = recommended(study, sweep)
+    if believed is None:
         return []
-    return [line.strip() for line in base_changes.told(study, sweep, found.trial if found.ran else found.luckiest)]
+    trial = believed.trial if believed.ran else believed.luckiest
+    return [line.strip() for line in base_changes.told(study, sweep, trial)]
 
 
 Card = tuple[str, str, str]
@@ -168,10 +169,10 @@ def _cards(study: Study, seen: Overview) -> list[Card]:
 
 def _recommended_card(study: Study, seen: Overview) -> list[Card]:
     """What is handed over; none before a trial reached the target."""
-    if (found := seen.recommended) is None:
+    if (believed := seen.recommended) is None:
         return []
-    words = f"{recommended_words(study, found)}; {trial_name(found.trial)}"
-    return [(f"Recommended: {objective_words(study)}", objective_of(study).text(found.objective), words)]
+    sentence = f"{recommended_words(study, believed)}; {trial_name(believed.trial)}"
+    return [(f"Recommended: {objective_words(study)}", objective_of(study).text(believed.objective), sentence)]
 
 
 def _result_card(study: Study, seen: Overview) -> Card:
@@ -182,20 +183,20 @@ def _result_card(study: Study, seen: Overview) -> Card:
     if not objective.timed:
         return (label, objective.text(value), f"trial {number}")
     low, high = (duration(v) for v in seen.best_interval or (value, value))
-    other = f"{words}; " if (words := score_words(study, seen.best)) else ""
+    other = f"{score}; " if (score := score_words(study, seen.best)) else ""
     return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
 
 
 def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
     """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
-    if (found := seen.recommended) is None:
+    if (believed := seen.recommended) is None:
         return None
     searched = searched_names(study)
-    rows = [(name, value_text(value), name in searched) for name, value in found.trial.parameters.items()]
+    rows = [(name, value_text(value), name in searched) for name, value in believed.trial.parameters.items()]
     return {
-        "name": trial_name(found.trial),
-        "words": recommended_words(study, found),
-        "luckiest": luckiest_words(study, found),
+        "name": trial_name(believed.trial),
+        "words": recommended_words(study, believed),
+        "luckiest": luckiest_words(study, believed),
         "parameters": rows,
     }
 

@@ -90,16 +90,16 @@ def as_json(
     }
 
 
-def _recommended(found: Recommended) -> dict[str, Any]:
+def _recommended(believed: Recommended) -> dict[str, Any]:
     """The configuration that is handed over; ``trial`` is None where none has run it as a whole."""
     return {
-        "trial": found.trial.number if found.ran else None,
-        "objective": found.objective,
-        "interval": (found.low, found.high),
-        "runs": found.runs,
-        "confirmed": found.confirmed,
-        "best_run": found.luckiest.number,
-        "parameters": dict(found.trial.parameters),
+        "trial": believed.trial.number if believed.ran else None,
+        "objective": believed.objective,
+        "interval": (believed.low, believed.high),
+        "runs": believed.runs,
+        "confirmed": believed.confirmed,
+        "best_run": believed.luckiest.number,
+        "parameters": dict(believed.trial.parameters),
     }
 
 

@@ -90,11 +90,11 @@ def _head(study: Study, sweep: StudyRecords, seen: Overview, condition: Text) ->
     open_ = f"{seen.open} open" if seen.open else ""
     grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
     if seen.recommended:
-        words = f"{recommended_words(study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
-        grid.add_row("recommended", _styled(words, parameters_text(seen.recommended.trial)))
+        sentence = f"{recommended_words(study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
+        grid.add_row("recommended", _styled(sentence, parameters_text(seen.recommended.trial)))
     grid.add_row("best run", _best(study, seen))
-    if words := confirmed_words(study, seen.best):
-        grid.add_row("confirmed", words)
+    if sentence := confirmed_words(study, seen.best):
+        grid.add_row("confirmed", sentence)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
     grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}{saved}"))
@@ -117,8 +117,8 @@ def _condition(study: Study, sweep: StudyRecords, driver: tuple[str, float], now
     return Text("ended")
 
 
-def _styled(words: str, parameters: str) -> Text:
-    return Text(words, style="bold green").append(f"  {parameters}", style="default")
+def _styled(sentence: str, parameters: str) -> Text:
+    return Text(sentence, style="bold green").append(f"  {parameters}", style="default")
 
 
 def _best(study: Study, seen: Overview) -> Text:
@@ -129,8 +129,8 @@ def _best(study: Study, seen: Overview) -> Text:
     if seen.best_interval:
         low, high = seen.best_interval
         text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
-    if words := score_words(study, seen.best):
-        text.append(f", {words}", style="green")
+    if score := score_words(study, seen.best):
+        text.append(f", {score}", style="green")
     text.append(f"  trial {seen.best.number}  {parameters_text(seen.best)}", style="default")
     return text
 
@@ -202,8 +202,8 @@ def _watch(console: Console, look: Look, period: float, *, every: bool) -> None:
 
 def _show(console: Console, look: Look, *, json_: bool, every: bool) -> None:
     if json_:
-        found = as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
-        click.echo(json.dumps({**found, "requests": [asdict(request) for request in look.requests]}))
+        record = as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
+        click.echo(json.dumps({**record, "requests": [asdict(request) for request in look.requests]}))
     else:
         console.print(_picture(look, every=every))
 

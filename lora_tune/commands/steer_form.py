@@ -130,8 +130,8 @@ def _opened(_study: Study, sweep: StudyRecords, given: Mapping[str, str], desk: 
         clone = _clone(given, sweep)
     except InputError as error:
         return Form(said=str(error), wrong=True)
-    found = [r for r in desk.requests() if str(r.number) == given.get("asked")]
-    return Form(clone=clone, said=f"{words(found[0])}: {found[0].answer or 'noted'}" if found else "")
+    asked = [r for r in desk.requests() if str(r.number) == given.get("asked")]
+    return Form(clone=clone, said=f"{words(asked[0])}: {asked[0].answer or 'noted'}" if asked else "")
 
 
 def _asked(study: Study, sweep: StudyRecords, given: Mapping[str, str], desk: FormRequests) -> Request | Form:
@@ -163,17 +163,17 @@ _OPTIONS = click.Command("steer", params=[option for option in steer.main.params
 
 def _options(study: Study, given: Mapping[str, str], clone: int | None) -> dict[str, Any]:
     """A form as the options of ``steer``. Raises InputError for what the command line cannot read either."""
-    words = [f"--{name.replace('_', '-')}={given[name]}" for name in SETTINGS if given.get(name)]
+    arguments = [f"--{name.replace('_', '-')}={given[name]}" for name in SETTINGS if given.get(name)]
     if "stop" in given:
-        words.append(f"--stop={given['stop']}")
+        arguments.append(f"--stop={given['stop']}")
     if given.get("pause") in ("pause", "resume"):
-        words.append(f"--{given['pause']}")
+        arguments.append(f"--{given['pause']}")
     if "enqueue" in given:
         tuned = {name.removeprefix(SET): text for name, text in given.items() if name.startswith(SET) and text}
-        words += ["--enqueue", *(f"--set={name}={_value(study, name, text)}" for name, text in tuned.items())]
-        words += [] if clone is None else [f"--clone={clone}"]
+        arguments += ["--enqueue", *(f"--set={name}={_value(study, name, text)}" for name, text in tuned.items())]
+        arguments += [] if clone is None else [f"--clone={clone}"]
     try:
-        return _OPTIONS.make_context("steer", words).params
+        return _OPTIONS.make_context("steer", arguments).params
     except click.UsageError as error:
         raise InputError(error.format_message().replace("'--", "'")) from error
 

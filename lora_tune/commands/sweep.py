@@ -242,10 +242,10 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
         if closest := nearest(study, sweep):
             lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
     else:
-        other = f" ({words})" if (words := score_words(study, best)) else ""
-        if found := recommended(study, sweep):
-            words = f"{recommended_words(study, found)}, {trial_name(found.trial)}"
-            lines.append(f"take     {words}: {parameters_text(found.trial)}")
+        other = f" ({score})" if (score := score_words(study, best)) else ""
+        if believed := recommended(study, sweep):
+            sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
+            lines.append(f"take     {sentence}: {parameters_text(believed.trial)}")
         lines.append(
             f"best run {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
         )

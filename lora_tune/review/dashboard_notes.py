@@ -57,8 +57,8 @@ def whole(remark: Remark | None, facts: str) -> dict[str, Any]:
 
 def own_part(body: str, facts: str) -> str:
     """What of an edited note is people's own: all above the line; without the line, all but the facts. Pure."""
-    above, found, _ = body.partition(LINE)
-    if not found:
+    above, separator, _ = body.partition(LINE)
+    if not separator:
         above = body.partition(facts.partition("\n")[0])[0] if facts.strip() else body
     return above.strip()
 
@@ -95,8 +95,8 @@ def _noted(detail: dict[str, Any], facts: Facts, remarks: Mapping[int, Remark]) 
     for trial in (*detail["trials"], *detail["best_trials"]):
         remark = remarks.get(trial["number"])
         trial["note"] = whole(remark, facts.note(trial["number"]))
-        if remark and (found := tags(remark.text)):
-            trial["user_attrs"].append({"key": "tags", "value": " ".join(found)})
+        if remark and (own_tags := tags(remark.text)):
+            trial["user_attrs"].append({"key": "tags", "value": " ".join(own_tags)})
             tagged = True
     if tagged:
         detail["union_user_attrs"].append({"key": "tags", "sortable": False})
@@ -125,12 +125,12 @@ def _write(
 
 def _wish(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
     """(trial's number, version, body) of a request. Raises InputError."""
-    found = _NOTE.fullmatch(environ["PATH_INFO"])
-    assert found is not None
+    match = _NOTE.fullmatch(environ["PATH_INFO"])
+    assert match is not None
     length = environ.get("CONTENT_LENGTH") or "0"
     if not length.isdigit() or int(length) > LONGEST:
         raise InputError(f"a note has at most {LONGEST} bytes")
-    number = SWEEP if found["trial"] is None else facts.number_of(int(found["trial"]))
+    number = SWEEP if match["trial"] is None else facts.number_of(int(match["trial"]))
     try:
         wish = json.loads(environ["wsgi.input"].read(int(length)))
         version, body = wish["version"], wish["body"]

@@ -38,7 +38,7 @@ def plain(text: object) -> str:
 def attributes(sweep: StudyRecords, trial: Trial, now: float) -> dict[str, float | str]:
     """What is known of the trial, named for people, with units; what is unknown is left out."""
     metrics, attempts = as_mapping(trial.metrics), sweep.attempts_of(trial.number)
-    found: dict[str, float | str | None] = {
+    known: dict[str, float | str | None] = {
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
         "why proposed": trial.why or None,
@@ -47,16 +47,16 @@ def attributes(sweep: StudyRecords, trial: Trial, now: float) -> dict[str, float
     }
     if trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None:
         low, high = time_interval(trial)
-        found |= {"time to target, 90% low (s)": low, "time to target, 90% high (s)": high}
-    found |= {label: metrics.get(name) for name, label in _METRICS.items()}
-    found |= {
+        known |= {"time to target, 90% low (s)": low, "time to target, 90% high (s)": high}
+    known |= {label: metrics.get(name) for name, label in _METRICS.items()}
+    known |= {
         "global batch size (samples)": trial.parameters.get("GBS"),
         "node-hours": sum(a.node_hours(now) for a in attempts),
         "attempts": len(attempts),
         "nodes": " ".join(sorted({n for a in attempts for n in a.nodes})) or None,
         "seed": trial.seed,
     }
-    return {name: round_short(value) for name, value in found.items() if value is not None}
+    return {name: round_short(value) for name, value in known.items() if value is not None}
 
 
 _METRICS = {
@@ -92,13 +92,13 @@ class Artifact:
 def artifacts(root: Path, attempt: Attempt) -> list[Artifact]:
     """The files in an attempt's own folder below ``root``, and the diagnosis of a failed one. No subfolders."""
     folder = (root / attempt.folder).resolve()
-    found = []
+    files = []
     if folder.is_relative_to(root.resolve()) and folder.is_dir():
         names = sorted(p.name for p in folder.iterdir() if p.is_file() and not _internal(p))
-        found = [Artifact(_identity(attempt, n), _shown(attempt, n), folder / n) for n in names[:FILES_SHOWN]]
+        files = [Artifact(_identity(attempt, n), _shown(attempt, n), folder / n) for n in names[:FILES_SHOWN]]
     if attempt.failure:
-        found.append(Artifact(_identity(attempt, DIAGNOSIS), _shown(attempt, DIAGNOSIS), None))
-    return found
+        files.append(Artifact(_identity(attempt, DIAGNOSIS), _shown(attempt, DIAGNOSIS), None))
+    return files
 
 
 def _internal(path: Path) -> bool:
@@ -204,7 +204,7 @@ def steering_note(steer: str, number: int, *, open_: bool) -> str:
     again = [f"--enqueue --clone {number} --set NAME=VALUE"]
     trial = [f"--stop {number}", *again] if open_ else again
     sweep = ["--pause", "--resume", "--parallel 4", "--trials 40", "--enqueue --set NAME=VALUE"]
-    lines = "\n".join(f"{steer} {words}" for words in (sweep if number == SWEEP else trial))
+    lines = "\n".join(f"{steer} {options}" for options in (sweep if number == SWEEP else trial))
     page = "" if number == SWEEP else f"?clone={number}"
     link = "Steer this sweep" if number == SWEEP else ("Stop it, or try" if open_ else "Try") + " it with changes"
     return f"\n### Steer it\n\n[{link}](/steer{page}), or from a terminal:\n\n```\n{lines}\n```\n"
@@ -233,12 +233,12 @@ def study_note(study: Study, sweep: StudyRecords, seen: Overview, *, whole: bool
     if seen.nearest is not None:
         rows = [("Nearest", f"trial {seen.nearest.trial.number}: {seen.nearest.missing}"), *rows]
     if (believed := seen.recommended) is not None:
-        words = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
-        rows = [("Recommended", words), ("", parameters_text(believed.trial)), *rows]
+        sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
+        rows = [("Recommended", sentence), ("", parameters_text(believed.trial)), *rows]
     if not whole:
         rows = [("" if seen.recommended else "Recommended", WORKING), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
     if seen.failures:
-        found = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]
-        parts.append("### Failures\n\n" + _table(("class", "attempts", "most frequent line", "remedy"), found))
+        failures = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]
+        parts.append("### Failures\n\n" + _table(("class", "attempts", "most frequent line", "remedy"), failures))
     return "\n\n".join(parts) + "\n"

@@ -157,8 +157,8 @@ def _budget(study: Study, sweep: StudyRecords, now: float) -> Table:
         grid.add_row("trials", _bar(budget.trials, done), f"{done} of {budget.trials}")
     spent = sweep.node_hours(now)
     if budget.node_hours:
-        words = f"{spent:.3g} of {budget.node_hours:g}{price(study, spent)}"
-        grid.add_row("node-hours", _bar(budget.node_hours, spent), words)
+        usage = f"{spent:.3g} of {budget.node_hours:g}{price(study, spent)}"
+        grid.add_row("node-hours", _bar(budget.node_hours, spent), usage)
     else:
         grid.add_row("node-hours", f"{spent:.3g}{price(study, spent)}")
     return grid
@@ -249,13 +249,13 @@ def _log(lines: list[str]) -> RenderableType:
 
 def _said(line: str) -> RenderableType:
     """One line; of a verdict, what does not fit beside its columns goes on below its reason."""
-    found = _VERDICT.match(line)
-    if found is None:
+    match = _VERDICT.match(line)
+    if match is None:
         return Text(line, style="dim", overflow="fold")
     grid = Table.grid()
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    head = Text(found[0], style="dim")
-    head.stylize(_WORDS[found[1]], *found.span(1))
-    grid.add_row(head, Text(line[found.end() :], style="dim"))
+    head = Text(match[0], style="dim")
+    head.stylize(_WORDS[match[1]], *match.span(1))
+    grid.add_row(head, Text(line[match.end() :], style="dim"))
     return grid

@@ -139,4 +139,4 @@ def searched_names(study: Study) -> set[str]:
     for layout in space.each_layout():
         for name, value in layout.items():
             values.setdefault(name, set()).add(value)
-    return tuned | {name for name, found in values.items() if len(found) > 1 and name != "GBS"}
+    return tuned | {name for name, settings in values.items() if len(settings) > 1 and name != "GBS"}

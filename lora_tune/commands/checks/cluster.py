@@ -125,12 +125,12 @@ def mpi(ask: Ask, site: Site) -> Finding:
 
 def mpi_types(text: str) -> set[str]:
     """The types in ``srun --mpi=list``: one a line, and pmix's versions behind a colon."""
-    found: set[str] = set()
+    types: set[str] = set()
     for line in text.splitlines():
         line = line.removeprefix("srun:").strip()
         if "..." not in line:
-            found |= set(line.rpartition(":")[2].replace(",", " ").split())
-    return found
+            types |= set(line.rpartition(":")[2].replace(",", " ").split())
+    return types
 
 
 def accepted(ask: Ask, arguments: list[str]) -> Finding:

@@ -119,12 +119,12 @@ def model(folder: str | None) -> Iterator[Finding]:
         yield problem("no model folder", why, "set site.model, or export MODEL=/path/to/model")
         return
     root, fix = Path(folder), "convert it with the implementation's scripts, or correct site.model"
-    found = [
+    candidates = [
         (place, form, [part for part in form.parts if not any(place.glob(part))])
         for place in (root, root / "model")
         for form in CHECKPOINTS
     ]
-    place, form, absent = min(found, key=lambda one: len(one[2]) / len(one[1].parts))
+    place, form, absent = min(candidates, key=lambda one: len(one[2]) / len(one[1].parts))
     if len(absent) == len(form.parts):
         forms = "; ".join(f"{form.name}: {', '.join(form.parts)}" for form in CHECKPOINTS)
         yield problem(f"{root} holds no model of a known form ({forms})", why, fix)
@@ -191,15 +191,15 @@ def server(url: str) -> Finding:
 def implementation(workload: MlperfWorkload, study: Study, trial: Path) -> Iterator[Finding]:
     """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
     try:
-        found = workload.implementation
+        implementation = workload.implementation
     except LoraTuneError as error:
         script = workload.settings.script
         yield problem(str(error), f"its {script} is what a trial runs", "see above, or correct workload.implementation")
         return
-    shared = f"; every config sources {', '.join(found.common)}" if found.common else ""
-    yield good(f"implementation {found.folder}, {len(found.reads)} variables read{shared}")
+    shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
+    yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
     yield from _base(workload)
-    if found.in_container:
+    if implementation.in_container:
         yield warning(
             "the training code is not in this folder: no file here reads LR or MAX_STEPS",
             "which variables have an effect, only the container can tell",
@@ -207,16 +207,16 @@ def implementation(workload: MlperfWorkload, study: Study, trial: Path) -> Itera
         )
     try:
         job = workload.job(some_proposal(study), trial)
-        if not found.in_container:
+        if not implementation.in_container:
             yield good(f"it reads all of {', '.join(study.space)}")
-        nodes = own_nodes(found.folder / Path(job.argv[-1]).name)
+        nodes = own_nodes(implementation.folder / Path(job.argv[-1]).name)
         if nodes and study.site.nodelist is None:
             yield problem(
                 f"{Path(job.argv[-1]).name} asks for the nodes {nodes} by name",
                 "they are another cluster's, or too many for a trial",
                 "name yours in site.nodelist, which overrides that line",
             )
-        launched = found.folder / Path(job.argv[-1]).name
+        launched = implementation.folder / Path(job.argv[-1]).name
         for doubt in (*path_doubts(job), *script_doubts(launched, job.environment)):
             what, _, fix = doubt.rpartition("; ")
             yield problem(what, "every trial would run into it", fix)
@@ -263,7 +263,7 @@ def bandwidth(folders: list[Path], system: str, nodes: int) -> Finding:
         return good("no NCCL test on record yet; run.sub makes one unless NCCL_TEST=0")
     log, reading, text = readings[-1]
     devices = " ".join(re.findall(r"^.*\bdevice\b.*$", text, re.MULTILINE))
-    gpu = next((name for words in (devices, system) for name in LINK_RATES if name in words), None)
+    gpu = next((name for described in (devices, system) for name in LINK_RATES if name in described), None)
     if gpu is None or nodes > 1:
         unknown = f"no threshold is known for {system}" if gpu is None else "not judged across nodes"
         return good(f"NCCL bus bandwidth {reading:g} GB/s ({log}); {unknown}")

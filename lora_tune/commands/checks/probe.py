@@ -104,7 +104,7 @@ def script(asked: list[Question]) -> str:
 
 def answers(asked: list[Question], log: str) -> Iterator[Finding]:
     """The findings in the job's log; a question without an answer is a problem too."""
-    said = {words[1]: words[2] for line in log.splitlines() if len(words := line.split()) == 3 and words[0] == _MARK}
+    said = {parts[1]: parts[2] for line in log.splitlines() if len(parts := line.split()) == 3 and parts[0] == _MARK}
     for number, question in enumerate(asked):
         answer = said.get(str(number))
         if answer == "yes":

@@ -198,11 +198,11 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
         runs = replicates(driving.sweep)
-        found = confirmation(review.study, driving.sweep, options.field, runs, race.standing())
-        if found is None:
+        verdict = confirmation(review.study, driving.sweep, options.field, runs, race.standing())
+        if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
-        return _hand_over(options, store, driving.sweep, found, runs, clock.now(), say=say)
+        return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), say=say)
     finally:
         watcher.close()
         store.close()
@@ -212,30 +212,34 @@ Runs = dict[int, list[Replicate]]
 
 
 def _hand_over(
-    options: Options, store: Store, race: StudyRecords, found: Confirmation, runs: Runs, now: float, *, say: bool
+    options: Options, store: Store, race: StudyRecords, verdict: Confirmation, runs: Runs, now: float, *, say: bool
 ) -> int:
     """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
     review = options.review
-    sweep = _noted(options, store, found, runs, now)
+    sweep = _noted(options, store, verdict, runs, now)
     timed = objective_of(review.study).timed
-    folder = review.paths.confirm(found.chosen) if found.chosen is not None and timed else None
+    folder = review.paths.confirm(verdict.chosen) if verdict.chosen is not None and timed else None
     checks = None
-    if folder is not None and found.chosen is not None:
-        write_results(folder, _texts(options, race, runs[found.chosen][: options.settings.most]))
+    if folder is not None and verdict.chosen is not None:
+        write_results(folder, _texts(options, race, runs[verdict.chosen][: options.settings.most]))
         checks = check(folder, review.study.objective.ruleset)
-    record = {**as_json(found), "checks": asdict(checks) if checks else None, "confidence": options.settings.confidence}
+    record = {
+        **as_json(verdict),
+        "checks": asdict(checks) if checks else None,
+        "confidence": options.settings.confidence,
+    }
     text = json.dumps(record, indent=1, default=str)
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
     written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)
     report.write_report(review.study, sweep, review.paths.report, report.said_if_known(store, review.study.name))
     if say:
-        click.echo("\n" + summary(review.study, sweep, found))
+        click.echo("\n" + summary(review.study, sweep, verdict))
         _say_checks(checks, folder)
         if written is not None:
             click.echo(f"config   {near(written.path)}\nreport   {near(review.paths.report)}")
     else:
         click.echo(json.dumps({"event": "confirmation", **json.loads(text)}))
-    return errors.EXIT_NOTHING_REACHED if found.chosen is None else errors.EXIT_DONE
+    return errors.EXIT_NOTHING_REACHED if verdict.chosen is None else errors.EXIT_DONE
 
 
 def _say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
@@ -246,10 +250,10 @@ def _say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
     click.echo(f"results  {near(folder)}/result_*.txt")
 
 
-def _noted(options: Options, store: Store, found: Confirmation, runs: Runs, now: float) -> StudyRecords:
+def _noted(options: Options, store: Store, verdict: Confirmation, runs: Runs, now: float) -> StudyRecords:
     """The sweep with the outcome among its trials, written down if nobody drives it."""
     sweep = store.load(options.review.sweep.name) or options.review.sweep
-    changed = confirmed(sweep, found, runs)
+    changed = confirmed(sweep, verdict, runs)
     try:
         lease = take_lease(store, sweep.name, now)
     except errors.SweepBusyError as error:

@@ -147,20 +147,20 @@ def scored(
     none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
     if benchmark is None or benchmark.progress == "epoch_num" or not isinstance(batch, int):
         low, high = (bound / 60 for bound in mean[1:])
-        words = f"{which} {duration(60 * olympic)}" if math.isfinite(olympic) else none
-        words += f"; {NO_REFERENCE if benchmark is None else EPOCHS}"
+        sentence = f"{which} {duration(60 * olympic)}" if math.isfinite(olympic) else none
+        sentence += f"; {NO_REFERENCE if benchmark is None else EPOCHS}"
         return Scored(
             runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
-            sentences=(words,),
+            sentences=(sentence,),
         )  # fmt: skip
     samples = [r.samples if r.samples is not None else math.inf for r in runs]
-    found = score(benchmark, minutes, samples, batch)
+    mlperf = score(benchmark, minutes, samples, batch)
     ahead = _ahead(benchmark, own, batch)
-    words = f"{which} {found.olympic_minutes:.2f} min x {found.factor:.4f} = {found.minutes:.2f} min"
+    sentence = f"{which} {mlperf.olympic_minutes:.2f} min x {mlperf.factor:.4f} = {mlperf.minutes:.2f} min"
     return Scored(
-        runs=len(runs), olympic=found.olympic_minutes, factor=found.factor, minutes=found.minutes, low=ahead.low,
+        runs=len(runs), olympic=mlperf.olympic_minutes, factor=mlperf.factor, minutes=mlperf.minutes, low=ahead.low,
         high=ahead.high, passes=ahead.passes,
-        sentences=(words, found.sentence, ahead.sentence) if math.isfinite(olympic) else (none, ahead.sentence),
+        sentences=(sentence, mlperf.sentence, ahead.sentence) if math.isfinite(olympic) else (none, ahead.sentence),
     )  # fmt: skip
 
 

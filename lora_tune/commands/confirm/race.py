@@ -36,15 +36,15 @@ def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
 
     Raises InputError where no trial reached the target.
     """
-    found: list[Trial] = []
+    leaders: list[Trial] = []
     believed = recommended(study, sweep)
     first = [believed.trial] if believed is not None and believed.ran else []
     for trial in [*first, *ranked(study, sweep)]:
-        if all(trial.parameters != other.parameters for other in found):
-            found.append(trial)
-    if not found:
+        if all(trial.parameters != other.parameters for other in leaders):
+            leaders.append(trial)
+    if not leaders:
         raise InputError(f"{study.name}: {objective_of(study).nothing}; nothing to confirm")
-    return found[:top]
+    return leaders[:top]
 
 
 class Race:

@@ -73,12 +73,12 @@ def check(folder: Path, ruleset: str | None = None) -> CheckerResult:
     named = {_benchmark(path) for path in folder.glob("result_*.txt")}
     if len(named) != 1 or not named <= set(benchmark_names()):
         shown = ", ".join(sorted(name or "none" for name in named))
-        words = (
+        reason = (
             f"MLPerf's compliance and RCP checks do not apply: the logs name the benchmark {shown}, none of MLPerf's"
         )
-        return CheckerResult(False, False, (words,))
-    found = read_submission(folder, ruleset)
-    return CheckerResult(True, passes(found), tuple(sentences(found)))
+        return CheckerResult(False, False, (reason,))
+    submission = read_submission(folder, ruleset)
+    return CheckerResult(True, passes(submission), tuple(sentences(submission)))
 
 
 def _benchmark(path: Path) -> str:

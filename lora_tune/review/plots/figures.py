@@ -157,8 +157,8 @@ def _rule(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
 def _rule_words(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
     across = {"x": 0, "xref": "paper", "xanchor": "left", "y": mark.value, "yref": "y", "yanchor": "bottom"}
     up = {"y": 1, "yref": "paper", "yanchor": "top", "x": mark.value, "xref": "x", "xanchor": "left"}
-    words = {"text": escape(mark.name), "showarrow": False, "font": {"color": theme[mark.colour], "size": 12}}
-    return words | (across if mark.axis == "y" else up)
+    annotation = {"text": escape(mark.name), "showarrow": False, "font": {"color": theme[mark.colour], "size": 12}}
+    return annotation | (across if mark.axis == "y" else up)
 
 
 def _scale_words(mark: AxisScale, theme: Mapping[str, str]) -> list[dict[str, Any]]:

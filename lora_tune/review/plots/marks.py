@@ -118,11 +118,11 @@ def _bars(mark: Bars, f: PlotFrame) -> str:
 def _rule(mark: Rule, f: PlotFrame) -> str:
     if mark.axis == "y":
         start, end = (f.left, f.y(mark.value)), (f.right, f.y(mark.value))
-        words = text_at(f.left + 4, f.y(mark.value) - 5, mark.name, "start", mark.colour)
+        label = text_at(f.left + 4, f.y(mark.value) - 5, mark.name, "start", mark.colour)
     else:
         start, end = (f.x(mark.value), f.top), (f.x(mark.value), f.bottom)
-        words = text_at(f.x(mark.value) + 5, f.top + 13, mark.name, "start", mark.colour)
-    return line_between(f"s-{mark.colour} dash", start, end, 1.5) + words
+        label = text_at(f.x(mark.value) + 5, f.top + 13, mark.name, "start", mark.colour)
+    return line_between(f"s-{mark.colour} dash", start, end, 1.5) + label
 
 
 _OVER_LINES = "ink s-paper halo"

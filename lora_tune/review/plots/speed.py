@@ -34,7 +34,7 @@ def time_parts(study: Study, sweep: StudyRecords) -> list[TimeParts]:
     ``rest`` is what the two do not explain: the cold first block, data loading, checkpoints. Trials whose log gives
     no throughput are left out.
     """
-    found = []
+    parts = []
     for trial in ranked(study, sweep)[:SHOWN]:
         metrics = trial.metrics
         speed, seconds, samples = metrics.samples_per_second, trial.seconds, trial.samples
@@ -44,8 +44,8 @@ def time_parts(study: Study, sweep: StudyRecords) -> list[TimeParts]:
         evals = count * (metrics.seconds_per_eval or 0.0)
         training = min(samples / speed, seconds)
         rest = max(0.0, seconds - training - evals)
-        found.append(TimeParts(trial, metrics.init_seconds or 0.0, training, min(evals, seconds - training), rest))
-    return found
+        parts.append(TimeParts(trial, metrics.init_seconds or 0.0, training, min(evals, seconds - training), rest))
+    return parts
 
 
 def time_decomposition(study: Study, sweep: StudyRecords) -> Chart | None:
@@ -106,34 +106,34 @@ def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
         )
         speeds.setdefault(layout, []).append(speed)
         trials.setdefault(layout, []).append(trial.number)
-    found = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]
-    return sorted(found, key=lambda x: -median(x.speeds))
+    by_layout = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]
+    return sorted(by_layout, key=lambda x: -median(x.speeds))
 
 
 def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
     """Throughput by layout: a bar to the median, a point a trial; None before anything was measured."""
-    found = layout_speeds(study, sweep)[:SHOWN]
-    if not found:
+    layouts = layout_speeds(study, sweep)[:SHOWN]
+    if not layouts:
         return None
-    rows = {x.layout: float(len(found) - 1 - i) for i, x in enumerate(found)}
-    points = [(speed, rows[x.layout]) for x in found for speed in x.speeds]
-    texts = [f"trial {t}: {s:.4g} samples/s" for x in found for t, s in zip(x.trials, x.speeds, strict=True)]
-    whose = [t for x in found for t in x.trials]
+    rows = {x.layout: float(len(layouts) - 1 - i) for i, x in enumerate(layouts)}
+    points = [(speed, rows[x.layout]) for x in layouts for speed in x.speeds]
+    texts = [f"trial {t}: {s:.4g} samples/s" for x in layouts for t, s in zip(x.trials, x.speeds, strict=True)]
+    whose = [t for x in layouts for t in x.trials]
     return Chart(
         title="Throughput by layout",
         x=Axis(label="samples/s, warm blocks", low=0.0),
-        y=Axis(label="layout", categories=tuple(x.layout for x in reversed(found))),
+        y=Axis(label="layout", categories=tuple(x.layout for x in reversed(layouts))),
         marks=(
             Bars(
                 name="median",
-                bars=[(rows[x.layout], 0.0, median(x.speeds)) for x in found],
+                bars=[(rows[x.layout], 0.0, median(x.speeds)) for x in layouts],
                 colour="one",
                 texts=[
-                    f"{x.layout}: median {median(x.speeds):.4g} samples/s over {len(x.speeds)} trials" for x in found
+                    f"{x.layout}: median {median(x.speeds):.4g} samples/s over {len(x.speeds)} trials" for x in layouts
                 ],
             ),
             Markers(name="one trial", points=points, colour="two", size=3, texts=texts, trials=whose),
         ),
         note="Trials that differ in nothing that costs time agree within a percent; else the machine is noisy.",
-        height=90 + 24 * len(found),
+        height=90 + 24 * len(layouts),
     )

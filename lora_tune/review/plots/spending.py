@@ -39,7 +39,7 @@ class Stay:
 
 def stays(sweep: StudyRecords, now: float) -> list[Stay]:
     """Every attempt that started, on each of its nodes, by start; a failed attempt shows as failed."""
-    found = []
+    on_nodes = []
     for attempt in sorted(sweep.attempts.values(), key=lambda a: a.started_at or math.inf):
         if attempt.started_at is None:
             continue
@@ -49,21 +49,21 @@ def stays(sweep: StudyRecords, now: float) -> list[Stay]:
             colour, outcome = "bad", "failed or infeasible"
         end = attempt.ended_at if attempt.ended_at is not None else now
         for node in attempt.nodes or ("(node unknown)",):
-            found.append(Stay(node, attempt.started_at, end, attempt.trial, attempt.number, outcome, colour))
-    return found
+            on_nodes.append(Stay(node, attempt.started_at, end, attempt.trial, attempt.number, outcome, colour))
+    return on_nodes
 
 
 def timeline(sweep: StudyRecords, now: float) -> Chart | None:
     """Attempts on their nodes over time; None before the first start. One node with several trials gets lanes."""
-    found = stays(sweep, now)
-    if not found:
+    on_nodes = stays(sweep, now)
+    if not on_nodes:
         return None
-    begin = found[0].start
-    rows, names, hidden = _lanes(found)
-    unit = time_unit(s.end - begin for s in found)
+    begin = on_nodes[0].start
+    rows, names, hidden = _lanes(on_nodes)
+    unit = time_unit(s.end - begin for s in on_nodes)
     marks: list[Mark] = []
-    for outcome in dict.fromkeys(s.outcome for s in found):
-        chosen = [(r, s) for r, s in zip(rows, found, strict=True) if s.outcome == outcome and r is not None]
+    for outcome in dict.fromkeys(s.outcome for s in on_nodes):
+        chosen = [(r, s) for r, s in zip(rows, on_nodes, strict=True) if s.outcome == outcome and r is not None]
         marks.append(
             Bars(
                 name=outcome,
@@ -88,14 +88,14 @@ def timeline(sweep: StudyRecords, now: float) -> Chart | None:
     )
 
 
-def _lanes(found: Sequence[Stay]) -> tuple[list[int | None], list[str], int]:
+def _lanes(on_nodes: Sequence[Stay]) -> tuple[list[int | None], list[str], int]:
     """A row for each stay (None: not shown), the rows' names, and how many rows are not shown.
 
     Stays that overlap on one node go into lanes of their own, since one machine may run several trials.
     """
     lanes: dict[str, list[float]] = {}
     placed: list[tuple[str, int]] = []
-    for stay in found:
+    for stay in on_nodes:
         ends = lanes.setdefault(stay.node, [])
         lane = next((i for i, end in enumerate(ends) if end <= stay.start + 1e-6), len(ends))
         ends[lane : lane + 1] = [stay.end]
@@ -120,7 +120,7 @@ def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
     """Finished trials in order of their ends, with what was spent and the best so far."""
     objective = objective_of(study)
     spent, best = 0.0, None
-    found = []
+    bought = []
     for trial in sorted(
         (t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0
     ):
@@ -128,21 +128,21 @@ def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
         value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
         if value is not None:
             best = value if best is None or objective.better(value, best) else best
-        found.append(Purchase(trial, spent, best))
-    return found
+        bought.append(Purchase(trial, spent, best))
+    return bought
 
 
 def spending(study: Study, sweep: StudyRecords) -> Chart | None:
     """The best so far against node-hours spent; None before a trial reached the target."""
-    found = purchases(study, sweep)
-    bests = [p.best for p in found if p.best is not None]
+    bought = purchases(study, sweep)
+    bests = [p.best for p in bought if p.best is not None]
     if not bests:
         return None
     objective = objective_of(study)
     unit = time_unit(bests) if objective.timed else None
     scale = unit.seconds if unit else 1.0
-    reached = [p for p in found if p.trial.verdict is Verdict.REACHED and p.trial.metrics.objective is not None]
-    line = [(p.node_hours, p.best / scale) for p in found if p.best is not None]
+    reached = [p for p in bought if p.trial.verdict is Verdict.REACHED and p.trial.metrics.objective is not None]
+    line = [(p.node_hours, p.best / scale) for p in bought if p.best is not None]
     final = bests[-1]
     texts = [f"trial {p.trial.number}: {_said(study, p.trial.objective, final)}" for p in reached]
     price = study.budget.price_per_node_hour
