@@ -82,14 +82,14 @@ def other_log(attempt: Attempt, status: JobStatus, head: bytes, end: bytes, size
     """
     if status.log_bytes is None or not attempt.token:
         return None
-    found = token_in(head)
-    if found and found != attempt.token:
-        return _foreign(found, attempt)
+    token = token_in(head)
+    if token and token != attempt.token:
+        return _foreign(token, attempt)
     zeros = end.endswith(b"\0\0")
-    if found and size >= status.log_bytes and not zeros:
+    if token and size >= status.log_bytes and not zeros:
         return None
     cut = f"of the {status.log_bytes:,} bytes that its job wrote the log holds {size:,}{', zeros at its end' * zeros}"
-    what = cut if found else "the line at the log's head that says whose it is is gone"
+    what = cut if token else "the line at the log's head that says whose it is is gone"
     remedy = "it was truncated, or its disk lost a part; the trial is run again"
     return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)
 
@@ -177,10 +177,10 @@ def _no_time(
 
 
 def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:
-    found = run.hyperparameters.get(ATTEMPT_KEY)
-    if not attempt.token or found is None or found == attempt.token:
+    token = run.hyperparameters.get(ATTEMPT_KEY)
+    if not attempt.token or token is None or token == attempt.token:
         return None
-    return _foreign(str(found), attempt)
+    return _foreign(str(token), attempt)
 
 
 def _foreign(token: str, attempt: Attempt) -> Diagnosis:

@@ -49,11 +49,11 @@ def departed(sweep: StudyRecords, workload: Workload) -> str:
 
 def refuse_departed(sweep: StudyRecords, workload: Workload, remedy: str = REMEDY) -> None:
     """Raise InputError where trials from now on would build on another config than the one that trial 0 measured."""
-    if words := departed(sweep, workload):
-        raise InputError(f"{words}; {remedy}")
+    if sentence := departed(sweep, workload):
+        raise InputError(f"{sentence}; {remedy}")
 
 
 def _words(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    found = [str(change).strip() for change in differences(before, now)]
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{name} is not what this sweep began with: {', '.join(found[:SHOWN])}{more}" if found else ""
+    changes = [str(change).strip() for change in differences(before, now)]
+    more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+    return f"{name} is not what this sweep began with: {', '.join(changes[:SHOWN])}{more}" if changes else ""

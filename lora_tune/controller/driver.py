@@ -74,10 +74,10 @@ class Driver:
         self._fixed_at = fixed_at
         self._study, self._dependencies = study, ports
         self._period, self._submit_grace = period, submit_grace_seconds
-        found = ports.store.load(study.name)
-        assert found is not None, "the sweep's row is made before its driver"
-        self._work = UnitOfWork(found)
-        self._jobs = Jobs(ports.workload, paths, found.id)
+        sweep = ports.store.load(study.name)
+        assert sweep is not None, "the sweep's row is made before its driver"
+        self._work = UnitOfWork(sweep)
+        self._jobs = Jobs(ports.workload, paths, sweep.id)
         self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
         self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
         self._steering = Steering(study, ports.requests, ports.session, self._work, self._watch, self._events)
@@ -191,9 +191,9 @@ class Driver:
                 "a trial's log cannot be read" if self._newest(failed).failure == FailureKind.UNREAD else budgets.ALIKE
             )
             if self._work.open_trials():
-                words = f"{count}: no more are started while the others run"
-                self._events.trouble("failures", words)
-                return words
+                sentence = f"{count}: no more are started while the others run"
+                self._events.trouble("failures", sentence)
+                return sentence
             self._save()
             raise SetupError(
                 f"{count}: {failed.sentence}; "

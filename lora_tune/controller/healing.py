@@ -22,9 +22,9 @@ ALIKE = re.compile(r"FP4|FP8|BF16|HEALING|PRECISION|QUANT|RECIPE|^GBS$", re.IGNO
 
 def remembered(settings: Mapping[str, object]) -> TrialMetrics:
     """What a trial keeps of the settings that its program is given; nothing where they say nothing."""
-    found = precision_of(settings)
-    steps = float(found.healing_steps) if found.healing_steps else None
-    return TrialMetrics(precision=found.lowest or None, healing_steps=steps)
+    stated = precision_of(settings)
+    steps = float(stated.healing_steps) if stated.healing_steps else None
+    return TrialMetrics(precision=stated.lowest or None, healing_steps=steps)
 
 
 def precision(trial: Trial, run: RunLog | None = None) -> Precision:
@@ -51,8 +51,8 @@ def healing_samples(trial: Trial, run: RunLog, sweep: StudyRecords | None = None
 
 def own_shape(trial: Trial, run: RunLog | None = None) -> bool:
     """Whether curves of runs in other precisions say nothing of this trial's. run: its log, as far as it goes."""
-    found = precision(trial, run)
-    return found.lowest == FP4 or found.healing_steps > 0 or (trial.metrics.healing_samples or 0.0) > 0
+    stated = precision(trial, run)
+    return stated.lowest == FP4 or stated.healing_steps > 0 or (trial.metrics.healing_samples or 0.0) > 0
 
 
 def _kind(trial: Trial) -> tuple[tuple[str, str], ...]:

@@ -51,15 +51,15 @@ class Jobs:
 
     def foreign_record(self, attempt: Attempt) -> str:
         """Which record in the folder of an attempt is another one's; "" where none is."""
-        for path, found in self._records(attempt):
-            if attempt.token and (other := foreign(path.name, found, attempt.token)):
+        for path, token in self._records(attempt):
+            if attempt.token and (other := foreign(path.name, token, attempt.token)):
                 return f"{attempt.folder}: {other}"
         return ""
 
     def foreign_folder(self, attempt: Attempt) -> str:
         """What in the folder of an attempt that nobody has submitted yet is of another one; "" where nothing is."""
-        if found := self.foreign_record(attempt):
-            return found
+        if sentence := self.foreign_record(attempt):
+            return sentence
         log = AttemptPaths(self._paths.root / attempt.folder).log
         foreign_log = attempt.token and log.exists() and not self._records(attempt)
         return f"{attempt.folder} has a log that this attempt did not write" if foreign_log else ""
@@ -68,8 +68,8 @@ class Jobs:
         """The readable records in the folder of an attempt, each with the token that it carries."""
         files = AttemptPaths(self._paths.root / attempt.folder)
         paths = (files.job, files.slurm, files.claim, files.started, files.ended)
-        found = ((path, read_json(path).content) for path in paths)
-        return [(path, text_of(content, "token")) for path, content in found if content is not None]
+        contents = ((path, read_json(path).content) for path in paths)
+        return [(path, text_of(content, "token")) for path, content in contents if content is not None]
 
     def elsewhere(self, attempt: Attempt) -> Attempt:
         """The attempt in a folder that no other one has."""

@@ -100,10 +100,10 @@ class LastRun:
         if _open(sweep) or sum(t.why == WHY for t in sweep.trials.values()) >= MOST:
             return None
         study = self._study()
-        found = recommended(study, sweep)
-        if found is None or found.ran:
+        recommendation = recommended(study, sweep)
+        if recommendation is None or recommendation.ran:
             return None
-        return self._search.propose(study.search_space.conditions.complete(found.trial.tuned), WHY)
+        return self._search.propose(study.search_space.conditions.complete(recommendation.trial.tuned), WHY)
 
     def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
         """As of the search."""

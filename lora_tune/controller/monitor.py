@@ -109,11 +109,11 @@ class JobMonitor:
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
             # What is judged by times that cannot be true is judged when the job is over, and measured again.
             trusted = impossible_times(run, status, stamped=log.stamped) is None
-            found = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
-            if isinstance(found, pruning.Audited):
-                self._audit(trial, found, run)
+            judgement = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
+            if isinstance(judgement, pruning.Audited):
+                self._audit(trial, judgement, run)
             else:
-                action = found
+                action = judgement
         if isinstance(action, policy.Stop):
             # Not shown: the verdict follows, with the same words.
             self._events.log("stop", trial=trial.number, text=f"trial {trial.number}: stopping it: {action.sentence}")
@@ -126,14 +126,14 @@ class JobMonitor:
         elif attempt.stop is StopKind.NONE:
             self._remark(trial, queueing.waiting(status) or policy.quiet(self._study, look, now))
 
-    def _audit(self, trial: Trial, found: pruning.Audited, run: RunLog) -> None:
+    def _audit(self, trial: Trial, audited: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""
         if trial.metrics.audited:
             return
-        metrics = replace(trial.metrics, audited=found.sentence, audited_samples=run.evals[-1].samples)
+        metrics = replace(trial.metrics, audited=audited.sentence, audited_samples=run.evals[-1].samples)
         self._work.put_trial(replace(trial, metrics=metrics))
         self._events.note(
-            f"trial {trial.number}: an audit, continues although {found.sentence}", "audit", trial=trial.number
+            f"trial {trial.number}: an audit, continues although {audited.sentence}", "audit", trial=trial.number
         )
 
     def _remark(self, trial: Trial, sentence: str) -> None:
@@ -169,20 +169,20 @@ class JobMonitor:
         run = next((r for r in runs if r.reached(self._study.target)), log.run())
         attempt = replace(attempt, ended_at=attempt.ended_at or now)
         status = conclusion.of_training(status, run)
-        found = self._found(attempt, status, log, run)
+        diagnosis = self._found(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
-        over = found.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
+        over = diagnosis.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
         action = conclusion.conclude(
-            self._study, attempts, status, run, found, trial=trial, node_at_fault=suspect, far_over=over
+            self._study, attempts, status, run, diagnosis, trial=trial, node_at_fault=suspect, far_over=over
         )
         if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
             untrue = self._untrue(trial, attempt, status, log, (*runs, run))
             if untrue is not None:
-                found, action = untrue, conclusion.refuse(self._study, attempts, untrue)
+                diagnosis, action = untrue, conclusion.refuse(self._study, attempts, untrue)
         failed = isinstance(action, conclusion.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
-        kind = (found.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
-        told = found if failed else Diagnosis()
+        kind = (diagnosis.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
+        told = diagnosis if failed else Diagnosis()
         attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
         self._work.put_attempt(attempt)
         self._logs.pop((attempt.trial, attempt.number), None)

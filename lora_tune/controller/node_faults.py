@@ -61,22 +61,22 @@ def may_be_the_nodes(sweep: StudyRecords, attempt: Attempt, now: float) -> bool:
 
 def _recent(attempts: Iterable[Attempt], now: float) -> list[Attempt]:
     """Those that run, and those that ended in the last day; by their end."""
-    found = [a for a in attempts if a.started_at and (a.ended_at is None or now - a.ended_at < LEFT_OUT_SECONDS)]
-    return sorted(found, key=lambda a: a.ended_at or now)
+    recent = [a for a in attempts if a.started_at and (a.ended_at is None or now - a.ended_at < LEFT_OUT_SECONDS)]
+    return sorted(recent, key=lambda a: a.ended_at or now)
 
 
 def _failed_in_a_row(recent: Sequence[Attempt]) -> dict[str, dict[int, Attempt]]:
     """Node -> the attempts, by trial, that failed on it since one there did not."""
-    found: dict[str, dict[int, Attempt]] = {}
+    failed: dict[str, dict[int, Attempt]] = {}
     for attempt in (a for a in recent if a.ended_at is not None):
         own_end = attempt.state not in (JobState.CANCELLED, JobState.LOST, JobState.PREEMPTED)
         if attempt.failure in ANY and (own_end or attempt.stop is StopKind.SILENT):
             for node in attempt.nodes:
-                found.setdefault(node, {})[attempt.trial] = attempt
+                failed.setdefault(node, {})[attempt.trial] = attempt
         elif not attempt.failure and attempt.stop is not StopKind.USER:
             for node in attempt.nodes:
-                found.pop(node, None)
-    return found
+                failed.pop(node, None)
+    return failed
 
 
 def _sits_on(node: str, failed: Mapping[int, Attempt], recent: Collection[Attempt], now: float) -> bool:

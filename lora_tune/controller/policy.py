@@ -86,8 +86,8 @@ def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
     # Of a trial that shares its node with others, its own share of the time counts.
     if lived * look.status.node_share > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
-        found = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
-        return Stop(StopKind.TIME_LIMIT, sentence, found)
+        diagnosis = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
+        return Stop(StopKind.TIME_LIMIT, sentence, diagnosis)
     if look.unmatched:
         return Stop(StopKind.UNREAD, look.unmatched, unread(look.unmatched))
     if look.trial.probe and probed(look.run):
@@ -149,8 +149,8 @@ def _went_on(run: RunLog, stop: Eval) -> float:
 def _queued(study: Study, look: JobSnapshot, now: float) -> Stop | None:
     """For a job in the queue: give it up when it waited for too long, or can never start."""
     waited = now - (look.attempt.submitted_at or look.attempt.intended_at)
-    found = queueing.too_long(study, look.status, waited)
-    return None if found is None else Stop(StopKind.QUEUE, *found)
+    overdue = queueing.too_long(study, look.status, waited)
+    return None if overdue is None else Stop(StopKind.QUEUE, *overdue)
 
 
 def _undying(look: JobSnapshot) -> str:

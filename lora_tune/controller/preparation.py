@@ -57,23 +57,25 @@ def prepare(paths: SweepPaths, how: Preparation) -> None:
         job = how.make(paths.preparation(record["attempt"]).folder)
         assert job is not None
         status = _run(job, how)
-        found = _diagnosis(job, status)
+        diagnosis = _diagnosis(job, status)
         seconds = (status.ended_at or 0.0) - (status.started_at or status.ended_at or 0.0)
         record |= {
-            "state": "failed" if found.kind else "done",
+            "state": "failed" if diagnosis.kind else "done",
             "job_id": status.job_id,
             "started_at": status.started_at,
             "ended_at": status.ended_at,
             "node_hours": max(0.0, seconds) * job.resources.nodes / 3600,
         }
         _write(paths, record)
-        journal.write(how.now(), "prepared" if not found.kind else "preparation failed", **record, line=found.line)
-        if found.kind and (found.kind not in RETRIED or record["attempt"] + 1 >= last):
+        journal.write(
+            how.now(), "prepared" if not diagnosis.kind else "preparation failed", **record, line=diagnosis.line
+        )
+        if diagnosis.kind and (diagnosis.kind not in RETRIED or record["attempt"] + 1 >= last):
             raise SetupError(
-                f"the preparation failed, so no trial was started: {found.line}; {found.remedy}; its log is {job.log}; "
-                "fix it and rerun the same command"
+                f"the preparation failed, so no trial was started: {diagnosis.line}; {diagnosis.remedy}; "
+                f"its log is {job.log}; fix it and rerun the same command"
             )
-        what = f"again: {found.line}" if found.kind else f"done in {seconds:.0f} s, job {status.job_id}"
+        what = f"again: {diagnosis.line}" if diagnosis.kind else f"done in {seconds:.0f} s, job {status.job_id}"
         how.say(f"preparation: {what}")
 
 
@@ -120,13 +122,13 @@ def _record(paths: SweepPaths, job: Job) -> dict[str, Any]:
     """The record of this preparation; a new one where there is none, or where another command was prepared."""
     command = json.dumps([job.argv, sorted(job.environment.items()), str(job.cwd), job.resources.nodes])
     key = hashlib.sha256(command.encode()).hexdigest()[:12]
-    found = read_json(paths.prepared).content or {}
-    attempt = whole_of(found, "attempt")
+    record = read_json(paths.prepared).content or {}
+    attempt = whole_of(record, "attempt")
     if attempt is None or attempt < 0:
         return {"key": key, "attempt": _last_attempt(paths) + 1, "state": "running"}
-    if text_of(found, "key") != key or text_of(found, "state") not in ("running", "done", "failed"):
+    if text_of(record, "key") != key or text_of(record, "state") not in ("running", "done", "failed"):
         return {"key": key, "attempt": attempt + 1, "state": "running"}
-    return {**found, "attempt": attempt}
+    return {**record, "attempt": attempt}
 
 
 def _last_attempt(paths: SweepPaths) -> int:

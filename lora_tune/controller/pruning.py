@@ -54,15 +54,15 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
         return Stop(
             StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
         )
-    found = verdict(
+    judgement = verdict(
         run.evals, level(study, sweep), evidence(study, sweep, trial, run),
         length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
     )  # fmt: skip
     audit = is_audit(study, trial)
-    if found.stop and not (audit and found.reason == "stalled"):
-        return Stop(StopKind.PRUNED, found.sentence)
-    if audit and (found.stop or trial.metrics.audited):
-        return Audited(found.sentence)
+    if judgement.stop and not (audit and judgement.reason == "stalled"):
+        return Stop(StopKind.PRUNED, judgement.sentence)
+    if audit and (judgement.stop or trial.metrics.audited):
+        return Audited(judgement.sentence)
     return _capped(study, sweep, trial, run)
 
 
@@ -128,10 +128,10 @@ def _incumbent(sweep: StudyRecords, best: Trial, *, calibrated: bool) -> Incumbe
 
 def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
     """Seconds to target of the trials that reached it, by their parameters."""
-    found: dict[object, list[float]] = {}
+    repeats: dict[object, list[float]] = {}
     for trial in sweep.reached():
-        found.setdefault(_settings(trial), []).append(trial.seconds or math.inf)
-    return found
+        repeats.setdefault(_settings(trial), []).append(trial.seconds or math.inf)
+    return repeats
 
 
 def _settings(trial: Trial) -> object:
@@ -160,8 +160,8 @@ def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, f
     change = trial.metrics.healing_samples or 0.0
     run = course(evals, length=max_samples(trial), task=task(trial), kind=kind(trial, change))
     rate = study.pruning.false_prune_rate
-    found = compare(run, references, target=level(study, sweep), rate=rate)
-    rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
+    comparison = compare(run, references, target=level(study, sweep), rate=rate)
+    rows = zip(comparison.limit.samples, comparison.usual, comparison.limit.loss, strict=True)
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
 

@@ -58,11 +58,11 @@ def contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
 def _contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
     rate = study.pruning.false_prune_rate
     before = defaultdict[object, list[float]](list)
-    for trial, run, found, begin in _told_by_good(study, sweep):
+    for trial, run, envelope, begin in _told_by_good(study, sweep):
         known = before[trial.parameters.get("GBS")]
-        if contradicts(run, study.target, found, rate, begin, known):
+        if contradicts(run, study.target, envelope, rate, begin, known):
             return trial
-        known.append(shown_by(run, study.target, found, begin))
+        known.append(shown_by(run, study.target, envelope, begin))
     return None
 
 
@@ -79,14 +79,14 @@ def _confirmed(study: Study, sweep: StudyRecords) -> Mapping[object, float]:
 
 
 def _confirmations(study: Study, sweep: StudyRecords) -> Mapping[object, float]:
-    found: dict[object, float] = {}
+    confirmations: dict[object, float] = {}
     known = defaultdict[object, list[float]](list)
     for trial, run, envelope, begin in _told_by_good(study, sweep):
         batch = trial.parameters.get("GBS")
         known[batch].append(shown_by(run, study.target, envelope, begin))
         if confirms(known[batch], envelope):
-            found.setdefault(batch, ended_at(trial))
-    return found
+            confirmations.setdefault(batch, ended_at(trial))
+    return confirmations
 
 
 def shown(study: Study, sweep: StudyRecords, trial: Trial) -> Sequence[float]:
@@ -96,8 +96,8 @@ def shown(study: Study, sweep: StudyRecords, trial: Trial) -> Sequence[float]:
 
 def _shown(study: Study, sweep: StudyRecords) -> Mapping[object, Sequence[float]]:
     excesses = defaultdict[object, list[float]](list)
-    for trial, run, found, begin in _told_by_good(study, sweep):
-        excesses[trial.parameters.get("GBS")].append(shown_by(run, study.target, found, begin))
+    for trial, run, envelope, begin in _told_by_good(study, sweep):
+        excesses[trial.parameters.get("GBS")].append(shown_by(run, study.target, envelope, begin))
     return excesses
 
 
@@ -107,10 +107,11 @@ def _told_by_good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, Co
     Only those of which the public runs say anything.
     """
     for trial in sorted(sweep.reached(), key=ended_at):
-        found = None if trial.probe else public_envelope(study, trial)
-        begin = begins_at(trial, None, None, found) if found else math.inf  # later trials change nothing of this one
-        if found is not None and math.isfinite(begin):
-            yield trial, course(sweep.last_evals(trial.number)), found, begin
+        envelope = None if trial.probe else public_envelope(study, trial)
+        # Later trials change nothing of this one.
+        begin = begins_at(trial, None, None, envelope) if envelope else math.inf
+        if envelope is not None and math.isfinite(begin):
+            yield trial, course(sweep.last_evals(trial.number)), envelope, begin
 
 
 def ended_at(trial: Trial) -> float:

@@ -30,8 +30,8 @@ def waiting(status: JobStatus) -> str:
     """What a person should know of a job that waits for more than its turn; "" for all others."""
     if status.state is not JobState.QUEUED or status.waits is Waits.NORMAL:
         return ""
-    found = why_it_waits(status)
-    return f"job {status.job_id} waits, {found.kind.value}: {found.line}; {found.remedy}"
+    reason = why_it_waits(status)
+    return f"job {status.job_id} waits, {reason.kind.value}: {reason.line}; {reason.remedy}"
 
 
 def too_long(study: Study, status: JobStatus, waited: float) -> tuple[str, Diagnosis] | None:

@@ -34,7 +34,7 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
     speed: float | None = timing.samples_per_second
     if not objective.judges_evals:
         speed = curves.measured_throughput(run) or curves.fastest_pace(run, 0.0)
-    found = TrialMetrics(
+    metrics = TrialMetrics(
         samples_per_second=_known(speed),
         seconds_per_eval=_known(timing.seconds_per_eval),
         eval_samples=_known(curves.samples_between_evals(run)),
@@ -49,19 +49,19 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
         seed=seed if (seed := _announced_seed(run)) != trial.seed else None,
     )
     if aimed:
-        found |= _where_it_crosses(crossing, run)
+        metrics |= _where_it_crosses(crossing, run)
     if timing.healed is not None and math.isfinite(change):
-        found |= _second_phase(timing.healed)
+        metrics |= _second_phase(timing.healed)
     if stop is None:
-        return found if aimed else _valued(study, Finished(trial=trial, run=run, metrics=found))
+        return metrics if aimed else _valued(study, Finished(trial=trial, run=run, metrics=metrics))
     seconds, samples = stop.seconds, stop.samples
     if study.objective.estimator == "curve" and len(run.evals) > 1 and not crossing.by_stop:
         seconds, samples = _by_curve(crossing, timing, run)
     score = _mlperf_seconds(study, trial, run, seconds, samples)
-    found = replace(
-        found, stop_samples=_known(stop.samples), stop_seconds=_known(stop.seconds), mlperf_score=_known(score)
+    metrics = replace(
+        metrics, stop_samples=_known(stop.samples), stop_seconds=_known(stop.seconds), mlperf_score=_known(score)
     )
-    return _valued(study, Finished(trial=trial, run=run, metrics=found, seconds=seconds))
+    return _valued(study, Finished(trial=trial, run=run, metrics=metrics, seconds=seconds))
 
 
 def _where_it_crosses(crossing: curves.Crossing, run: RunLog) -> TrialMetrics:
@@ -117,14 +117,14 @@ def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> tuple[RunMetr
 
     A run that was cut short says nothing and is left out.
     """
-    found: list[RunMetrics] = []
+    metrics: list[RunMetrics] = []
     begun = [run for run in runs if run.run_start_ms is not None]
     for i, run in enumerate(begun):
         stop = run.reached(study.target)
         if stop is None and (run.run_stop_ms is None or not run.evals):
             continue
         known = measured(study, trial, (), run, 0.0)
-        found.append(
+        metrics.append(
             RunMetrics(
                 seed=_announced_seed(run) or trial.seed + i,
                 position=i,
@@ -133,7 +133,7 @@ def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> tuple[RunMetr
                 metrics=replace(known, node_hours=None, seed=None),
             )
         )
-    return tuple(found)
+    return tuple(metrics)
 
 
 def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> tuple[float, float]:

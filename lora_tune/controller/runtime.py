@@ -110,10 +110,10 @@ def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> Store:
 
 def record_study(plan: DrivePlan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
     """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``."""
-    found = store.load(plan.study.name)
-    assert found is not None, "the sweep's row is made before its lease"
-    if found.digest != plan.from_file.digest:
-        changes = study_changes(parse_study(found.study_toml, plan.file), plan.from_file)
+    sweep = store.load(plan.study.name)
+    assert sweep is not None, "the sweep's row is made before its lease"
+    if sweep.digest != plan.from_file.digest:
+        changes = study_changes(parse_study(sweep.study_toml, plan.file), plan.from_file)
         if not accept_changes:
             raise errors.StudyError(
                 plan.file,
@@ -122,8 +122,8 @@ def record_study(plan: DrivePlan, store: Store, lease: Lease, *, accept_changes:
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
     if not accept_changes:
-        refuse_departed(found, plan.workload)
-    kept = found.study_toml if found.digest == plan.from_file.digest else plan.text
+        refuse_departed(sweep, plan.workload)
+    kept = sweep.study_toml if sweep.digest == plan.from_file.digest else plan.text
     store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)
 
@@ -137,8 +137,8 @@ def _remedy(changes: Sequence[str], study: Study) -> str:
     keys = [change.partition(":")[0] for change in changes]
     values = study.model_dump(mode="json")["budget"]
     if all(key in _BUDGET and values[key.partition(".")[2]] is not None for key in keys):
-        words = " ".join(f"{_BUDGET[key]} {values[key.partition('.')[2]]:g}" for key in keys)
-        return f"undo that and add {words} to the command, or take the file as it is with --accept-changes"
+        options = " ".join(f"{_BUDGET[key]} {values[key.partition('.')[2]]:g}" for key in keys)
+        return f"undo that and add {options} to the command, or take the file as it is with --accept-changes"
     return "undo that, use another --output, or resume with --accept-changes"
 
 

@@ -37,9 +37,9 @@ class SigningKey:
         """Raise SetupError unless the registration carries this key's signature."""
         if hmac.compare_digest(self.sign(study), study.signature):
             return
-        found = "is not signed" if not study.signature else "has another signature: it was changed, or signed elsewhere"
+        fault = "is not signed" if not study.signature else "has another signature: it was changed, or signed elsewhere"
         raise SetupError(
-            f"{found}; this service drives studies that are signed with its key only. Look at the study, and register "
+            f"{fault}; this service drives studies that are signed with its key only. Look at the study, and register "
             f"it again: python -m lora_tune.sweep --study {study.name} --register --signing-key FILE"
         )
 

@@ -52,13 +52,13 @@ class SteeredStudy:
 
 def course(study: Study, requests: Sequence[Request]) -> SteeredStudy:
     """The study as its budget was changed, in the order of the requests. Pure."""
-    found = SteeredStudy(study)
+    steered = SteeredStudy(study)
     for request in requests:
         if request.accepted and request.kind == "set":
-            found = SteeredStudy(found.study.with_options({"budget": request.what}), found.paused)
+            steered = SteeredStudy(steered.study.with_options({"budget": request.what}), steered.paused)
         elif request.accepted and request.kind in ("pause", "resume"):
-            found = SteeredStudy(found.study, request.kind == "pause")
-    return found
+            steered = SteeredStudy(steered.study, request.kind == "pause")
+    return steered
 
 
 def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
@@ -165,9 +165,9 @@ class Steering:
         self.course = course(self._given, self.requests)
         self._watch.follow(self.course.study)
 
-    def _read(self, found: Iterable[Request]) -> None:
+    def _read(self, requests: Iterable[Request]) -> None:
         """Remember what is new. Where the database was set back, what it has forgotten is kept."""
-        for request in found:
+        for request in requests:
             known = self._known.get(request.number)
             if known is None or known.answered_at is None:
                 self._known[request.number] = request

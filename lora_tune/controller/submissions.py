@@ -44,11 +44,11 @@ class Submissions:
 
     def submit(self, trial: Trial) -> None:
         """A new attempt: the intention is on record before the launcher hears of it."""
-        words = base_watch.edited(self._ports.workload)
-        self._events.trouble("base", words and f"{words}; nothing is started until it is put back")
-        if words:
+        sentence = base_watch.edited(self._ports.workload)
+        self._events.trouble("base", sentence and f"{sentence}; nothing is started until it is put back")
+        if sentence:
             self._refusal.delayed(
-                RefusedError(f"trial {trial.number}", words, base_watch.REMEDY), self._ports.clock.now()
+                RefusedError(f"trial {trial.number}", sentence, base_watch.REMEDY), self._ports.clock.now()
             )
             return
         number = len(self._work.sweep.attempts_of(trial.number))
@@ -88,9 +88,9 @@ class Submissions:
     def launch(self, attempt: Attempt) -> None:
         """Hand an attempt that is on record to the launcher."""
         trial, now = self._work.sweep.trials[attempt.trial], self._ports.clock.now()
-        if found := self._jobs.foreign_folder(attempt):
+        if sentence := self._jobs.foreign_folder(attempt):
             attempt = self._jobs.elsewhere(attempt)
-            text = f"trial {trial.number}: {found}; it is left as it is, and this attempt runs in {attempt.folder}"
+            text = f"trial {trial.number}: {sentence}; it is left as it is, and this attempt runs in {attempt.folder}"
             self._events.note(text, "foreign folder", trial=trial.number)
             self._work.put_attempt(attempt)
             if not self._save():

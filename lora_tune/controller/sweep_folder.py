@@ -46,14 +46,14 @@ def refuse_foreign(paths: SweepPaths, sweep: StudyRecords | None, database: str)
 
     sweep: what the database knows of the study, None where it knows nothing. database: its URL without a password.
     """
-    found = read_identity(paths)
-    if found is not None and (sweep is None or found.sweep != sweep.id):
-        raise ForeignFolderError(_of_other_records(near(paths.root), found, database))
+    identity = read_identity(paths)
+    if identity is not None and (sweep is None or identity.sweep != sweep.id):
+        raise ForeignFolderError(_of_other_records(near(paths.root), identity, database))
     placed = Path(sweep.folder) if sweep is not None and sweep.folder else paths.root
     if placed != paths.root:
         assert sweep is not None
-        _refuse_other_place(paths, placed, sweep, database, same=found is not None)
-    elif found is None and (held := _trials_in(paths)) and (sweep is None or not sweep.trials):
+        _refuse_other_place(paths, placed, sweep, database, same=identity is not None)
+    elif identity is None and (held := _trials_in(paths)) and (sweep is None or not sweep.trials):
         where = near(paths.root)
         raise ForeignFolderError(
             f"{where} holds {held} trials of which {database} knows nothing. Name their database with --storage, or "
@@ -61,12 +61,12 @@ def refuse_foreign(paths: SweepPaths, sweep: StudyRecords | None, database: str)
         )
 
 
-def _of_other_records(where: str, found: FolderIdentity, database: str) -> str:
+def _of_other_records(where: str, identity: FolderIdentity, database: str) -> str:
     return (
-        f"{where} belongs to sweep {found.sweep[:8]} of study {found.study}, whose records are in {found.database}; "
-        f"{database} does not hold them. To go on with it, put that database back, or name it with --storage. To "
-        f"begin anew, move the folder away (mv {where} {where}.old) or use another --output; its logs can teach the "
-        f"new sweep (python -m lora_tune.ingest --study {found.study} LOGS)"
+        f"{where} belongs to sweep {identity.sweep[:8]} of study {identity.study}, whose records are in "
+        f"{identity.database}; {database} does not hold them. To go on with it, put that database back, or name it "
+        f"with --storage. To begin anew, move the folder away (mv {where} {where}.old) or use another --output; its "
+        f"logs can teach the new sweep (python -m lora_tune.ingest --study {identity.study} LOGS)"
     )
 
 

@@ -55,8 +55,8 @@ class SweepRecords:
             self.away = True
             return False
         except StoreError as error:
-            words = f"{error}; continuing, {len(self.unsaved.trials)} trial changes wait to be written"
-            self._events.trouble("database", words)
+            sentence = f"{error}; continuing, {len(self.unsaved.trials)} trial changes wait to be written"
+            self._events.trouble("database", sentence)
             self.away = True
             return False
         finally:
