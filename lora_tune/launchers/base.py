@@ -173,5 +173,5 @@ def launcher_kind(site: Site) -> LauncherKind:
 
     Raises InputError for a name that is not known.
     """
-    found = LAUNCHERS.load(site.launcher)
-    return found if isinstance(found, LauncherKind) else LauncherKind(make=found)
+    loaded = LAUNCHERS.load(site.launcher)
+    return loaded if isinstance(loaded, LauncherKind) else LauncherKind(make=loaded)

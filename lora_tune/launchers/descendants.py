@@ -85,9 +85,9 @@ def _members(cgroup: Path) -> set[int]:
 def _noted_cgroup(attempt: AttemptPaths) -> Path | None:
     """The attempt's cgroup while it is there. Only a path that we could have made counts."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        found = Path(attempt.cgroup.read_text(encoding="utf-8"))
-        if found.name.startswith("lora-tune-") and (found / "cgroup.procs").is_file():
-            return found
+        cgroup = Path(attempt.cgroup.read_text(encoding="utf-8"))
+        if cgroup.name.startswith("lora-tune-") and (cgroup / "cgroup.procs").is_file():
+            return cgroup
     return None
 
 
@@ -133,12 +133,12 @@ def _descendants(root: int) -> set[int]:
     for pid, (state, parent) in _processes():
         if state not in "ZX":
             children.setdefault(parent, []).append(pid)
-    found, waiting = set[int](), [root]
+    descendants, waiting = set[int](), [root]
     while waiting:
         new = children.pop(waiting.pop(), [])
-        found.update(new)
+        descendants.update(new)
         waiting += new
-    return found
+    return descendants
 
 
 def _processes() -> Iterator[tuple[int, tuple[str, int]]]:

@@ -36,9 +36,9 @@ def pickle_folder(attempt: AttemptPaths) -> Path:
 
 
 def _check(folder: Path, unwanted: int, remedy: str) -> None:
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        raise LauncherError(f"{folder} belongs to user id {found.st_uid}, not to you; use another --output")
-    if found.st_mode & unwanted:
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        raise LauncherError(f"{folder} belongs to user id {status.st_uid}, not to you; use another --output")
+    if status.st_mode & unwanted:
         raise LauncherError(f"{folder} is writable by others, who could put their code into your jobs; "
                             f"chmod {remedy} {folder}")  # fmt: skip

@@ -87,11 +87,11 @@ def foreign(name: str, found: str, wanted: str) -> str:
 def _own(
     path: Path, parse: Callable[[Mapping[str, Any]], Record | None], token: str, problems: list[str]
 ) -> Record | None:
-    found: SmallFile = read_json(path)
-    record = parse(found.content) if found.content is not None else None
-    problem = found.problem
-    if found.content is not None:
-        problem = foreign(path.name, text_of(found.content, "token"), token)
+    file: SmallFile = read_json(path)
+    record = parse(file.content) if file.content is not None else None
+    problem = file.problem
+    if file.content is not None:
+        problem = foreign(path.name, text_of(file.content, "token"), token)
         if record is None and not problem:
             problem = f"{path.name} is damaged: a field is missing or cannot be"
     if problem:
@@ -132,8 +132,8 @@ def _end(content: Mapping[str, Any]) -> EndRecord | None:
 
 
 def _numbers(values: list[Any]) -> list[float]:
-    found = (number_of({"": value}, "") for value in values[:1000])
-    return [number for number in found if number is not None]
+    numbers = (number_of({"": value}, "") for value in values[:1000])
+    return [number for number in numbers if number is not None]
 
 
 def alive(record: ProcessRecord | None) -> bool:

@@ -60,19 +60,19 @@ def command_record(job: Job, environment: Mapping[str, str]) -> dict[str, Any]:
 
 def read_command(path: Path) -> Command | str:
     """The command in ``path``, or why it cannot be read."""
-    found = read_json(path)
-    if found.content is None:
-        return found.problem or f"{path.name} is absent"
-    argv, environment = found.content.get("argv"), found.content.get("environment")
-    cwd, log = found.content.get("cwd"), text_of(found.content, "log")
+    file = read_json(path)
+    if file.content is None:
+        return file.problem or f"{path.name} is absent"
+    argv, environment = file.content.get("argv"), file.content.get("environment")
+    cwd, log = file.content.get("cwd"), text_of(file.content, "log")
     whole = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
     if not whole or not _is_environment(environment) or not isinstance(cwd, str | None) or not log or "\0" in log:
         return f"{path.name} is damaged: a field is missing or cannot be"
     assert isinstance(argv, list)
     assert isinstance(environment, dict)
     return Command(
-        token=text_of(found.content, "token"),
-        sweep=text_of(found.content, "sweep"),
+        token=text_of(file.content, "token"),
+        sweep=text_of(file.content, "sweep"),
         argv=tuple(argv),
         environment=environment,
         cwd=cwd,
@@ -80,12 +80,12 @@ def read_command(path: Path) -> Command | str:
     )
 
 
-def _is_environment(found: object) -> bool:
+def _is_environment(environment: object) -> bool:
     """Whether a process can be given this environment."""
-    if not isinstance(found, dict):
+    if not isinstance(environment, dict):
         return False
-    texts = [*found, *found.values()]
-    named = all(name and "=" not in name for name in found)
+    texts = [*environment, *environment.values()]
+    named = all(name and "=" not in name for name in environment)
     return named and all(isinstance(text, str) and "\0" not in text for text in texts)
 
 

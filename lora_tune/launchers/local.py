@@ -67,31 +67,32 @@ class LocalLauncher:
         """Read the records that the jobs wrote."""
         # Reap controllers that ended: a zombie would look alive.
         self._children = {n: c for n, c in self._children.items() if c._process is None or c._process.poll() is None}
-        found = {ticket.name: self._status(ticket) for ticket in tickets}
+        statuses = {ticket.name: self._status(ticket) for ticket in tickets}
         for ticket in tickets:
-            if not found[ticket.name].state.alive:
+            if not statuses[ticket.name].state.alive:
                 self._busy.pop(ticket.name, None)
             elif self._gpus and ticket.name not in self._busy:  # adopted from an earlier launcher
                 self._busy[ticket.name] = _devices(read_command(AttemptPaths(ticket.folder).job))
-        return found
+        return statuses
 
     def _status(self, ticket: Ticket) -> JobStatus:
         attempt = AttemptPaths(ticket.folder)
-        found = read_records(attempt, ticket.token)
-        if found.ended is not None:
-            return _ended(ticket, found)
-        if alive(found.started) or alive(found.claim):
-            return JobStatus(state=JobState.RUNNING, **_begun(ticket, found))
+        records = read_records(attempt, ticket.token)
+        if records.ended is not None:
+            return _ended(ticket, records)
+        if alive(records.started) or alive(records.claim):
+            return JobStatus(state=JobState.RUNNING, **_begun(ticket, records))
         submitted = ticket.job_id.isdecimal() and start_ticks(int(ticket.job_id)) is not None
-        if submitted and found.claim is None and found.started is None:  # a claim may be being written just now
+        if submitted and records.claim is None and records.started is None:  # a claim may be being written just now
             return JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
-        found = read_records(attempt, ticket.token)  # it may have ended between the two looks
-        if found.ended is not None:
-            return _ended(ticket, found)
-        if (found.claim or found.started) and kill_strays(attempt):
-            return JobStatus(state=JobState.RUNNING, **_begun(ticket, found))  # its devices are free when all have gone
-        reason = found.problem or "no process and no exit record"
-        return JobStatus(state=JobState.LOST, reason=reason, **_begun(ticket, found))
+        records = read_records(attempt, ticket.token)  # it may have ended between the two looks
+        if records.ended is not None:
+            return _ended(ticket, records)
+        if (records.claim or records.started) and kill_strays(attempt):
+            # Its devices are free when all have gone.
+            return JobStatus(state=JobState.RUNNING, **_begun(ticket, records))
+        reason = records.problem or "no process and no exit record"
+        return JobStatus(state=JobState.LOST, reason=reason, **_begun(ticket, records))
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started."""
@@ -109,9 +110,9 @@ class LocalLauncher:
                 create_json(attempt.claim, {**describe(0, ticket.token), "start_ticks": None})
 
 
-def _begun(ticket: Ticket, found: JobRecords) -> dict[str, Any]:
+def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:
     """What the status of a job says of its beginning, and of how long it has run by now."""
-    process = found.started or found.claim
+    process = records.started or records.claim
     if process is None:
         return {"job_id": ticket.job_id}
     known = {"job_id": ticket.job_id, "started_at": process.at, "nodes": (process.host,)}
@@ -120,9 +121,9 @@ def _begun(ticket: Ticket, found: JobRecords) -> dict[str, Any]:
     return known
 
 
-def _ended(ticket: Ticket, found: JobRecords) -> JobStatus:
+def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
     """A job that wrote down its end; the end is counted from the start by the clock that nobody sets."""
-    ended, begun = found.ended, _begun(ticket, found)
+    ended, begun = records.ended, _begun(ticket, records)
     assert ended is not None
     known = {**begun, "seconds": ended.seconds, "clock_steps": ended.clock_steps, "exit_code": ended.exit_code}
     at = ended.at if ended.seconds is None else begun.get("started_at", ended.at - ended.seconds) + ended.seconds

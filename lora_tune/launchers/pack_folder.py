@@ -136,12 +136,12 @@ class PackFolder:
 
     def stopped(self, mine: Collection[str]) -> dict[str, bool]:
         """Those of the trials ``mine`` that are to end, with whether by force; each message is read once."""
-        found = {}
+        stopped = {}
         for file in self.paths.stops.iterdir():
             if file.name in mine:
-                found[file.name] = (read_json(file).content or {}).get("force") is True
+                stopped[file.name] = (read_json(file).content or {}).get("force") is True
                 file.unlink(missing_ok=True)
-        return found
+        return stopped
 
     def tell(self, shares: Mapping[str, float]) -> None:
         """Write down what the pack is doing."""

@@ -107,7 +107,7 @@ class PackedLauncher:
         """What the trials' records say, and what the launcher below says of the packs that they are in."""
         homes = {ticket.name: pack_of(ticket.folder, ticket.token) for ticket in tickets}
         plain = [ticket for ticket in tickets if homes[ticket.name] is None]
-        found = dict(self._below.poll(plain)) if plain else {}
+        statuses = dict(self._below.poll(plain)) if plain else {}
         if len(plain) < len(tickets):
             self._ask()
         states: dict[Path, list[PackState]] = {}
@@ -116,8 +116,8 @@ class PackedLauncher:
                 place = home.paths.folder
                 if place not in states:
                     states[place] = home.states(self._number)
-                found[ticket.name] = _status(ticket, self._packs.get(place), home, states[place])
-        return found
+                statuses[ticket.name] = _status(ticket, self._packs.get(place), home, states[place])
+        return statuses
 
     def _ask(self) -> None:
         """The packs that are on disk, each with its state; those that ended are not asked about again."""

@@ -103,7 +103,7 @@ class BufferedStore:
 def read(path: Path) -> tuple[int, Changes, int]:
     """The token of the driver that wrote the file last, what it noted, and how many lines could not be read."""
     token, damaged = 0, 0
-    found: list[Changes] = []
+    changes: list[Changes] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line:
             continue
@@ -111,13 +111,13 @@ def read(path: Path) -> tuple[int, Changes, int]:
             content = json.loads(line)
             by = int(content.pop("token"))
             ((kind, record),) = content.items()
-            found.append(_checked(_changes(kind, record)))
+            changes.append(_checked(_changes(kind, record)))
             token = by
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             damaged += 1
-    trials = tuple(t for c in found for t in c.trials)
-    attempts = tuple(a for c in found for a in c.attempts)
-    return token, Changes(trials, attempts, tuple(e for c in found for e in c.evals)), damaged
+    trials = tuple(t for c in changes for t in c.trials)
+    attempts = tuple(a for c in changes for a in c.attempts)
+    return token, Changes(trials, attempts, tuple(e for c in changes for e in c.evals)), damaged
 
 
 def _keyed(changes: Changes) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -51,11 +51,11 @@ class Store:
         with engine.reading(self._engine, self.url) as connection:
             if not sa.inspect(connection).has_table(schema.version.name):
                 raise NoSweepError(f"{engine.safe_url(self.url)} holds no sweep; check the URL")
-            found = schema.found_version(connection)
-        if found != schema.SCHEMA_VERSION:
-            old = f"has schema {found} of an earlier release; resuming the sweep brings it up to date"
-            words = old if found < schema.SCHEMA_VERSION else schema.later(found)
-            raise StoreError(f"{engine.safe_url(self.url)} {words}")
+            version = schema.found_version(connection)
+        if version != schema.SCHEMA_VERSION:
+            old = f"has schema {version} of an earlier release; resuming the sweep brings it up to date"
+            problem = old if version < schema.SCHEMA_VERSION else schema.later(version)
+            raise StoreError(f"{engine.safe_url(self.url)} {problem}")
 
     def close(self) -> None:
         """Release all connections."""
@@ -88,7 +88,7 @@ class Store:
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row, began_at=sweep.began_at))
         lease = self.take_lease(sweep.name, "a copy", now)
-        evals = tuple((*key, i, e) for key, found in sweep.evals.items() for i, e in enumerate(found))
+        evals = tuple((*key, i, e) for key, curve in sweep.evals.items() for i, e in enumerate(curve))
         self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)
         with self._fenced(lease) as connection:
             mine = sa.update(schema.leases).where(schema.leases.c.name == sweep.name)
@@ -121,7 +121,7 @@ class Store:
     def registered(self) -> list[Registered]:
         """From where each sweep is driven, by name; those that no driver of this release has placed are left out."""
         with self._reading() as connection:
-            found = connection.execute(sa.select(schema.sweeps).order_by(schema.sweeps.c.name)).all()
+            sweeps = connection.execute(sa.select(schema.sweeps).order_by(schema.sweeps.c.name)).all()
         return [
             Registered(
                 name=row.name,
@@ -133,7 +133,7 @@ class Store:
                 ended=row.ended,
                 signature=row.signature,
             )
-            for row in found
+            for row in sweeps
             if row.folder
         ]
 
@@ -235,8 +235,8 @@ class Store:
         """The id of the sweep ``name``, and how often drivers have written for it; ("", 0) where it is not there."""
         both = sa.select(schema.sweeps.c.id, schema.leases.c.saves).where(schema.sweeps.c.name == name)
         with self._reading() as connection:
-            found = connection.execute(both.join(schema.leases, schema.leases.c.name == name)).one_or_none()
-        return (found.id, found.saves) if found else ("", 0)
+            row = connection.execute(both.join(schema.leases, schema.leases.c.name == name)).one_or_none()
+        return (row.id, row.saves) if row else ("", 0)
 
     def counted(self, name: str) -> int:
         """The same count as this process knows it, whatever has become of the database since."""

@@ -133,9 +133,9 @@ def server_version(url: str) -> str:
     with translated(url):
         made = sa.create_engine(parse_url(url))
         with made.connect() as connection:
-            words = str(connection.scalar(sa.text("SELECT version()")))
+            version = str(connection.scalar(sa.text("SELECT version()")))
         made.dispose()
-    return " ".join(words.split()[:2])
+    return " ".join(version.split()[:2])
 
 
 def _refuse_network(path: Path, kind: str) -> None:
@@ -180,9 +180,9 @@ def alone(engine: sa.Engine) -> Iterator[sa.Connection]:
             connection.exec_driver_sql("COMMIT")
         return
     with engine.begin() as connection:
-        found = int((connection.dialect.server_version_info or (0,))[0])
-        if found < OLDEST_POSTGRES:
-            raise StoreError(f"the server is PostgreSQL {found}; {OLDEST_POSTGRES} or later is needed")
+        version = int((connection.dialect.server_version_info or (0,))[0])
+        if version < OLDEST_POSTGRES:
+            raise StoreError(f"the server is PostgreSQL {version}; {OLDEST_POSTGRES} or later is needed")
         with _unhurried(connection):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
             yield connection
@@ -240,21 +240,21 @@ def _lost_contents(error: sa.exc.DatabaseError) -> bool:
 
     A write-ahead log that was deleted shows to a new connection as a file that is shorter than its index says.
     """
-    words = str(error.orig)
+    message = str(error.orig)
     if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_IOERR_SHORT_READ":
         return True
-    gone = "no such table: lora_tune_" in words or 'relation "lora_tune_' in words
+    gone = "no such table: lora_tune_" in message or 'relation "lora_tune_' in message
     return gone or type(error.orig) is sqlite3.DatabaseError
 
 
 def _words(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; install it with: pip install 'lora-tune[postgres]'"
-    found: str = str(getattr(error, "orig", None) or error).splitlines()[0]
-    if "database or disk is full" in found:
-        return f"{found}; free some space; nothing already written is lost"
-    if "unable to open database file" in found:
-        return f"{found}; its folder must be there, and writable for this user"
-    if "readonly database" in found:
-        return f"{found}; make the file and its folder writable for this user"
-    return found
+    message: str = str(getattr(error, "orig", None) or error).splitlines()[0]
+    if "database or disk is full" in message:
+        return f"{message}; free some space; nothing already written is lost"
+    if "unable to open database file" in message:
+        return f"{message}; its folder must be there, and writable for this user"
+    if "readonly database" in message:
+        return f"{message}; make the file and its folder writable for this user"
+    return message

@@ -53,14 +53,14 @@ class FileGuard:
 
 
 def _check(path: Path, known: Identity | None) -> None:
-    if known is not None and (found := _identity(path)) != known:
-        what = "was deleted" if found is None else "was replaced by another file"
+    if known is not None and (identity := _identity(path)) != known:
+        what = "was deleted" if identity is None else "was replaced by another file"
         raise DatabaseChangedError(f"{path} {what} while a driver was using it")
 
 
 def _identity(path: Path) -> Identity | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

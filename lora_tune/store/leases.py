@@ -70,15 +70,15 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
         try:
             before = store.held(name).owner
             lease = try_lease(store, name, patience, now())
-            words = f"standby: {name} is driven by {before}" if lease is None else ""
+            sentence = f"standby: {name} is driven by {before}" if lease is None else ""
         except StoreError as error:
             # What was not seen meanwhile may well have been renewed.
-            lease, words, patience = None, f"standby: {error}", Patience()
+            lease, sentence, patience = None, f"standby: {error}", Patience()
         if lease is not None:
             return lease, before
-        if words != said:
-            say(words)
-        said = words
+        if sentence != said:
+            say(sentence)
+        said = sentence
         time.sleep(1.0)
 
 

@@ -120,16 +120,16 @@ _CONFIRMED = tuple(f.name for f in fields(Confirmed) if f.name != "choice")
 
 def as_mapping(metrics: TrialMetrics) -> dict[str, Any]:
     """All that is known, flat: a confirmation under ``confirmed`` and ``confirmed_...``, runs as a list of mappings."""
-    found = {name: value for name in _PLAIN if (value := getattr(metrics, name)) is not None}
+    known = {name: value for name in _PLAIN if (value := getattr(metrics, name)) is not None}
     if metrics.runs:
-        found["runs"] = [as_mapping(run.metrics) | {name: getattr(run, name) for name in _RUN} for run in metrics.runs]
+        known["runs"] = [as_mapping(run.metrics) | {name: getattr(run, name) for name in _RUN} for run in metrics.runs]
     if (race := metrics.confirmed) is not None:
         parts = {f"confirmed_{name}": getattr(race, name) for name in _CONFIRMED} | {
             "confirmed_each": list(race.each),
             "confirmed_seeds": list(race.seeds) or None,
         }
-        found |= {"confirmed": race.choice.value} | {name: v for name, v in parts.items() if v is not None}
-    return found | dict(metrics.others)
+        known |= {"confirmed": race.choice.value} | {name: v for name, v in parts.items() if v is not None}
+    return known | dict(metrics.others)
 
 
 def from_mapping(data: Mapping[str, Any]) -> TrialMetrics:

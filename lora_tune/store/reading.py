@@ -28,7 +28,7 @@ def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None)
     if known is not None and not read_trials and head.digest == known.digest:
         return known
     before = known or StudyRecords(name=name, digest="", study_toml="", began_at=0.0)
-    found = StudyRecords(
+    sweep = StudyRecords(
         name=name,
         digest=head.digest,
         study_toml=head.study_toml,
@@ -41,8 +41,8 @@ def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None)
         priors=before.priors,
     )
     if known is not None and head.digest == known.digest and all(t.verdict is None for t in read_trials):
-        found.keep_made(known)
-    return found
+        sweep.keep_made(known)
+    return sweep
 
 
 def _evals(connection: sa.Connection, name: str, known: StudyRecords | None) -> dict[tuple[int, int], tuple[Eval, ...]]:

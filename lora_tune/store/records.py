@@ -201,10 +201,10 @@ class StudyRecords:
 
     def attempts_of(self, trial: int) -> list[Attempt]:
         """The attempts of a trial, oldest first."""
-        found: list[Attempt] = []
-        while (attempt := self.attempts.get((trial, len(found)))) is not None:
-            found.append(attempt)
-        return found
+        attempts: list[Attempt] = []
+        while (attempt := self.attempts.get((trial, len(attempts)))) is not None:
+            attempts.append(attempt)
+        return attempts
 
     def last_evals(self, trial: int) -> tuple[Eval, ...]:
         """The evals of the trial's newest attempt that has any."""
@@ -237,8 +237,8 @@ class StudyRecords:
         """
         if what not in self._made:
             self._made[what] = make()
-        found: T = self._made[what]
-        return found
+        made: T = self._made[what]
+        return made
 
     def made(self, what: Hashable) -> bool:
         """Whether :meth:`once` has computed it."""

@@ -79,8 +79,8 @@ class Requests:
             try:
                 with self._store._writing() as connection:
                     last = sa.select(sa.func.max(table.c.number)).where(table.c.sweep == self._sweep)
-                    found = connection.scalar(last)
-                    made = replace(request, number=0 if found is None else found + 1)
+                    newest = connection.scalar(last)
+                    made = replace(request, number=0 if newest is None else newest + 1)
                     connection.execute(sa.insert(table).values(self._row(made)))
             except KeyTakenError:
                 if left == 1:

@@ -50,7 +50,9 @@ def to_json(record: Trial | Attempt) -> str:
         plain |= {"tuned": dict(record.tuned), "parameters": dict(record.parameters)}
         plain["base_values"] = dict(record.base_values)
         plain["point"] = None if record.point is None else dict(record.point)
-        plain["sampler_attributes"] = {where: dict(found) for where, found in record.sampler_attributes.items()}
+        plain["sampler_attributes"] = {
+            where: dict(attributes) for where, attributes in record.sampler_attributes.items()
+        }
         plain[METRICS] = as_mapping(record.metrics)
     return json.dumps(plain)  # in ASCII: half a surrogate pair from a log could not be stored as it is
 

@@ -101,10 +101,10 @@ def make(connection: sa.Connection, now: float) -> None:
         metadata.create_all(connection)
         connection.execute(sa.insert(version).values(version=SCHEMA_VERSION))
         return
-    found = found_version(connection)
-    if found > SCHEMA_VERSION:
-        raise StoreError(f"{later(found)}")
-    for number in range(found, SCHEMA_VERSION):
+    stored = found_version(connection)
+    if stored > SCHEMA_VERSION:
+        raise StoreError(f"{later(stored)}")
+    for number in range(stored, SCHEMA_VERSION):
         _UPGRADES[number](connection, now)
         connection.execute(sa.update(version).values(version=number + 1))
 

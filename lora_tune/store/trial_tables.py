@@ -79,15 +79,15 @@ class TrialTables:
             metadata.reflect(connection, only=("studies", "study_directions", "trials", *CHILDREN))
             self._tables = metadata.tables
             studies, heads = self._tables["studies"].c, self._tables["trials"].c
-            found = connection.scalar(sa.select(studies.study_id).where(studies.study_name == study))
-            if found is None:
+            study_id = connection.scalar(sa.select(studies.study_id).where(studies.study_name == study))
+            if study_id is None:
                 raise NoStudyError(f"no study {study}")
-            self._study: int = found
-            rows = connection.execute(sa.select(heads.number, heads.state).where(heads.study_id == found))
+            self._study: int = study_id
+            rows = connection.execute(sa.select(heads.number, heads.state).where(heads.study_id == study_id))
             self.states: dict[int, str] = {row.number: row.state for row in rows}
             """The state of every trial that was there at first, by number."""
             directions = self._tables["study_directions"].c
-            wanted = sa.select(directions.direction).where(directions.study_id == found)
+            wanted = sa.select(directions.direction).where(directions.study_id == study_id)
             self.directions: list[str] = list(connection.scalars(wanted.order_by(directions.objective)))
             """The word for each objective of the study, as it was at first."""
 
@@ -135,8 +135,8 @@ class TrialTables:
         """Ids by number, read anew: a commit of which nobody heard may have made rows."""
         heads, asked = self._tables["trials"].c, {*numbers}
         wanted = sa.select(heads.number, heads.trial_id).where(heads.study_id == self._study)
-        found = connection.execute(wanted.where(heads.number >= min(asked)))
-        return {row.number: row.trial_id for row in found if row.number in asked}
+        rows = connection.execute(wanted.where(heads.number >= min(asked)))
+        return {row.number: row.trial_id for row in rows if row.number in asked}
 
     def _clear(self, connection: sa.Connection, ids: Sequence[int]) -> None:
         """Take out all that is known of these trials, but for attributes of other programs."""

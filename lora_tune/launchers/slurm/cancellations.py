@@ -38,8 +38,8 @@ def controller(text: str) -> Controller:
 
 def canceller(state: str) -> int | None:
     """The user's id in the accounting's ``CANCELLED by UID``; None where it names none."""
-    found = re.match(r"CANCELLED by ([0-9]{1,18})\b", state)
-    return int(found[1]) if found else None
+    match = re.match(r"CANCELLED by ([0-9]{1,18})\b", state)
+    return int(match[1]) if match else None
 
 
 def by_cluster(row: JobRow, slurmctld: Controller, by: int | None, *, user: int, output: bool) -> str:

@@ -87,8 +87,8 @@ class SlurmLauncher:
         write_json(attempt.job, command_record(job, job.environment))
         try:
             with file_in_memory(secret_values(job)) as secrets:
-                found = executor(job, self._site, token, secrets)
-                submitted = found.submit(run_job, str(job.folder), job.token)
+                submitter = executor(job, self._site, token, secrets)
+                submitted = submitter.submit(run_job, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} was not submitted: {error}") from error
         except RuntimeError as error:  # what sbatch says, or that srun is not installed
@@ -103,9 +103,9 @@ class SlurmLauncher:
         user = str(os.getuid())
         shown = ask("squeue", "--noheader", "--states=all", f"--user={user}", f"--name={names}", _COLUMNS)
         rows = parse.squeue_rows(shown)
-        found = {t.name: parse.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
-        vanished = [ticket for ticket in tickets if found[ticket.name] is None]
-        statuses = {t.name: self._of_row(row, t) for t in tickets if (row := found[t.name]) is not None}
+        row_by_name = {t.name: parse.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
+        vanished = [ticket for ticket in tickets if row_by_name[ticket.name] is None]
+        statuses = {t.name: self._of_row(row, t) for t in tickets if (row := row_by_name[t.name]) is not None}
         return statuses | _from_accounting(vanished, user)
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
@@ -264,20 +264,20 @@ def _last_line(text: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _recorded_token(path: Path) -> str:
     """The token in ``slurm.json``. Raises LookupError, which is not cached: the file may be written any moment."""
-    found = read_json(path)
-    if found.content is None:
-        raise LookupError(found.problem)
-    return text_of(found.content, "token")
+    record = read_json(path)
+    if record.content is None:
+        raise LookupError(record.problem)
+    return text_of(record.content, "token")
 
 
 def _token(ticket: Ticket) -> str:
     """By what Slurm knows the job of a ticket; "" when nothing of its attempt was submitted from its folder."""
     path = AttemptPaths(ticket.folder).slurm
     try:
-        found = _recorded_token(path)
+        token = _recorded_token(path)
     except LookupError as error:
         return ticket.token if str(error) else ""  # a file that is damaged was there when the job was submitted
-    return "" if foreign(path.name, found, ticket.token) else found
+    return "" if foreign(path.name, token, ticket.token) else token
 
 
 def _local_time(epoch: float) -> str:

@@ -199,8 +199,8 @@ def status(row: JobRow, submitted_at: float) -> JobStatus:
 
 def waits(reason: str) -> Waits:
     """What Slurm's reason for a pending job amounts to; in some outputs its words are joined by underscores."""
-    words = reason.strip("() ").replace("_", " ")
-    return next((kind for kind, pattern in WAITS.items() if re.match(pattern, words)), Waits.NORMAL)
+    text = reason.strip("() ").replace("_", " ")
+    return next((kind for kind, pattern in WAITS.items() if re.match(pattern, text)), Waits.NORMAL)
 
 
 def _requeued(row: JobRow, state: JobState, submitted_at: float) -> JobStatus:
