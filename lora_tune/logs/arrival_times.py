@@ -106,12 +106,12 @@ class Arrivals:
 
     def estimated(self, begin: float, end: float) -> float:
         """How many of the seconds from ``begin`` to ``end``, both epoch seconds, are estimated."""
-        found, before = 0.0, self._begun
+        seconds, before = 0.0, self._begun
         for row in self._known:
             if row.estimated:
-                found += max(0.0, min(end, row.at) - max(begin, before))
+                seconds += max(0.0, min(end, row.at) - max(begin, before))
             before = row.at
-        return found
+        return seconds
 
     def at_once(self, begin: float, end: float) -> float | None:
         """How long nobody had looked when all from ``begin`` to ``end``, epoch seconds, came with the last of the log.
@@ -163,17 +163,17 @@ class Arrivals:
 
 def _read(kept: Path) -> list[Arrival]:
     """What is kept, in rising order; a line that was cut ends what is known."""
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     try:
         text = kept.read_text(encoding="ascii", errors="replace")
     except OSError:
-        return found
+        return arrivals
     for line in text.splitlines(keepends=True):
         row = _KEPT.fullmatch(line)
-        if row is None or (found and int(row[1]) <= found[-1].end):
+        if row is None or (arrivals and int(row[1]) <= arrivals[-1].end):
             break
-        found.append(Arrival(int(row[1]), int(row[2]) / 1000, bool(row[3])))
-    return found
+        arrivals.append(Arrival(int(row[1]), int(row[2]) / 1000, bool(row[3])))
+    return arrivals
 
 
 _KEPT = re.compile(r"([0-9]{1,18}) ([0-9]{1,15})( e)?\n")

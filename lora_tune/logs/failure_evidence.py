@@ -100,7 +100,7 @@ class _State:
     marks: int = 0
 
     def copy(self) -> _State:
-        hits = {phase: dict(found) for phase, found in self.hits.items()}
+        hits = {phase: dict(lines) for phase, lines in self.hits.items()}
         return _State(self.phase, self.begun, hits, self.progress.copy(), dict(self.tried), self.last, self.marks)
 
     def enter(self, mark: _Mark) -> None:
@@ -144,12 +144,12 @@ class FailureScanner:
         state = self._complete()
         # The third last line of progress: what stands before it was survived.
         went_on = state.progress[0] if len(state.progress) == WENT_ON else -1
-        found = [
+        placed = [
             (offset, index, Hit(SIGNATURES[index], _shown(line), phase, offset, survived=offset < went_on))
             for phase, lines in state.hits.items()
             for index, (offset, line) in lines.items()
         ]
-        return tuple(hit for *_, hit in sorted(found, key=lambda one: one[:2]))
+        return tuple(hit for *_, hit in sorted(placed, key=lambda one: one[:2]))
 
     def begun(self) -> bool:
         """Whether the log shows where its run began: then what stands before is no evidence."""
@@ -210,15 +210,15 @@ def _scan(state: _State, text: bytes, offset: int) -> None:
 
 def _marks(text: bytes) -> Iterator[tuple[int, _Mark]]:
     """The marks in ``text``, each with where its line begins."""
-    found = []
+    marks = []
     for mark in _MARKS:
         at = text.find(mark.anchor)
         while at >= 0:
             begin, end = _line_around(text, 0, at)
             if mark.pattern.search(_LABEL.sub(b"", text[begin:end], count=1)):
-                found.append((begin, mark))
+                marks.append((begin, mark))
             at = text.find(mark.anchor, max(end, at + 1))
-    return iter(sorted(found, key=lambda one: one[0]))
+    return iter(sorted(marks, key=lambda one: one[0]))
 
 
 def _scan_stretch(state: _State, text: bytes, offset: int) -> None:

@@ -59,11 +59,11 @@ def diagnose(
     scanner = log if isinstance(log, FailureScanner) else _scan(log)
     hits, run = scanner.hits(), run or RunLog()
     telling = most_telling(hits, begun=scanner.begun())
-    found = _first_reason(telling, scanner.last_line(), state, exit_code, reason, run)
-    if not found.kind:
-        return found
-    found = replace(found, line=_completed(found.line, telling, hits))
-    return replace(found, also=_second_reason(found, [*telling, *reversed(hits)]))
+    diagnosis = _first_reason(telling, scanner.last_line(), state, exit_code, reason, run)
+    if not diagnosis.kind:
+        return diagnosis
+    diagnosis = replace(diagnosis, line=_completed(diagnosis.line, telling, hits))
+    return replace(diagnosis, also=_second_reason(diagnosis, [*telling, *reversed(hits)]))
 
 
 def is_refusal(line: str) -> bool:
@@ -114,11 +114,11 @@ def _of(hit: Hit) -> Diagnosis:
     )
 
 
-def _second_reason(found: Diagnosis, hits: Sequence[Hit]) -> str:
-    """The line of the most telling text of another kind than ``found``; what only ended the job is no reason."""
+def _second_reason(diagnosis: Diagnosis, hits: Sequence[Hit]) -> str:
+    """The line of the most telling text of another kind than ``diagnosis``; what only ended the job is no reason."""
     for hit in hits:
         reason = hit.signature.weight is not Weight.ENDED and not hit.signature.completes
-        if reason and _words(hit) not in found.line and hit.signature.remedy != found.remedy:
+        if reason and _words(hit) not in diagnosis.line and hit.signature.remedy != diagnosis.remedy:
             return hit.line
     return ""
 

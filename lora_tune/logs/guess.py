@@ -71,16 +71,16 @@ def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
     for form in (_mllog, _hf_trainer, _json_lines, _tables, _plain_text):
-        for found in form(lines):
-            if proved := _proved(found, lines):
+        for candidate in form(lines):
+            if proved := _proved(candidate, lines):
                 return proved
     return None
 
 
-def _proved(found: LogGuess, lines: Sequence[str]) -> LogGuess | None:
+def _proved(candidate: LogGuess, lines: Sequence[str]) -> LogGuess | None:
     """The guess with what it reads; None where it reads nothing."""
     try:
-        reader = make_reader(**found.settings)
+        reader = make_reader(**candidate.settings)
     except ValueError:
         return None
     reader.feed("\n".join([*lines, ""]).encode())
@@ -88,11 +88,11 @@ def _proved(found: LogGuess, lines: Sequence[str]) -> LogGuess | None:
     if not run.evals:
         return None
     return LogGuess(
-        settings=found.settings,
-        example=found.example,
-        unit=found.unit,
-        is_eval=found.is_eval,
-        rising=found.rising,
+        settings=candidate.settings,
+        example=candidate.example,
+        unit=candidate.unit,
+        is_eval=candidate.is_eval,
+        rising=candidate.rising,
         run=run,
     )
 
@@ -181,8 +181,8 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
     stated = [(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines]
     named: dict[tuple[int, str], list[int]] = {}
-    for at, (_, found) in enumerate(stated):
-        for pair in found:
+    for at, (_, numbers) in enumerate(stated):
+        for pair in numbers:
             if pair.score and not pair.progress:
                 named.setdefault((pair.score, " ".join(pair.words)), []).append(at)
     ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
@@ -201,9 +201,9 @@ def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
     for unit in ORDER:
         for at in (*rows[:3], *rows[-3:]):
-            line, found = stated[at]
-            loss = next(p for p in found if " ".join(p.words) == name)
-            place = next((p for p in found if p.progress == unit and p.number[:1].isdigit()), None)
+            line, numbers = stated[at]
+            loss = next(p for p in numbers if " ".join(p.words) == name)
+            place = next((p for p in numbers if p.progress == unit and p.number[:1].isdigit()), None)
             if place is None:
                 continue
             for between in (".*?", ".*"):
@@ -213,11 +213,11 @@ def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple
                     yield {"kind": "regex", "eval": text, **_form(read, unit, line)}, unit, line, loss.falls
     for unit in ORDER:
         apart = next(
-            ((line, p) for line, found in stated for p in found if p.progress == unit and not p.bracketed), None
+            ((line, p) for line, numbers in stated for p in numbers if p.progress == unit and not p.bracketed), None
         )
         if apart is not None:
-            line, found = stated[rows[-1]]
-            loss = next(p for p in found if " ".join(p.words) == name)
+            line, numbers = stated[rows[-1]]
+            loss = next(p for p in numbers if " ".join(p.words) == name)
             settings = {
                 "kind": "regex",
                 "eval": pattern(line, loss, None),
@@ -231,8 +231,8 @@ def _series(text: str, stated: _Stated) -> list[tuple[float, str]]:
     matcher = re.compile(text)
     matches = (matcher.search(line) for line, _ in stated)
     series = []
-    for found in filter(None, matches):
-        groups = found.groupdict()
+    for match in filter(None, matches):
+        groups = match.groupdict()
         far = next((as_number(groups[g]) for g in ORDER if groups.get(g)), None)
         if far is not None:
             series.append((far, groups["loss"]))
@@ -241,8 +241,8 @@ def _series(text: str, stated: _Stated) -> list[tuple[float, str]]:
 
 def _same(text: str, line: str, loss: NamedNumber) -> bool:
     """Whether the pattern finds this loss in its own line, and not another one."""
-    found = re.search(text, line)
-    return found is not None and found["loss"] == loss.number
+    match = re.search(text, line)
+    return match is not None and match["loss"] == loss.number
 
 
 def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
@@ -269,12 +269,12 @@ def _counts_from_zero(unit: str, first: str) -> dict[str, Any]:
 
 def _train_pattern(stated: _Stated, unit: str) -> str:
     """The pattern for training losses in the same unit that most lines match; "" where none is printed."""
-    found = dict.fromkeys(
+    patterns = dict.fromkeys(
         pattern(line, loss, place)
         for line, pairs_ in stated[:_TRAIN_LINES]
         for loss in pairs_
         for place in pairs_
         if loss.trains and place.progress == unit
     )
-    counted = {text: len(_series(text, stated[:_TRAIN_LINES])) for text in [*found][:_TRIED]}
+    counted = {text: len(_series(text, stated[:_TRAIN_LINES])) for text in [*patterns][:_TRIED]}
     return max(counted, key=lambda text: counted[text], default="")

@@ -31,10 +31,10 @@ class HfTrainerReader(LineReader):
         builder = self.run_builder
         if "***** Running training *****" in text and not builder.train and not builder.evals:
             builder.run_start = now
-        found = next((one[0] for one in _DICT.finditer(text) if self._logged.search(one[0])), None)
-        if found is None:
+        entry = next((one[0] for one in _DICT.finditer(text) if self._logged.search(one[0])), None)
+        if entry is None:
             return True
-        logged = _literal(found)
+        logged = _literal(entry)
         if logged is None:
             return False
         epoch = as_number(logged.get("epoch"))

@@ -110,10 +110,10 @@ def name_score(words: list[str]) -> int:
 def pairs(line: str) -> Iterator[NamedNumber]:
     """Every name with a number in a line, in order; of a name's words only those from the first one that matters."""
     before = line  # with the measures that were seen blanked out, whose names say nothing of others
-    for found in _PAIR.finditer(line):
-        begin = found.start("name") + _idle(found["name"])
-        name = line[begin : found.end("name")]
-        pair = NamedNumber(name, found["number"], begin, found.start("number"), found.end("number"))
+    for match in _PAIR.finditer(line):
+        begin = match.start("name") + _idle(match["name"])
+        name = line[begin : match.end("name")]
+        pair = NamedNumber(name, match["number"], begin, match.start("number"), match.end("number"))
         if pair.score and not pair.progress:
             pair = _of_split(before, pair)
             before = before[:begin] + " " * (pair.end - begin) + before[pair.end :]
@@ -122,10 +122,10 @@ def pairs(line: str) -> Iterator[NamedNumber]:
 
 def _of_split(before: str, pair: NamedNumber) -> NamedNumber:
     """The measure with the word in front that says that it is an eval's, where its own name does not say."""
-    words = [*_SPLIT.finditer(before, 0, pair.begin)]
-    if not words or words[-1][0].lower() not in EVAL_WORDS or {*pair.words} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
+    splits = [*_SPLIT.finditer(before, 0, pair.begin)]
+    if not splits or splits[-1][0].lower() not in EVAL_WORDS or {*pair.words} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
         return pair
-    return replace(pair, split=words[-1][0], split_at=words[-1].start())
+    return replace(pair, split=splits[-1][0], split_at=splits[-1].start())
 
 
 def _idle(name: str) -> int:
@@ -139,15 +139,15 @@ def _idle(name: str) -> int:
 
 def _counted(line: str) -> Iterator[NamedNumber]:
     """What is counted behind its number: ``after 1024 samples``."""
-    for found in _COUNT.finditer(line):
-        begin, end = found.span()
-        yield NamedNumber(found["name"], found["number"], begin, begin, end, line[found.end("number") : end])
+    for match in _COUNT.finditer(line):
+        begin, end = match.span()
+        yield NamedNumber(match["name"], match["number"], begin, begin, end, line[match.end("number") : end])
 
 
 def _bracketed(line: str) -> Iterator[NamedNumber]:
     """A number in brackets, which counts steps where nothing else in the line says how far the run is."""
-    for found in _BRACKETED.finditer(line):
-        yield NamedNumber("step", found["number"], found.start(), found.start("number"), found.end(), "]")
+    for match in _BRACKETED.finditer(line):
+        yield NamedNumber("step", match["number"], match.start(), match.start("number"), match.end(), "]")
 
 
 def losses(line: str) -> list[NamedNumber]:
@@ -157,8 +157,8 @@ def losses(line: str) -> list[NamedNumber]:
 
 def positions(line: str) -> list[NamedNumber]:
     """What says how far the run is, the finest first."""
-    found = [p for p in (*pairs(line), *_counted(line)) if p.progress and p.number[:1].isdigit()]
-    return sorted(found, key=lambda p: ORDER.index(p.progress)) or [*_bracketed(line)]
+    numbers = [p for p in (*pairs(line), *_counted(line)) if p.progress and p.number[:1].isdigit()]
+    return sorted(numbers, key=lambda p: ORDER.index(p.progress)) or [*_bracketed(line)]
 
 
 def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, between: str = ".*?") -> str:

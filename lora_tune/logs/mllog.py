@@ -154,14 +154,14 @@ class MllogReader:
 
         ``epoch_num`` of older stacks is epochs, or samples where it is at least one batch.
         """
-        found = fields(metadata)
+        values = fields(metadata)
         batch = as_number(self._current.hyperparameter(b"global_batch_size"))
-        samples = as_number(found.get("samples_count"))
+        samples = as_number(values.get("samples_count"))
         if samples is None and batch is not None:
-            step = as_number(found.get("step_num", found.get("step")))
+            step = as_number(values.get("step_num", values.get("step")))
             samples = None if step is None else step * batch
         if samples is None:
-            samples = as_number(found.get("epoch_num"))
+            samples = as_number(values.get("epoch_num"))
             epoch = as_number(self._current.hyperparameter(b"train_samples"))
             if samples is not None and batch is not None and epoch is not None and samples < batch:
                 samples *= epoch
@@ -207,8 +207,8 @@ class MllogReader:
             current.run_stop = ms
             current.measured = max(current.measured, ms)
             if isinstance(metadata, bytes):
-                found = STATUS.search(metadata)
-                status: object = found[1].decode(errors="replace") if found else None
+                match = STATUS.search(metadata)
+                status: object = match[1].decode(errors="replace") if match else None
             else:
                 status = metadata.get("status")
             current.status = status[:MAX_TEXT] if isinstance(status, str) else None

@@ -48,7 +48,7 @@ def fields(metadata: Metadata) -> Mapping[str, Any]:
     if not isinstance(metadata, bytes):
         return metadata
     try:
-        found: dict[str, Any] = json.loads(b"{%b}" % metadata[2:])
+        parsed: dict[str, Any] = json.loads(b"{%b}" % metadata[2:])
     except ValueError:
         return {}
-    return found
+    return parsed

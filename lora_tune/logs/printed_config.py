@@ -34,12 +34,12 @@ def printed_values(text: bytes) -> dict[str, Value]:
     Any of ``fp4: true``, ``export FP4=True``, ``"healing_iter": 350`` and ``max_steps=800`` counts, in any case of
     letters; other values (``null``, ``e2m1``) say nothing.
     """
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for match in _PRINTED.finditer(text[:SCANNED_BYTES]):
         word = match[2].lower()
         value: Value = word == b"true" if word in (b"true", b"false") else int(word)
-        found.setdefault(_NAMES[match[1].lower()], value)
-    return found
+        values.setdefault(_NAMES[match[1].lower()], value)
+    return values
 
 
 _SETTING_WORDS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size")

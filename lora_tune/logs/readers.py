@@ -38,8 +38,8 @@ def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> L
         An unknown kind, an unknown setting or a bad value, in words that name it.
     """
     LOG_READERS.known(kind)
-    found = LOG_READERS.load(kind)
-    reader = found if isinstance(found, ReaderKind) else ReaderKind(make=found)
+    loaded = LOG_READERS.load(kind)
+    reader = loaded if isinstance(loaded, ReaderKind) else ReaderKind(make=loaded)
     if reader.settings is not None:
         _check_settings(kind, reader.settings, settings)
     return reader.make(clock=clock, **settings)

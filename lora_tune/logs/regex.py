@@ -68,12 +68,12 @@ class RegexReader(LineReader):
         understood = True
         for name, pattern in list(self._patterns.items()):
             begin = time.perf_counter()
-            found = pattern.search(text[:MAX_PATTERN_LINE])
+            match = pattern.search(text[:MAX_PATTERN_LINE])
             if time.perf_counter() - begin > SLOW_SECONDS and time.thread_time() - self._cpu > SLOW_SECONDS:
                 del self._patterns[name]
                 understood = False
-            if found:
-                understood &= self._found(name, found.groupdict(), now)
+            if match:
+                understood &= self._found(name, match.groupdict(), now)
         return understood
 
     def _found(self, name: str, groups: dict[str, Any], now: int) -> bool:

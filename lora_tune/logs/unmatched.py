@@ -26,8 +26,8 @@ def looks_like_an_eval(line: str) -> bool:
 
 def suggest(line: str) -> str:
     """A pattern for lines like this one, with the groups that a reader of kind regex wants; "" where none is seen."""
-    found, places = losses(line[:MAX_LINE]), positions(line[:MAX_LINE])
-    return pattern(line, found[0], places[0]) if found and places else ""
+    measures, places = losses(line[:MAX_LINE]), positions(line[:MAX_LINE])
+    return pattern(line, measures[0], places[0]) if measures and places else ""
 
 
 @dataclass(slots=True)
