@@ -46,7 +46,7 @@ class OptunaTables:
         """Nothing is opened before the first :meth:`follow`."""
         self._study, self._store, self._lease = study, store, lease
         self._space = space_of(study)
-        self._texts = {name: distribution_to_json(found) for name, found in self._space[0].items()}
+        self._texts = {name: distribution_to_json(distribution) for name, distribution in self._space[0].items()}
         self._tables: TrialTables | None = None
         self._next = 0  # every trial before it was seen
         self._wrote_at = -math.inf
@@ -116,7 +116,7 @@ class OptunaTables:
         if due:
             rows = {number: rows_of(self._trial(sweep, number), self._texts) for number in due}
             before = {number: written for number, (_, written) in self._open.items()}
-            tables.write([found.since(before.get(number)) for number, found in rows.items()])
+            tables.write([trial_rows.since(before.get(number)) for number, trial_rows in rows.items()])
             self._open |= {number: (due[number], rows[number]) for number in due}
             for number in [n for n in due if _ended(sweep.trials.get(n))]:
                 del self._open[number]

@@ -39,8 +39,8 @@ def _param(trial: FrozenTrial, name: str, text: str) -> dict[str, Any]:
     return {"param_name": name, "param_value": inside, "distribution_json": text}
 
 
-def _attributes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value_json": json.dumps(value)} for key, value in found.items()]
+def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value_json": json.dumps(value)} for key, value in attributes.items()]
 
 
 def _number(name: str, value: float) -> dict[str, Any]:

@@ -26,7 +26,7 @@ DEFAULT_SHARDING = Sharding(strategy="full_shard", wrap="layer", shards=0, offlo
 
 def read(knobs: Knobs) -> Sharding:
     """Raises InputError, too, for what has no effect without FSDP=1: such a knob must not be tuned."""
-    found = Sharding(
+    sharding = Sharding(
         strategy=knobs.choice("FSDP_STRATEGY", ("full_shard", "shard_grad_op")),
         wrap=knobs.choice("FSDP_WRAP", ("layer", "module", "none")),
         shards=knobs.integer("FSDP_SHARDS", 0, low=0),
@@ -36,6 +36,6 @@ def read(knobs: Knobs) -> Sharding:
         for name in ("FSDP_STRATEGY", "FSDP_WRAP", "FSDP_SHARDS"):
             if knobs.given(name):
                 raise knobs.refusal(name, "nothing where FSDP=0: it says how FSDP=1 shards")
-        if found.offload:
+        if sharding.offload:
             raise knobs.refusal("FSDP_OFFLOAD", "0 where FSDP=0")
-    return found
+    return sharding

@@ -77,8 +77,8 @@ class Knobs:
 
     def switch(self, name: str, *, default: bool) -> bool:
         """1 or 0, True or False in any case, as the public configs write them."""
-        words = {"": default, "1": True, "true": True, "0": False, "false": False}
-        value = words.get(self._text(name).lower())
+        meanings = {"": default, "1": True, "true": True, "0": False, "false": False}
+        value = meanings.get(self._text(name).lower())
         if value is None:
             raise self.refusal(name, "1, 0, True or False")
         return value

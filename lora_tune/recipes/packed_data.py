@@ -50,16 +50,16 @@ def write(folder: Path, split: str, rows: npt.NDArray[Any]) -> None:
 
 def describe(folder: Path, seq: int) -> dict[str, dict[str, int]]:
     """What each split holds. Raises InputError where a recipe could not read it."""
-    found = {}
+    contents = {}
     for split in SPLITS:
         sequences = text.load(folder, split, seq, text.byte_tokens)
-        found[split] = {
+        contents[split] = {
             "sequences": len(sequences),
             "tokens that count": int(sequences.mask.sum()),
             "smallest token": int(sequences.tokens.min()),
             "largest token": int(sequences.tokens.max()),
         }
-    return found
+    return contents
 
 
 def main() -> int:

@@ -46,12 +46,12 @@ def relay(paths: list[Path], command: list[str]) -> int:
 
 def main() -> int:
     """Split the command line at ``--`` and run."""
-    words = sys.argv[1:]
-    if "--" not in words or not words[: words.index("--")] or not words[words.index("--") + 1 :]:
+    arguments = sys.argv[1:]
+    if "--" not in arguments or not arguments[: arguments.index("--")] or not arguments[arguments.index("--") + 1 :]:
         print("usage: python -m lora_tune.recipes.relay FOLDER... -- COMMAND...", file=sys.stderr)
         return 2
-    at = words.index("--")
-    return relay([Path(word) for word in words[:at]], words[at + 1 :])
+    at = arguments.index("--")
+    return relay([Path(word) for word in arguments[:at]], arguments[at + 1 :])
 
 
 if __name__ == "__main__":

@@ -66,13 +66,13 @@ def load(folder: Path, split: str, seq: int, tokenize: Tokenize, *, pack: bool =
     ``pack``: of .jsonl, each line is a sample of its own, and rows hold several that do not see each other.
     Raises InputError where the file is missing, ambiguous, of another form or too short.
     """
-    found = [folder / (split + suffix) for suffix in SUFFIXES if (folder / (split + suffix)).is_file()]
-    if len(found) != 1:
-        have = " and ".join(p.name for p in found) or "none"
+    files = [folder / (split + suffix) for suffix in SUFFIXES if (folder / (split + suffix)).is_file()]
+    if len(files) != 1:
+        have = " and ".join(p.name for p in files) or "none"
         raise InputError(
             f"DATADIR={str(folder)!r}: allowed is one file {split} with one of {', '.join(SUFFIXES)}; there is {have}"
         )
-    path = found[0]
+    path = files[0]
     if pack and path.suffix != ".jsonl":
         raise InputError(f"PACKING=1: {path.name} has no samples to pack; allowed is {split}.jsonl, or PACKING=0")
     if pack:

@@ -75,11 +75,11 @@ def _peft_tensors(
     layer: int, target: str, a: torch.Tensor, b: torch.Tensor, settings: BridgeSettings
 ) -> dict[str, torch.Tensor]:
     parts = split_qkv(b, settings.shape) if target == "linear_qkv" else {PROJECTION: b}
-    found = {}
+    tensors = {}
     for name, rows in parts.items():
-        found[_key(layer, name, "A")] = a.clone()
-        found[_key(layer, name, "B")] = rows
-    return found
+        tensors[_key(layer, name, "A")] = a.clone()
+        tensors[_key(layer, name, "B")] = rows
+    return tensors
 
 
 def _key(layer: int, name: str, matrix: str) -> str:

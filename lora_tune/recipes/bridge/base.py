@@ -59,12 +59,12 @@ def _load_distributed(core: Any, folder: Path, prefix: str) -> None:
     # Scales of FP8 are of the run that wrote them, and not all forms hold them.
     weights = {key: value for key, value in wanted.items() if "_extra_state" not in key}
     try:
-        found = dist_checkpointing.load({"model": weights}, str(folder), validate_access_integrity=False)
+        loaded = dist_checkpointing.load({"model": weights}, str(folder), validate_access_integrity=False)
     except Exception as error:
         raise InputError(
             f"CKPT_ROOT={str(folder)!r}: cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
-    state = {key.removeprefix(prefix): value for key, value in found["model"].items()}
+    state = {key.removeprefix(prefix): value for key, value in loaded["model"].items()}
     missing, _ = core.load_state_dict(state, strict=False)
     absent = [key for key in missing if "_extra_state" not in key]
     if absent:

@@ -15,12 +15,12 @@ def heal(cores: Iterable[Any], precision: PrecisionSettings) -> None:
     Megatron-Core asks its configuration for the precision at every pass. The weights of an FP4 run are in bf16, so no
     weight changes its form.
     """
-    words = told(precision)
+    settings = told(precision)
     for core in cores:
         for module in core.modules():
             config = getattr(module, "config", None)
             if hasattr(config, "fp4"):
-                vars(config).update(words)
+                vars(config).update(settings)
 
 
 def told(precision: PrecisionSettings) -> dict[str, Any]:

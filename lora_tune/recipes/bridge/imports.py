@@ -88,10 +88,10 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def present(name: str) -> bool:
     """Whether a package is really installed."""
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:  # the package above it is absent
         return False
-    return found is not None and not isinstance(found.loader, StandIns)
+    return spec is not None and not isinstance(spec.loader, StandIns)
 
 
 def prepare() -> None:

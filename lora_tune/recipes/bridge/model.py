@@ -46,8 +46,8 @@ def check_machine(settings: BridgeSettings, *, cuda: bool) -> None:
     capability = torch.cuda.get_device_capability() if cuda else (0, 0)
     for name, wanted in blocks.items():
         if wanted and capability < BLACKWELL:
-            found = f"{torch.cuda.get_device_name()} has {capability[0]}.{capability[1]}" if cuda else "there is none"
-            raise SetupError(f"{name} needs a GPU of compute capability 10.0 (Blackwell) or newer; {found}")
+            gpu = f"{torch.cuda.get_device_name()} has {capability[0]}.{capability[1]}" if cuda else "there is none"
+            raise SetupError(f"{name} needs a GPU of compute capability 10.0 (Blackwell) or newer; {gpu}")
     if HAVE_TE:
         return
     wants = {

@@ -56,14 +56,14 @@ def check(model: Path, shape: Shape) -> None:
         return
     sizes = _sizes(folder)
     for ending, size in expected(shape).items():
-        found = next((s for key, s in sizes.items() if key.endswith(ending)), None)
-        if found is None:
+        stored = next((s for key, s in sizes.items() if key.endswith(ending)), None)
+        if stored is None:
             raise InputError(
                 f"MODEL={str(model)!r}: {ending} is not in the checkpoint; allowed is a whole Llama base model"
             )
-        if found != size:
+        if stored != size:
             raise InputError(
-                f"MODEL={str(model)!r}: {ending} is {found}, but LLAMA and the sizes beside it ask for {size};"
+                f"MODEL={str(model)!r}: {ending} is {stored}, but LLAMA and the sizes beside it ask for {size};"
                 " give the checkpoint's shape"
             )
 

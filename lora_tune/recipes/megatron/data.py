@@ -56,7 +56,7 @@ def synthetic(settings: CommonSettings) -> dict[str, torch.Tensor]:
 
 def load(settings: CommonSettings) -> tuple[Sequences, Sequences]:
     """Training and validation sequences. Raises InputError for missing or unusable files and unknown tokens."""
-    found = []
+    splits = []
     for split in ("train", "validation"):
         sequences = text.load(settings.datadir, split, settings.seq, text.byte_tokens)
         top = int(sequences.tokens.max())
@@ -65,6 +65,6 @@ def load(settings: CommonSettings) -> tuple[Sequences, Sequences]:
                 f"{settings.datadir}/{split}: holds token {top};"
                 f" the model's vocabulary allows 0 to {settings.shape.vocab - 1}"
             )
-        found.append(sequences)
-    train, validation = found
+        splits.append(sequences)
+    train, validation = splits
     return train, validation.spread(settings.eval_samples) if settings.eval_samples else validation

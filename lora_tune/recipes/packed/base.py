@@ -76,12 +76,12 @@ class PackedBase:
 
     def modules(self, settings: Settings) -> dict[str, Module]:
         """The modules that the trial adapts; each is made ready to take adapters."""
-        found = {}
+        modules = {}
         for name in target_names(list(self._layers), settings.adapters.targets):
             layer = self._ready(name)
             norms = layer.norms() if settings.adapters.dora else None
-            found[name] = Module(layer.width_in, layer.width_out, isinstance(layer, PackedEmbedding), norms)
-        return found
+            modules[name] = Module(layer.width_in, layer.width_out, isinstance(layer, PackedEmbedding), norms)
+        return modules
 
     def whole(self, settings: Settings) -> dict[str, dict[str, torch.Tensor]]:
         """The modules that the trial trains whole, with their frozen parameters; each is made ready for copies.
@@ -89,7 +89,7 @@ class PackedBase:
         Raises InputError for one that the model lacks, or whose parameters are no numbers of their own.
         """
         check_modules_to_save(self._leaves, settings)
-        found = {}
+        whole = {}
         # As in peft, which looks at the ends of names: "norm" is every input_layernorm, too.
         for name in [name for name in self._leaves if name.endswith(settings.adapters.modules_to_save)]:
             module = self._packed[name].base if name in self._packed else self.model.get_submodule(name)
@@ -98,8 +98,8 @@ class PackedBase:
                 raise InputError(f"MODULES_TO_SAVE: {name} has weights of 4 bits; allowed are modules that have none")
             if parameters:
                 self._ready(name)
-                found[name] = parameters
-        return found
+                whole[name] = parameters
+        return whole
 
     def _ready(self, name: str) -> PackedLayer:
         """The module of this name, made ready for adapters and copies of its parameters."""
@@ -210,13 +210,13 @@ def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
     """
     tokens = model.get_input_embeddings()
     linear = set(linear_names(model))
-    found: dict[str, type[PackedLayer]] = {}
+    layers: dict[str, type[PackedLayer]] = {}
     for name, module in model.named_modules():
         if name in linear:
-            found[name] = PackedLinear
+            layers[name] = PackedLinear
         elif module is tokens and type(module) is torch.nn.Embedding:
-            found[name] = PackedEmbedding
-    return found
+            layers[name] = PackedEmbedding
+    return layers
 
 
 def _name_of(model: Any, wanted: Any) -> str:

@@ -66,18 +66,18 @@ def of_earlier_attempt(request: PackRequest, device: str) -> Checkpoint | None:
 def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Checkpoint | None:
     """A checkpoint that cannot be read, or is of other knobs, is none: the trial begins anew."""
     try:
-        found: dict[str, Any] = torch.load(attempt.checkpoint, weights_only=True)
-        if found["knobs"] != knobs or found["device"] != device:
+        saved: dict[str, Any] = torch.load(attempt.checkpoint, weights_only=True)
+        if saved["knobs"] != knobs or saved["device"] != device:
             return None
         lines = attempt.log.read_text(encoding="utf-8").splitlines(keepends=True)
-        clock = LogClock(**{**found["clock"], "block": tuple(found["clock"]["block"])})
-        rows = Rows(*found["rows"])
+        clock = LogClock(**{**saved["clock"], "block": tuple(saved["clock"]["block"])})
+        rows = Rows(*saved["rows"])
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)
         return None
     # The log that goes on is the next attempt's, and says so itself.
     own = [line for line in lines if ATTEMPT_KEY not in line and SWEEP_KEY not in line]
-    return Checkpoint(step=found["step"], rows=rows, clock=clock, log="".join(own))
+    return Checkpoint(step=saved["step"], rows=rows, clock=clock, log="".join(own))
 
 
 def _of_trial(request: PackRequest) -> dict[str, str]:

@@ -125,11 +125,11 @@ class Group:
     def pairs(self, chosen: Sequence[int]) -> dict[str, AdapterPair]:
         """The adapters of slots ``chosen`` by module, for passes that learn nothing."""
         index = torch.tensor(chosen, device=self._device)
-        found = {}
+        pairs = {}
         for name, (a, b, magnitude) in self.leaves.items():
             own = None if magnitude is None else magnitude.detach()[index]
-            found[name] = AdapterPair(a.detach()[index], b.detach()[index], own)
-        return found
+            pairs[name] = AdapterPair(a.detach()[index], b.detach()[index], own)
+        return pairs
 
     def copies_of(self, chosen: Sequence[int]) -> Copies:
         """As :meth:`pairs`, of the modules that are trained whole."""
@@ -138,12 +138,12 @@ class Group:
 
     def adapter(self, slot: Slot) -> dict[str, AdapterPair]:
         """The slot's own adapter by module, without what fills its rank up."""
-        at, found = self.slots.index(slot), {}
+        at, adapter = self.slots.index(slot), {}
         for name, (a, b, magnitude) in self.leaves.items():
             rank = slot.settings.adapters.rank_of(name)
             own = None if magnitude is None else magnitude.detach()[at]
-            found[name] = AdapterPair(a.detach()[at, :rank], b.detach()[at, :, :rank], own)
-        return found
+            adapter[name] = AdapterPair(a.detach()[at, :rank], b.detach()[at, :, :rank], own)
+        return adapter
 
     def _fresh(self, slot: Slot) -> Rows:
         row = torch.zeros(1, self.size)
@@ -192,13 +192,13 @@ class Group:
     def _scales(self, every: Sequence[AdapterSettings]) -> dict[str, torch.Tensor]:
         """[k, 1, 1] by module; one tensor for all modules whose scales are the same."""
         made: dict[tuple[float, ...], torch.Tensor] = {}
-        found = {}
+        scales = {}
         for name in self.modules:
             values = tuple(adapters.scale_of(name) for adapters in every)
             if values not in made:
                 made[values] = self._column(values)[:, :, None]
-            found[name] = made[values]
-        return found
+            scales[name] = made[values]
+        return scales
 
     def _leaf(self, columns: slice, shape: tuple[int, ...]) -> torch.Tensor:
         leaf = self._rows.weights[:, columns].unflatten(1, shape).requires_grad_()

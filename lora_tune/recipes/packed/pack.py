@@ -173,14 +173,14 @@ class Pack:
     @torch.no_grad()
     def evaluate(self, slots: Sequence[Slot]) -> list[float]:
         """The eval losses of ``slots``: the mean over a slot's validation sequences of each one's mean loss."""
-        found: dict[Slot, float] = {}
+        losses: dict[Slot, float] = {}
         together: dict[tuple[SlotShape, int], list[Slot]] = {}
         for slot in slots:
             key = self.shape(slot.settings), id(slot.texts)
             together.setdefault(key, []).append(slot)
         for (shape, _), alike in together.items():
-            found |= dict(zip(alike, self._evaluate(self._groups[shape], alike), strict=True))
-        return [found[slot] for slot in slots]
+            losses |= dict(zip(alike, self._evaluate(self._groups[shape], alike), strict=True))
+        return [losses[slot] for slot in slots]
 
     def _evaluate(self, group: Group, slots: Sequence[Slot]) -> list[float]:
         """The eval losses of slots of one group that read the same validation sequences."""
