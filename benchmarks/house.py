@@ -1,8 +1,9 @@
 """The structure of the package in numbers and as a drawing.
 
 ``python -m benchmarks.house`` prints rooms, import edges, modules at the root, the largest module, long functions,
-modules that know two of the big libraries, and lines. ``--svg docs/images/rooms.svg`` draws the rooms and the imports
-between them. ``--root FOLDER`` measures another checkout, such as one from before the rooms.
+modules that know two of the big libraries, class names that stand for two things, and lines. ``--svg
+docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures another checkout, such
+as one from before the rooms.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Module:
     imports: Counter[str]
     libraries: frozenset[str]
     functions: tuple[tuple[str, int], ...]
+    classes: tuple[str, ...]
 
 
 def modules(root: Path) -> list[Module]:
@@ -57,7 +59,8 @@ def _module(path: Path, package: Path) -> Module:
         (n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)
     )
     libraries = frozenset(n.split(".")[0] for n in named) & frozenset(LIBRARIES)
-    return Module(path, parts[0] if len(parts) > 1 else "", text.count("\n"), ours, libraries, functions)
+    classes = tuple(n.name for n in tree.body if isinstance(n, ast.ClassDef))
+    return Module(path, parts[0] if len(parts) > 1 else "", text.count("\n"), ours, libraries, functions, classes)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -77,6 +80,11 @@ def edges(found: list[Module]) -> Counter[tuple[str, str]]:
     for module in found:
         made.update((module.room, other) for other in module.imports if module.room and other != module.room)
     return made
+
+
+def shared_class_names(found: list[Module]) -> list[str]:
+    """Names that classes of two modules have: whoever reads one of them may mean the other."""
+    return sorted(name for name, count in Counter(n for m in found for n in m.classes).items() if count > 1)
 
 
 def against_the_order(found: list[Module]) -> list[str]:
@@ -109,6 +117,7 @@ def figures(root: Path) -> dict[str, object]:
         "modules over 300 lines": sum(m.lines > 300 for m in found),
         f"functions over {LONG_FUNCTION} lines": len(long),
         "modules that know two of " + ", ".join(LIBRARIES): sum(len(m.libraries) > 1 for m in found),
+        "class names that stand for two things": len(shared_class_names(found)),
         "lines": sum(m.lines for m in found),
     }
 

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from benchmarks.house import ORDER, against_the_order, figures, modules
+from benchmarks.house import ORDER, against_the_order, figures, modules, shared_class_names
 from lora_tune.__main__ import COMMANDS, _module
 from tests.conftest import REPOSITORY
 
@@ -46,3 +46,7 @@ def test_no_module_and_no_function_outgrows_a_reader() -> None:
     found = modules(REPOSITORY)
     assert max(m.lines for m in found) <= 300
     assert max(lines for m in found for _, lines in m.functions) <= 45
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    assert shared_class_names(modules(REPOSITORY)) == []
