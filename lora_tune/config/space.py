@@ -118,8 +118,16 @@ class Space:
 
     def each_end(self, ends: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
         """Resolved values with each tuned variable at each of its ``ends`` in turn, all else at its lower end."""
-        corner = self.corner()
-        return [self._resolve({**corner, n: end}, frozenset()) for n, both in ends.items() for end in both]
+        return [self._resolved_where_it_can({**self.corner(), n: end}) for n, both in ends.items() for end in both]
+
+    def _resolved_where_it_can(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
+        """All values that ``tuned`` means; without those that do not apply where one of these cannot be computed."""
+        try:
+            return self._resolve(tuned, frozenset())
+        except FormulaError as error:
+            if error.name not in (absent := self.conditions.absent(tuned)):
+                raise
+            return self._resolve(tuned, absent)
 
     def following(self, tuned: Collection[str]) -> frozenset[str]:
         """The derived values that change with one of the ``tuned`` variables, by their formulas."""

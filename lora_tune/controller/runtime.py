@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +14,9 @@ from typing import Any, cast
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
-from lora_tune.config.study import Study, parse_study, study_changes
+from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import refuse_departed
+from lora_tune.controller.changed_study import changes_since, remedy
 from lora_tune.controller.dependencies import Projects
 from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
@@ -112,34 +113,20 @@ def record_study(plan: DrivePlan, store: Store, lease: Lease, *, accept_changes:
     """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``."""
     sweep = store.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its lease"
-    if sweep.digest != plan.from_file.digest:
-        changes = study_changes(parse_study(sweep.study_toml, plan.file), plan.from_file)
+    kept = sweep.study_toml
+    if changes := changes_since(sweep, plan.file, plan.from_file):
         if not accept_changes:
             raise errors.StudyError(
                 plan.file,
                 "",
-                f"changed since this sweep began ({'; '.join(changes)}); {_remedy(changes, plan.from_file)}",
+                f"changed since this sweep began ({'; '.join(changes)}); {remedy(changes, plan.from_file)}",
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
+        kept = plan.text
     if not accept_changes:
         refuse_departed(sweep, plan.workload)
-    kept = sweep.study_toml if sweep.digest == plan.from_file.digest else plan.text
     store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)
-
-
-_BUDGET = {"budget.trials": "--trials", "budget.parallel": "--parallel", "budget.node_hours": "--budget-node-hours"}
-"""What a command line may change of a sweep's budget, without a change of its study."""
-
-
-def _remedy(changes: Sequence[str], study: Study) -> str:
-    """What to do about a study that changed since its sweep began; of a budget alone, the option that changes it."""
-    keys = [change.partition(":")[0] for change in changes]
-    values = study.model_dump(mode="json")["budget"]
-    if all(key in _BUDGET and values[key.partition(".")[2]] is not None for key in keys):
-        options = " ".join(f"{_BUDGET[key]} {values[key.partition('.')[2]]:g}" for key in keys)
-        return f"undo that and add {options} to the command, or take the file as it is with --accept-changes"
-    return "undo that, use another --output, or resume with --accept-changes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,12 +40,13 @@ class BeliefBesideRequests:
         """The work at hand, or, where none is, that on this sweep."""
         with self._lock:
             if self._work is None or self._work.done():
-                self._work = Future()
-                threading.Thread(target=self._do, args=(self._work, sweep), daemon=True).start()
+                work: Future[Recommended | None] = Future()
+                threading.Thread(target=self._do, args=(work, sweep), daemon=True).start()
+                self._work = work  # a thread that could not be started is tried again by the next request
             return self._work
 
     def _do(self, work: Future[Recommended | None], sweep: StudyRecords) -> None:
         try:
             work.set_result(recommended(self._study, sweep))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request that waits for it raises it
-            work.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the request that waits for it raises it
+            work.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -134,7 +134,11 @@ def path_doubts(job: Job) -> list[str]:
 
 
 def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    """What stands in ``file``; nothing where it is none that can be read, such as a command that ends like a name."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    except OSError:
+        return ""
 
 
 def own_nodes(script: Path) -> str:

@@ -195,6 +195,19 @@ def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, mon
     assert belief.of(fresh) == (real(built.study, built.sweep), True)
 
 
+def test_a_thread_that_cannot_be_started_is_tried_again(built: Review, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    belief, fresh = dashboard_belief.BeliefBesideRequests(built.study), replace(built.sweep)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="new thread"):
+            belief.of(fresh)
+    monkeypatch.setattr(dashboard_belief, "GRACE_SECONDS", 60)
+    assert belief.of(fresh)[1]
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed(shown: Application, method: str) -> None:
     for path in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import pty
 import select
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import termios
@@ -438,3 +440,12 @@ def test_the_command_starts_without_what_it_may_not_need() -> None:
     program = f"import sys, lora_tune.sweep; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_sweep_that_an_earlier_release_began_goes_on(place: Path) -> None:
+    """A release that reads more keys has another hash for the same text, which it reads as the earlier one did."""
+    sweep(place, "--trials", "1")
+    with contextlib.closing(sqlite3.connect(place / "sweeps" / "quick" / "sweep.db")) as database, database:
+        assert database.execute("UPDATE lora_tune_sweep SET digest = 'of an earlier release'").rowcount == 1
+    done = sweep(place, "--trials", "2")
+    assert done.returncode == 0, done.stderr

@@ -138,6 +138,24 @@ def test_a_formula_that_fails_at_an_end_of_what_is_tuned_is_the_users_error() ->
         parse_study(text, Path("t.toml"))
 
 
+def test_a_formula_is_not_computed_where_it_does_not_apply() -> None:
+    text = """
+        division = "closed"
+        [workload]
+        kind = "command"
+        argv = ["python", "train.py"]
+        [space]
+        GBS = 16
+        PREFETCH = { type = "categorical", choices = [4, 8, 0] }
+        PREFETCH_BYTES = { type = "derived", formula = "64 // PREFETCH", when = { PREFETCH = [4, 8] } }
+        [objective]
+        benchmark = "gpt_oss_20b"
+        [budget]
+        trials = 4
+        """
+    assert parse_study(text, Path("t.toml")).division == "closed"
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     name=st.sampled_from(["llama2_70b_lora", "llama31_405b", "llama31_8b", "gpt_oss_20b", "dlrmv4", "deepseekv3_671b"]),

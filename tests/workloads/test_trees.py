@@ -245,6 +245,11 @@ class TestPathsWithBlanks:
         plain = replace(job, environment={"LOGDIR": "/logs"}, cwd=places["tree"].rename(tmp_path / "tree"))
         assert path_doubts(plain) == []
 
+    def test_a_command_that_ends_like_a_script_is_none(self, tmp_path: Path) -> None:
+        words = f"export A=1; {'python train.py && ' * 30}bash finish.sh"
+        job = Job(name="x", folder=tmp_path, argv=("bash", "-c", words), log=tmp_path / "log", environment={})
+        assert path_doubts(job) == []
+
     def test_a_sweep_says_it_before_its_first_trial(self, tree: Path, tmp_path: Path) -> None:
         (tree / "run.sub").open("a").write("cd $SCRIPT_DIR\n")
         for place, told in ((tree, False), (tmp_path / "my tree", True)):
