@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import write_json
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import settings as knobs
@@ -358,6 +360,28 @@ def test_beside_other_packs_one_that_cannot_record_an_end_hands_its_trials_over(
 
     monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Tenant, "end", no_room_for_the_first)
+    assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
+    assert not lost.ended.exists()
+    assert other.checkpoint.exists()
+
+
+@pytest.mark.parametrize("gone", ["the attempt's folder", "its log, and room for a record"])
+def test_beside_other_packs_one_that_cannot_claim_a_trial_hands_its_trials_over(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    lost, other = sweep.ask("a", MAX_STEPS=2), sweep.ask("b", MAX_STEPS=6)
+    if gone == "the attempt's folder":
+        shutil.rmtree(lost.folder)
+    else:
+        lost.log.mkdir()
+
+    def no_room_for_its_end(path: Path, content: dict[str, object]) -> None:
+        if path == lost.ended:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_json(path, content)
+
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune.recipes.packed.tenant.write_json", no_room_for_its_end)
     assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
     assert not lost.ended.exists()
     assert other.checkpoint.exists()

@@ -96,6 +96,8 @@ class Host:
             if tenant is not None:
                 with self._alone(tenant):
                     self._house(tenant)
+            else:
+                self._ending |= self._packs > 1 and not request.ended  # as in _alone: nobody records its end
         own = {tenant.name: tenant for tenant in (*self._tenants, *self._waiting)}
         for name in self._folder.stopped(own):
             self._let_go(own[name])
