@@ -23,7 +23,8 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
     from lora_tune.launchers.packed import PackedLauncher
 
     number = study.site.packs
-    slots = min(slots, -(-study.budget.parallel // number))  # the first pack of a job is to leave the others their part
+    if number > 1:  # the first pack of a job is to leave the others their part
+        slots = min(slots, -(-study.budget.parallel // number))
     jobs = -(-study.budget.parallel // (slots * number))
     return PackedLauncher(_plain(study, jobs), slots, packs, number)
 

@@ -18,7 +18,7 @@ from typing import Any
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import ATTEMPT_VARIABLE
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import number_of, read_json, text_of, write_json
+from lora_tune.base.small_files import number_of, read_json, text_of, whole_of, write_json
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
@@ -34,11 +34,15 @@ TERMINATED = 143
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """A pack as the launcher below knows it, and its folder."""
+    """A pack as the launcher below knows it, and its folder.
+
+    room: trials that a job of several packs takes, as these were told when it began; None where it was told nothing.
+    """
 
     ticket: Ticket
     status: JobStatus
     folder: PackFolder
+    room: int | None
 
 
 class PackedLauncher:
@@ -63,7 +67,7 @@ class PackedLauncher:
         if time.monotonic() - self._asked_at > FRESH_SECONDS:
             self._ask()
         for pack in [pack for pack in self._packs.values() if pack.status.state.alive]:
-            room = self._number * self._slots
+            room = pack.room or self._number * self._slots
             if sum(1 for _ in pack.folder.open_requests()) < room and pack.folder.ask(job):
                 return pack.ticket.job_id
         pack = self._start_pack(job)
@@ -80,6 +84,7 @@ class PackedLauncher:
         place.make()
         name = f"{job.name.rsplit('-', 2)[0]}-pack-{number:04d}"
         several = () if self._number == 1 else ("--packs", str(self._number), "--slots", str(self._slots))
+        room = self._number * self._slots if several else None
         pack_job = Job(
             name=name,
             folder=folder,
@@ -93,14 +98,14 @@ class PackedLauncher:
             exclude_nodes=job.exclude_nodes,
         )
         ticket = Ticket(name=name, folder=folder, submitted_at=time.time())
-        _write_down(ticket)
+        _write_down(ticket, room)
         try:
             ticket = replace(ticket, job_id=self._below.submit(pack_job))
         except LauncherError:
             place.close()
             raise
-        _write_down(ticket)
-        self._packs[folder] = _Pack(ticket, JobStatus(state=JobState.QUEUED, job_id=ticket.job_id), place)
+        _write_down(ticket, room)
+        self._packs[folder] = _Pack(ticket, JobStatus(state=JobState.QUEUED, job_id=ticket.job_id), place, room)
         return self._packs[folder]
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
@@ -130,7 +135,8 @@ class PackedLauncher:
         for ticket in tickets:
             known = self._packs.get(ticket.folder)
             place = known.folder if known else PackFolder(ticket.folder)
-            self._packs[ticket.folder] = _Pack(ticket, statuses[ticket.name], place)
+            room = known.room if known else _recorded_room(ticket.folder)
+            self._packs[ticket.folder] = _Pack(ticket, statuses[ticket.name], place, room)
         self._asked_at = time.monotonic()
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
@@ -165,10 +171,10 @@ class PackedLauncher:
         ]
 
 
-def _write_down(ticket: Ticket) -> None:
-    """What suffices to find the pack's job again."""
+def _write_down(ticket: Ticket, room: int | None) -> None:
+    """What suffices to find the pack's job again, and to give it no more trials than it takes."""
     known = {"name": ticket.name, "job_id": ticket.job_id, "submitted_at": ticket.submitted_at}
-    write_json(AttemptPaths(ticket.folder).slot, known)
+    write_json(AttemptPaths(ticket.folder).slot, known | ({} if room is None else {"room": room}))
 
 
 def _recorded(folder: Path) -> Ticket:
@@ -177,6 +183,10 @@ def _recorded(folder: Path) -> Ticket:
     name = text_of(known, "name") or f"pack-{folder.name}"
     submitted_at = number_of(known, "submitted_at") or 0.0
     return Ticket(name=name, folder=folder, job_id=text_of(known, "job_id"), submitted_at=submitted_at)
+
+
+def _recorded_room(folder: Path) -> int | None:
+    return whole_of(read_json(AttemptPaths(folder).slot).content or {}, "room")
 
 
 def _telling(name: str, states: Sequence[PackState]) -> list[PackState]:

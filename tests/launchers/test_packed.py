@@ -17,6 +17,8 @@ import pytest
 from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
+from lora_tune.config.study import Study
+from lora_tune.launchers import make_launcher
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
@@ -363,6 +365,56 @@ def test_a_job_of_several_packs_has_a_gpu_for_each(below: Below, tmp_path: Path)
     (job,) = below.jobs
     assert job.resources == Resources(gpus_per_node=2)
     assert job.argv[-4:] == ("--packs", "2", "--slots", "4")
+
+
+def test_a_job_that_lives_gets_no_more_trials_than_its_packs_were_told_to_take(below: Below, tmp_path: Path) -> None:
+    started_first, started_again = (Shared(below, slots=k, folder=tmp_path / "packs", packs=2) for k in (1, 4))
+    jobs = [job_of(tmp_path / f"{i}", "", name=f"study-{i:04d}-0") for i in range(11)]
+    for job in jobs[:1]:
+        started_first.submit(job)
+    for job in jobs[1:]:
+        started_again.submit(job)
+    assert [job.argv[-1] for job in below.jobs] == ["1", "4", "4"]
+    assert [len(list(pack.take())) for pack in packs_of(tmp_path)] == [2, 8, 1]
+
+
+def study_on_this_machine(**site: object) -> Study:
+    """A study of trials that share jobs, begun with two at one time."""
+    return Study.model_validate(
+        {
+            "name": "study",
+            "workload": {"kind": "peft"},
+            "site": {"launcher": "local", "gpus_per_node": 1, "slots": 8, **site},
+            "space": {"LR": 1e-3},
+            "budget": {"trials": 9, "parallel": 2},
+        }
+    )
+
+
+def on_a_gpu(folder: Path) -> Job:
+    return replace(job_of(folder, WAIT, name=f"study-{folder.name}-0"), resources=Resources(gpus_per_node=1))
+
+
+def test_a_job_with_one_pack_has_room_for_more_trials_than_the_sweep_began_with(tmp_path: Path) -> None:
+    launcher = make_launcher(study_on_this_machine(), tmp_path / "packs")
+    jobs = [shareable(on_a_gpu(tmp_path / f"{i:04d}")) for i in range(8)]
+    try:
+        assert len({launcher.submit(job) for job in jobs}) == 1
+    finally:
+        for job in jobs:
+            launcher.cancel(ticket_of(job))
+    for job in jobs:
+        poll_until(launcher, ticket_of(job), JobState.ENDED, seconds=90)
+
+
+def test_the_trials_that_a_sweep_begins_with_are_shared_out_among_the_packs_of_a_job(tmp_path: Path) -> None:
+    launcher = make_launcher(study_on_this_machine(packs=2), tmp_path / "packs")
+    job = shareable(on_a_gpu(tmp_path / "0000"))
+    launcher.submit(job)
+    (pack,) = packs_of(tmp_path)
+    assert json.loads(AttemptPaths(pack.paths.folder).job.read_text())["argv"][-4:] == ["--packs", "2", "--slots", "1"]
+    launcher.cancel(ticket_of(job))
+    poll_until(launcher, ticket_of(job), JobState.ENDED, seconds=90)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shares": 3}', '{"at": "x", "shares": {"a": "b"}}', "\0" * 9])
