@@ -29,10 +29,15 @@ from lora_tune.store.unit_of_work import UnitOfWork
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What one look at the jobs showed. fresh: new evals by trial. absent: intended, and not on the cluster."""
+    """What one look at the jobs showed. fresh: new evals by trial. absent: intended, and never on the cluster."""
 
     fresh: Mapping[int, Sequence[Eval]]
     absent: tuple[Attempt, ...] = ()
+
+
+def _never_began(status: JobStatus) -> bool:
+    """Whether a job was never heard of: one that has begun is over, also where the record of its end is gone."""
+    return status.state is JobState.LOST and status.started_at is None
 
 
 class JobMonitor:
@@ -54,7 +59,7 @@ class JobMonitor:
             self._events.trouble("cluster", str(error))
             return PollResult({})
         self._events.trouble("cluster", "")
-        absent = tuple(a for a in live if a.submitted_at is None and statuses[a.job_name].state is JobState.LOST)
+        absent = tuple(a for a in live if a.submitted_at is None and _never_began(statuses[a.job_name]))
         fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live if a not in absent}
         return PollResult(fresh, absent)
 

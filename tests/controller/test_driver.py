@@ -21,6 +21,7 @@ from lora_tune.config.study import Study, load_study
 from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.controller.jobs import write_files
 from lora_tune.controller.orphans import SURVEY_SECONDS
+from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.session import Session
@@ -134,6 +135,29 @@ def test_an_intention_from_before_the_clock_was_set_back_is_not_waited_for(
     assert cluster.starts == {}, "the scheduler may still answer"
     second.run()
     assert there.clock.now() < 1_700_000_000.0 + 1800
+    assert_all_accounted_for(there, 1)
+
+
+def test_an_attempt_that_has_begun_is_not_submitted_again_whatever_became_of_its_end(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver was killed, or its database set back, before the submission was saved; how it ended is not known."""
+    there = house(tmp_path, cluster, trials=1)
+    with pytest.raises(Crash):
+        there.driver(launcher=Crashing(cluster, Turn(1), ("submit",))).run()
+    (name,) = cluster.jobs
+    begun, status = cluster.jobs.pop(name), cluster._status
+
+    def as_its_folder_says(ticket: Ticket) -> JobStatus:
+        if ticket.name == name:
+            return JobStatus(state=JobState.LOST, started_at=begun.submitted, reason="ended.json is of another attempt")
+        return status(ticket)
+
+    monkeypatch.setattr(cluster, "_status", as_its_folder_says)
+    there.driver().run()
+    assert cluster.starts[name] == 1
+    first, second = there.sweep().attempts_of(0)
+    assert first.token != second.token
     assert_all_accounted_for(there, 1)
 
 
