@@ -114,6 +114,8 @@ def repeat_lines(room: Room, chance: random.Random) -> str:
     if log is None:
         return ""
     lines = log.read_bytes().splitlines(keepends=True)
+    if not lines:  # it was emptied a moment ago
+        return ""
     chosen = [line for line in chance.choices(lines, k=chance.randrange(1, 12)) if line.endswith(b"\n")]
     with log.open("ab") as file:
         file.write(b"".join(chosen))
