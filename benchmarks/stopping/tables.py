@@ -88,9 +88,9 @@ def whole(samples: np.ndarray, loss: np.ndarray, length: float, task: Hashable =
     evals = [Eval(float(s), float(v), math.nan) for s, v in zip(samples, loss, strict=True)]
     run = course(evals, length=length, task=task, kind=kind)
     holes = np.flatnonzero(~np.isfinite(loss))
-    gone = (float(samples[i]) for i in holes if not run.undefined and broke_off(evals[: i + 1]))
+    gone = (float(samples[i]) for i in holes if broke_off(evals[: i + 1], course(evals[: i + 1]).hole))
     return Whole(
-        curve=run.curve, length=length, task=task, kind=kind, blank=run.blank, undefined=run.undefined,
+        curve=run.curve, length=length, task=task, kind=kind, blank=run.blank, hole=run.hole,
         diverged=next(gone, math.inf),
     )  # fmt: skip
 

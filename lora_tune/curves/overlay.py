@@ -24,6 +24,9 @@ ROUNDING = 1e-6
 LATELY = 0.9
 """Evals from this share of a run's samples on must all agree that it has diverged, so that dense evals say no more."""
 
+AGAIN = 2.0
+"""A metric that was no number for a while and came back may be none for this many times as long."""
+
 LARGEST_VALUE = 1e100
 """A metric beyond this, either sign, is no number. Comparisons know no scale: one may be in dollars or a perplexity."""
 
@@ -37,7 +40,8 @@ class ComparedRun:
     one kind and about one length are alike (warm-up, precision). free: nothing could have stopped it early, so that it
     tells how bad a good run may look; others only how bad a run may look that was let through.
     blank: samples of the last eval before its first number, where at least two were none; 0: its metric was a number
-    from the start on. undefined: an eval that was no number came before one that was, so that it meant no divergence.
+    from the start on. hole: samples from a number, or from 0, to the next one where evals between them were none, the
+    most of the run; 0: there were no such evals.
     """
 
     curve: Points
@@ -46,7 +50,7 @@ class ComparedRun:
     kind: Hashable = ()
     free: bool = True
     blank: float = 0.0
-    undefined: bool = False
+    hole: float = 0.0
 
     @property
     def alike(self) -> Hashable:
@@ -69,11 +73,10 @@ def course(
 ) -> ComparedRun:
     """A run as it is compared, from its evals as they were read."""
     curve, holes = comparable(evals), without_number(evals)
-    first, last = (curve.samples[0], curve.samples[-1]) if len(curve.samples) else (math.inf, -math.inf)
-    before = holes[holes < first]
+    before = holes[holes < curve.samples.min(initial=math.inf)]
     return ComparedRun(
         curve=curve, length=length, task=task, kind=kind, free=free,
-        blank=float(before[-1]) if len(before) >= IN_A_ROW else 0.0, undefined=bool((holes < last).any()),
+        blank=float(before[-1]) if len(before) >= IN_A_ROW else 0.0, hole=_longest_hole(curve.samples, holes),
     )  # fmt: skip
 
 
@@ -83,12 +86,23 @@ def without_number(evals: Sequence[Eval]) -> Array:
     return np.array(sorted({e.samples for e in evals if usable_samples(e.samples)} - known), dtype=np.float64)
 
 
-def broke_off(evals: Sequence[Eval]) -> bool:
-    """Whether a run's metric was a number and is none any more: in its latest evals, two at least."""
+def _longest_hole(numbers: Array, holes: Array) -> float:
+    """The most samples from a number, or from 0, to the next one with any of ``holes`` between them."""
+    after = np.searchsorted(numbers, holes[holes < numbers.max(initial=0.0)])
+    return float((numbers[after] - np.append(0.0, numbers)[after]).max(initial=0.0))
+
+
+def broke_off(evals: Sequence[Eval], hole: float = 0.0) -> bool:
+    """Whether a run's metric was a number and is none any more: in its latest evals, two at least.
+
+    hole: samples for which the metric was none before it came back; it is gone when it is none for over twice as many.
+    """
     numbers, holes = comparable(evals).samples, without_number(evals)
     if not len(numbers) or not len(holes):
         return False
-    return int((holes > numbers[-1]).sum()) >= IN_A_ROW and bool(numbers[-1] < LATELY * holes[-1])
+    if int((holes > numbers[-1]).sum()) < IN_A_ROW or not numbers[-1] < LATELY * holes[-1]:
+        return False
+    return bool(holes[-1] - numbers[-1] > AGAIN * hole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,9 @@ def _diverged(evals: Sequence[Eval], run: ComparedRun, target: float, good: Sequ
     """How the run has diverged, "" where it has not, or where it or a ``good`` run came back from the like.
 
     Weights that are no numbers never are again, so a metric that was a number after it was none is one that is not
-    always defined. One that never was a number may not be defined yet: only references tell.
+    always defined, for about as long. One that never was a number may not be defined yet: only references tell.
     """
-    if broke_off(evals) and not any(c.undefined for c in (run, *good)):
+    if broke_off(evals, max(c.hole for c in (run, *good))):
         return f"eval loss is not finite since {run.curve.samples[-1]:g} samples"
     curve = run.curve
     if len(curve.samples) and blown_up(curve, target) and not any(came_back(r, target) for r in good):

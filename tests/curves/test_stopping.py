@@ -57,6 +57,22 @@ def test_a_metric_that_was_a_number_again_means_nothing_when_it_is_none() -> Non
     assert verdict(gone, TARGET, Evidence(references=[replace(good, task="another batch")])).reason == "diverged"
 
 
+@pytest.mark.parametrize("lost", ["none", "of a good run", "of the run"])
+def test_one_eval_that_is_no_number_hides_no_divergence(lost: str) -> None:
+    """A metric may be none for twice as long as it was before it came back; for longer it is gone."""
+    numbers = [0.92 + 0.06 * 0.8**i for i in range(20)]
+    references = [course(run_of(*(x + 1e-4 * i for x in numbers), step=50.0), length=1000.0) for i in range(20)]
+    gone = [*numbers[:5], *[math.nan] * 14]
+    if lost == "of a good run":
+        references[7] = course(run_of(*numbers[:3], math.nan, *numbers[4:], step=50.0), length=1000.0)
+    if lost == "of the run":
+        gone[0] = math.nan
+    evidence = Evidence(references=references, rate=0.05)
+    found = (verdict(run_of(*gone[:n], step=50.0), TARGET, evidence, length=1000.0) for n in range(1, 20))
+    stops = [(50.0 * n, v.reason) for n, v in enumerate(found, 1) if v.stop]
+    assert stops[0] == (350.0 if lost == "none" else 500.0, "diverged")
+
+
 def test_dense_evals_that_are_no_numbers_say_no_more_than_sparse_ones() -> None:
     gone = [*([1.0] * 50), *([math.nan] * 10)]
     stops = [n for n in range(len(gone) + 1) if verdict(run_of(*gone[:n], step=48.0), TARGET, NOTHING).stop]
