@@ -10,7 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import WholeModel, learn_whole
+from lora_tune.search.whole.model import WholeModel, learn_whole, recommend_whole
 from lora_tune.search.whole.runs import Run
 
 SPACE = {
@@ -74,3 +74,12 @@ def test_of_scripts_that_tell_no_speed_the_whole_score_is_one_piece() -> None:
     mean, sd = model.predict(points)
     assert sd.max() < 0.1
     assert np.abs(mean - [truth(p) for p in points]).max() < 0.1
+
+
+def test_of_scripts_that_tell_no_speed_and_show_no_differences_nothing_is_expected_any_more() -> None:
+    """Else a study of them would never stop because there is too little to gain."""
+    rng = np.random.default_rng(5)
+    model = learn_whole(ENCODING, [Run(values=at_random(rng), ln_score=7.0) for _ in range(60)])
+    found = recommend_whole(model, np.random.default_rng(0))
+    assert found is not None
+    assert 0 <= found.regret < 0.0005

@@ -82,6 +82,17 @@ def test_a_role_that_the_study_states_is_not_tested() -> None:
     assert model.scales.pace.of["HIDDEN"] == 0
 
 
+def test_a_role_that_the_study_states_holds_from_the_first_pace_on() -> None:
+    """Until a run tells its pace the whole score is one piece, which holds every parameter."""
+    encoding = Encoding(SPACE, Coordinates(distributions=SPACE, roles={"HIDDEN": "speed"}))
+    stated = frozenset(["HIDDEN"])
+    runs = [run_of({**START, "HIDDEN": size}) for size in (64, 128, 256, 512)]
+    before = learn_whole(encoding, [], stated=stated).scales
+    told, anew = (learn_whole(encoding, runs, s, stated=stated).scales for s in (before, None))
+    assert told.pace.of["HIDDEN"] == anew.pace.of["HIDDEN"] == 1
+    assert told.samples.of["HIDDEN"] == anew.samples.of["HIDDEN"] == 0
+
+
 def test_a_bound_teaches_that_a_configuration_is_worse() -> None:
     encoding = Encoding(SPACE, COORDINATES)
     good, bad = {**START, "LR": 3e-3}, {**START, "LR": 5e-2}

@@ -22,6 +22,8 @@ from lora_tune.search.whole.runs import Run
 
 PACE_SD = 0.01
 """Usual noise of ln(seconds a sample) between runs of one configuration."""
+SURE = 1e-6
+"""The same where no run tells its pace: it is 0 by definition, and the whole score is in the other piece."""
 MOST = 150
 """Runs that a model keeps: the newest, and all that reached the target among the fastest half of them."""
 FAILURE_REACH = 0.3
@@ -40,10 +42,14 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """What was fitted of both pieces, kept between asks."""
+    """What was fitted of both pieces, kept between asks.
+
+    paced: some run told its pace. Fits of before, when the whole score was one piece, are not kept.
+    """
 
     samples: Relevance
     pace: Relevance
+    paced: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +107,8 @@ def learn_whole(
     known = [r for r in kept if math.isfinite(r.ln_pace)]
     if not known:  # nothing tells speed apart: the whole score is one piece
         guesses = {"samples": frozenset(names), "pace": frozenset()}
-    scales = scales or Scales(
-        samples=start(names, guesses["samples"], 0.2), pace=start(names, guesses["pace"], 0.1)
-    )  # fmt: skip
+    if scales is None or scales.paced != bool(known):
+        scales = Scales(samples=start(names, guesses["samples"], 0.2), pace=start(names, guesses["pace"], 0.1))
     reached = [r for r in kept if math.isfinite(r.ln_score)]
     middle = min(reached, key=lambda r: r.ln_score).values if reached else centre
     row = encoding.rows([middle])[0] if middle is not None else np.zeros(len(encoding.owners))
@@ -116,7 +121,7 @@ def learn_whole(
     )
     return WholeModel(
         encoding=encoding, runs=tuple(kept), samples=samples, pace=pace,
-        scales=Scales(samples=samples.relevance, pace=pace.relevance),
+        scales=Scales(samples=samples.relevance, pace=pace.relevance, paced=bool(known)),
     )  # fmt: skip
 
 
@@ -130,12 +135,12 @@ def _kept(runs: Sequence[Run]) -> list[Run]:
 
 
 def _paces(encoding: Encoding, known: Sequence[Run], centre: Array) -> Readings:
-    """ln of seconds a sample of every run that tells it; 0 everywhere where none does."""
+    """ln of seconds a sample of every run that tells it; 0 everywhere, without noise, where none does."""
     x = encoding.rows([r.values for r in known]) if known else centre[None, :]
     n = len(x)
     return Readings(
-        x=x, y=np.array([r.ln_pace for r in known] or [0.0]), sd=np.full(n, PACE_SD), extended=np.zeros(n),
-        below=np.zeros(n, dtype=np.bool_),
+        x=x, y=np.array([r.ln_pace for r in known] or [0.0]), sd=np.full(n, PACE_SD if known else SURE),
+        extended=np.zeros(n), below=np.zeros(n, dtype=np.bool_),
     )  # fmt: skip
 
 
