@@ -116,7 +116,8 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
 def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
     """What the config exports otherwise where these variables have other values, as it does now; its own left out.
 
-    kept: the variables and their other values. Nothing where it cannot be sourced so.
+    kept: the variables and their other values. Nothing where it cannot be sourced so. What it does not export then may
+    just stand beside an assignment to one of them, with which bash drops the whole line or branch: it is left out.
     """
     first, beside = ([folder / name for name in names] for names in (before, base.beside))
     try:
@@ -124,7 +125,7 @@ def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: M
     except SetupError:  # it refuses those values
         return {}
     apart = {**kept, **dict.fromkeys(base.passing, "")}
-    return {n: v for n, v in base.values.items() if n not in apart and exports.get(n) != v}
+    return {n: v for n, v in base.values.items() if n not in apart and exports.get(n, v) != v}
 
 
 def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:

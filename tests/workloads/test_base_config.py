@@ -22,7 +22,7 @@ from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
-from lora_tune.workloads.base_config import as_value, equal, read_base, stated_defaults
+from lora_tune.workloads.base_config import as_value, computed_from, equal, read_base, stated_defaults
 from lora_tune.workloads.implementation import sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base
@@ -245,6 +245,14 @@ class TestStrangeConfigs:
         assert "SEGMENT=0 from CP" in told
         assert "NCCL_MIN_CTAS" not in told, "the study computes it for each trial"
         assert told.endswith('state it in [space]: DECAY_STEPS = { type = "derived", formula = "..." }')
+
+    @pytest.mark.parametrize("apart", ["\n", "; "])
+    def test_what_only_stands_beside_such_a_variable_is_not_told(self, tree: Path, apart: str) -> None:
+        lines = ["MINIBS=4", "export FUSED_ADAM=1", "export LAYERNORM_SM=1", "export SEGMENT=$((CP / DGXNGPU))"]
+        branch = apart.join(['if [ "${DGXNNODES:-1}" = 1 ]; then :', *lines, "fi"])
+        (tree / CONFIG).write_text(f"{(tree / CONFIG).read_text()}{branch}\nexport NCCL_MIN_CTAS=$((MINIBS * 8))\n")
+        base = read_base(tree, CONFIG)
+        assert computed_from(tree, base, [], {"MINIBS": "2"}) == {"NCCL_MIN_CTAS": "32"}
 
     def test_one_that_computes_nothing_of_the_kind_is_told_nothing(self, tree: Path) -> None:
         assert not [doubt for doubt in about_base(made(tree)) if "computes" in doubt]
