@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -219,10 +220,16 @@ def to_wandb(study: Study, sweep: StudyRecords, folder: Path) -> int:
             project=study.name, name=f"trial {trial.number}", id=name, dir=str(folder), mode="offline", config=config,
             tags=[str(trial.verdict)], notes=visible(trial.sentence), settings=quiet,
         )  # fmt: skip
-        run.define_metric("eval_loss", step_metric="samples")
-        for e in sweep.last_evals(trial.number):
-            run.log({"eval_loss": e.loss, "samples": e.samples, "seconds": e.seconds})
-        run.summary.update(as_mapping(trial.metrics))
+        try:
+            run.define_metric("eval_loss", step_metric="samples")
+            for e in sweep.last_evals(trial.number):
+                run.log({"eval_loss": e.loss, "samples": e.samples, "seconds": e.seconds})
+            run.summary.update(as_mapping(trial.metrics))
+        except BaseException:  # half of a trial would count as there already
+            run.finish(exit_code=1)
+            for half in folder.glob(f"wandb/offline-run-*-{name}"):
+                shutil.rmtree(half)
+            raise
         run.finish(exit_code=int(trial.verdict in _NO_RESULT))
         written += 1
     return written

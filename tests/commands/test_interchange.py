@@ -136,6 +136,28 @@ def test_wandb_gets_each_finished_trial_once(
     assert {r.code for r in runs if r.given["tags"] == ["failed"]} <= {1}
 
 
+def test_a_trial_whose_export_to_wandb_was_interrupted_is_written_by_the_next(
+    study: Study, sweep: StudyRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[FakeRun] = []
+
+    class Interrupted(FakeRun):
+        def log(self, row: dict[str, float]) -> None:
+            raise KeyboardInterrupt
+
+    def init(**given: Any) -> FakeRun:
+        runs.append(FakeRun(given) if runs else Interrupted(given))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    with pytest.raises(KeyboardInterrupt):
+        interchange.to_wandb(study, sweep, tmp_path / "out")
+    assert runs[-1].code == 1
+    assert not list((tmp_path / "out").rglob("offline-run-*"))
+    finished = [t for t in sweep.trials.values() if t.verdict]
+    assert interchange.to_wandb(study, sweep, tmp_path / "out") == len(finished)
+
+
 def test_wandb_itself_writes_what_it_can_read_again(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
