@@ -11,6 +11,7 @@ import pytest
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.workloads.base import Job, Resources
+from tests.waiting import wait_for
 
 SAY = "import os, sys; print('hello', os.environ.get('GREETED')); sys.exit(int(os.environ.get('CODE', 0)))"
 WAIT = "import time; print('waiting', flush=True); time.sleep(600)"
@@ -126,11 +127,8 @@ class LauncherContract:
         launcher.submit(job)
         second = ticket_of(job, launcher.submit(job))
         poll_until(launcher, second, JobState.RUNNING)
-        end = time.monotonic() + 20
-        while not (tmp_path / "count").exists():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        assert (tmp_path / "count").read_text() == "x"
+        count = tmp_path / "count"
+        assert wait_for(lambda: count.exists() and count.read_text(), 120) == "x"
         launcher.cancel(second, force=True)
 
     def test_no_tickets_need_no_question(self, launcher: Launcher) -> None:
