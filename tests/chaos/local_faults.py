@@ -163,7 +163,8 @@ def swap_database(room: LocalRoom, chance: random.Random) -> str:
 def set_back_database(room: LocalRoom, chance: random.Random) -> str:
     """A backup of some seconds ago is restored into the file that the driver has open.
 
-    Where that was after its last look, and it has ended well, somebody puts back what the sweep's end was.
+    Where that was after its last look, and it has ended well, somebody puts back what the sweep's end was. A backup
+    from after its last write took nothing from it: what it has written since stays.
     """
     backup = _backup(room)
     if backup is None:
@@ -179,11 +180,17 @@ def set_back_database(room: LocalRoom, chance: random.Random) -> str:
                 now.backup(copy)
                 old.backup(now)
                 _let_it_be_kept(room)
-                if room.finished():
+                if room.finished() and _saves(now) < _saves(copy):
                     copy.backup(now)
                     return "restored and put back"
             return "restored"
     return ""
+
+
+def _saves(database: sqlite3.Connection) -> int:
+    """How often a database was written to by drivers."""
+    (count,) = database.execute("SELECT max(saves) FROM lora_tune_lease").fetchone()
+    return int(count or 0)
 
 
 def second_driver(room: LocalRoom, chance: random.Random) -> str:
