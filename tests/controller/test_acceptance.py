@@ -134,6 +134,14 @@ def printed(environment: Mapping[str, str], start: float) -> Script:
         yield float(step), json.dumps({"step": step, "eval_loss": 2.0 - step / 2, "seconds": step})
 
 
+def swept_by_json_lines(folder: Path, cluster: FakeCluster) -> StudyRecords:
+    """Two trials, one after the other, whose logs are JSON lines."""
+    text = command_study(trials=2, parallel=1, attempts=2)
+    there = House(folder, cluster, text.replace("[site]", '[workload.log]\nkind = "jsonl"\n[site]', 1))
+    there.driver().run()
+    return there.sweep()
+
+
 def test_a_log_that_was_gone_before_anybody_read_it_says_nothing_of_the_pattern(tmp_path: Path) -> None:
     """A driver that took over found no log of a job that had ended well, and called the pattern wrong."""
 
@@ -144,11 +152,7 @@ def test_a_log_that_was_gone_before_anybody_read_it_says_nothing_of_the_pattern(
                 self.jobs[ticket.name].job.log.unlink(missing_ok=True)
             return status
 
-    made = command_study(trials=2, parallel=1, attempts=2)
-    made = made.replace("[site]", '[workload.log]\nkind = "jsonl"\n[site]', 1)
-    there = House(tmp_path, LogLost(FakeClock(), printed), made)
-    there.driver().run()
-    sweep = there.sweep()
+    sweep = swept_by_json_lines(tmp_path, LogLost(FakeClock(), printed))
     assert sweep.attempts[0, 0].line == "the log was deleted before its job ended"
     assert len(sweep.attempts_of(0)) == 2
     assert {t.verdict for t in sweep.trials.values()} == {Verdict.REACHED}
@@ -165,11 +169,7 @@ def test_a_log_that_a_power_cut_emptied_says_nothing_of_the_pattern(tmp_path: Pa
                 status = replace(status, log_bytes=120)
             return status
 
-    made = command_study(trials=2, parallel=1, attempts=2)
-    made = made.replace("[site]", '[workload.log]\nkind = "jsonl"\n[site]', 1)
-    there = House(tmp_path, LogEmptied(FakeClock(), printed), made)
-    there.driver().run()
-    sweep = there.sweep()
+    sweep = swept_by_json_lines(tmp_path, LogEmptied(FakeClock(), printed))
     assert sweep.attempts[0, 0].failure == "infrastructure"
     assert sweep.attempts[0, 0].line.startswith("of the 120 bytes") or "is gone" in sweep.attempts[0, 0].line
     assert {t.verdict for t in sweep.trials.values()} == {Verdict.REACHED}
