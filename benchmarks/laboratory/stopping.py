@@ -9,9 +9,10 @@ from typing import Any
 
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
+from lora_tune.curves.credibility import contradicts
 from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import FEWEST, Evidence, contradicts, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap

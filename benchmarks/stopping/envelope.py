@@ -18,7 +18,8 @@ from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, lo
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
 from lora_tune.controller.public_runs import EVALS_TO_HEAL, HEALED
-from lora_tune.curves.stopping import PUBLISHED_STEP, Evidence, verdict
+from lora_tune.curves.credibility import PUBLISHED_STEP
+from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf.published_curves import published
 

@@ -8,16 +8,16 @@ never is, and one good run that lay outside of them ends the belief for the whol
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope
-from lora_tune.curves.overlay import ComparedRun, course
-from lora_tune.curves.stopping import PUBLISHED_STEP, confirms, contradicts, shown_by
+from lora_tune.curves.credibility import PUBLISHED_STEP, BesideEnvelope, credibility
+from lora_tune.curves.overlay import course
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
@@ -38,7 +38,7 @@ def judging_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> Envelop
 
     At another batch nothing is confirmed: one public code needs the usual samples at GBS 8 and a third more at 32.
     """
-    if trial.parameters.get("GBS") not in _confirmed(study, sweep) or trial.number == start_of(sweep):
+    if trial.parameters.get("GBS") not in _credibility(study, sweep).confirmed or trial.number == start_of(sweep):
         return None
     return believed(study, sweep, trial)
 
@@ -50,68 +50,50 @@ def believed(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None
 
 def contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
     """The first trial to end that reached the target although it had lain outside of the public runs' envelope."""
-    if study.objective.curves == "own" or not objective_of(study).has_target:
-        return None
-    return sweep.once(("contradiction", study.digest), lambda: _contradiction(study, sweep))
-
-
-def _contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
-    rate = study.pruning.false_prune_rate
-    before = defaultdict[object, list[float]](list)
-    for trial, run, envelope, begin in _told_by_good(study, sweep):
-        known = before[trial.parameters.get("GBS")]
-        if contradicts(run, study.target, envelope, rate, begin, known):
-            return trial
-        known.append(shown_by(run, study.target, envelope, begin))
-    return None
+    return _credibility(study, sweep).contradiction
 
 
 def confirmed_at(study: Study, sweep: StudyRecords) -> float | None:
     """Epoch seconds at which the good trials that had ended at a batch lay among the public runs; None: none do yet."""
-    return min(_confirmed(study, sweep).values(), default=None)
-
-
-def _confirmed(study: Study, sweep: StudyRecords) -> Mapping[object, float]:
-    """The same for each global batch size at which there is one."""
-    if study.objective.curves == "own" or not objective_of(study).has_target:
-        return {}
-    return sweep.once(("confirmed", study.digest), lambda: _confirmations(study, sweep))
-
-
-def _confirmations(study: Study, sweep: StudyRecords) -> Mapping[object, float]:
-    confirmations: dict[object, float] = {}
-    known = defaultdict[object, list[float]](list)
-    for trial, run, envelope, begin in _told_by_good(study, sweep):
-        batch = trial.parameters.get("GBS")
-        known[batch].append(shown_by(run, study.target, envelope, begin))
-        if confirms(known[batch], envelope):
-            confirmations.setdefault(batch, ended_at(trial))
-    return confirmations
+    return min((ended_at(trial) for trial in _credibility(study, sweep).confirmed.values()), default=None)
 
 
 def shown(study: Study, sweep: StudyRecords, trial: Trial) -> Sequence[float]:
     """How far each good run of the trial's batch lay outside of the public ones, where these say anything."""
-    return sweep.once(("shown", study.digest), lambda: _shown(study, sweep)).get(trial.parameters.get("GBS"), ())
+    return _credibility(study, sweep).shown.get(trial.parameters.get("GBS"), ())
 
 
-def _shown(study: Study, sweep: StudyRecords) -> Mapping[object, Sequence[float]]:
-    excesses = defaultdict[object, list[float]](list)
-    for trial, run, envelope, begin in _told_by_good(study, sweep):
-        excesses[trial.parameters.get("GBS")].append(shown_by(run, study.target, envelope, begin))
-    return excesses
+@dataclass(frozen=True, slots=True)
+class _SweepCredibility:
+    """What :class:`~lora_tune.curves.credibility.Credibility` says, of trials."""
+
+    shown: Mapping[Hashable, Sequence[float]]
+    confirmed: Mapping[Hashable, Trial]
+    contradiction: Trial | None
 
 
-def _told_by_good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, ComparedRun, Envelope, float]]:
-    """Trials that reached the target in the order in which they ended: curve, public runs at its batch, their begin.
+def _credibility(study: Study, sweep: StudyRecords) -> _SweepCredibility:
+    if study.objective.curves == "own" or not objective_of(study).has_target:
+        return _SweepCredibility({}, {}, None)
+    return sweep.once(("credibility", study.digest), lambda: _hear(study, sweep))
 
-    Only those of which the public runs say anything.
-    """
+
+def _hear(study: Study, sweep: StudyRecords) -> _SweepCredibility:
+    good = list(_good(study, sweep))
+    said = credibility((run for _, run in good), study.target, study.pruning.false_prune_rate)
+    against = None if said.contradicted is None else good[said.contradicted][0]
+    return _SweepCredibility(said.shown, {batch: good[index][0] for batch, index in said.confirmed.items()}, against)
+
+
+def _good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, BesideEnvelope]]:
+    """Trials that reached the target in the order in which they ended, of which the public runs say anything."""
     for trial in sorted(sweep.reached(), key=ended_at):
         envelope = None if trial.probe else public_envelope(study, trial)
         # Later trials change nothing of this one.
         begin = begins_at(trial, None, None, envelope) if envelope else math.inf
         if envelope is not None and math.isfinite(begin):
-            yield trial, course(sweep.last_evals(trial.number)), envelope, begin
+            run = course(sweep.last_evals(trial.number), task=trial.parameters.get("GBS"))
+            yield trial, BesideEnvelope(run, envelope, begin)
 
 
 def ended_at(trial: Trial) -> float:

@@ -14,9 +14,10 @@ import numpy as np
 
 from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
 from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import LATELY, ComparedRun, broke_off, course, thinned
+from lora_tune.curves.credibility import PUBLISHED_STEP, every
+from lora_tune.curves.overlay import LATELY, ComparedRun, broke_off, course
 from lora_tune.curves.points import Points, first_reached, usable_samples
-from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, StallVerdict, higher, highest_pair, outside
+from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, StallVerdict, outside
 from lora_tune.logs.run import Eval
 
 FEWEST = 8
@@ -41,13 +42,6 @@ peak that the others had none at.
 Runs unlike the references may fall further than they: public FP4 runs, when they change precision, 4.6 times.
 """
 
-PUBLISHED_STEP = 384.0
-"""Samples between the evals of the public runs, by which their envelope is calibrated."""
-
-UNLIKELY = 0.01
-"""A run further outside of an envelope than this share of good runs ever lies speaks against the envelope, if it is
-good; at a study's own rate, where that is lower."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -58,7 +52,8 @@ class Evidence:
     whole life; where the references support no such rate, the one that they do support is kept.
     published: a calibrated envelope that applies to the run; None: there is none. published_from: samples before which
     it says nothing (a run that may yet change its precision). shown: of each good run of the study, what
-    :func:`shown_by` says. no_verdict_before: samples before which only divergence stops a run.
+    :func:`~lora_tune.curves.credibility.shown_by` says. no_verdict_before: samples before which only divergence stops
+    a run.
     """
 
     references: Sequence[ComparedRun] = ()
@@ -144,62 +139,13 @@ def _outside_published(run: ComparedRun, target: float, envelope: Envelope, evid
     known = any(r.blank for r in evidence.references if r.task == run.task)
     if run.blank >= _two_evals_in(envelope, evidence.published_from) and not len(run.curve.samples) and not known:
         return StallVerdict(True, f"stalled: no number by {run.blank:g} samples ({envelope.family.name})", "stalled")
-    curve = _every(run.curve, PUBLISHED_STEP, evidence.published_from)
+    curve = every(run.curve, PUBLISHED_STEP, evidence.published_from)
     return outside(curve, target, envelope, evidence.rate, evidence.shown)
 
 
 def _two_evals_in(envelope: Envelope, begin: float) -> float:
     """Samples by which a run has had two evals where the public ones had numbers."""
     return max(begin, math.exp(envelope.family.log_samples[0])) + (IN_A_ROW - 1) * PUBLISHED_STEP
-
-
-def shown_by(run: ComparedRun, target: float, envelope: Envelope, begin: float = 0.0) -> float:
-    """How far a run lay outside of the envelope before it reached the target.
-
-    0, the published median, where it got there before two evals could tell. begin: as in :func:`contradicts`.
-    """
-    excess = highest_pair(_every(run.curve, PUBLISHED_STEP, begin, run.stop(target)), envelope.family)
-    return excess if math.isfinite(excess) else 0.0
-
-
-def contradicts(
-    run: ComparedRun, target: float, envelope: Envelope, rate: float, begin: float = 0.0, shown: Sequence[float] = ()
-) -> bool:
-    """Whether a run that reached the target had lain outside of the envelope before, where the rule stops others.
-
-    A study that has such a run is not what the envelope was calibrated on. rate: the study's false-prune rate.
-    begin: samples before which the envelope says nothing of the run. shown: what :func:`shown_by` says of the study's
-    good runs that ended before.
-    """
-    return math.isfinite(run.stop(target)) and _strays(run, target, envelope, min(rate, UNLIKELY), begin, shown)
-
-
-def confirms(shown: Sequence[float], envelope: Envelope) -> bool:
-    """Whether a study's good runs, by what :func:`shown_by` says of them, speak for the envelope: they lie among its.
-
-    The upper 90% bound of their mean is no further outside than 1% of the published runs. Where ``envelope`` is of
-    other curves than the study's, most good runs lie outside, and if they are all stopped none is left to contradict
-    it. So it stops no run before it is confirmed.
-    """
-    return bool(shown) and higher(shown) <= envelope.threshold(UNLIKELY)
-
-
-def _strays(
-    run: ComparedRun, target: float, envelope: Envelope, rate: float, begin: float, shown: Sequence[float] = ()
-) -> bool:
-    """Whether the rule at ``rate`` would have stopped the run before it reached the target."""
-    if shown_by(run, target, envelope, begin) <= envelope.limit(rate, shown):
-        return False
-    before = _every(run.curve, PUBLISHED_STEP, begin, run.stop(target))
-    lives = (Points(before.samples[:n], before.loss[:n]) for n in range(IN_A_ROW, len(before.samples) + 1))
-    return any(outside(life, target, envelope, rate, shown).stop for life in lives)
-
-
-def _every(curve: Points, step: float, begin: float, end: float = math.inf) -> Points:
-    """The evals from ``begin`` on and before ``end``, one in each ``step`` samples."""
-    kept = thinned(curve.samples, step)
-    kept = kept[(curve.samples[kept] >= begin) & (curve.samples[kept] < end)]
-    return Points(curve.samples[kept], curve.loss[kept])
 
 
 def _worse_than_references(run: ComparedRun, target: float, evidence: Evidence) -> StallVerdict:

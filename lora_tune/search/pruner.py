@@ -13,8 +13,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
+from lora_tune.curves.credibility import BesideEnvelope, credibility
 from lora_tune.curves.overlay import ComparedRun, course
-from lora_tune.curves.stopping import FEWEST, Evidence, confirms, contradicts, shown_by, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
@@ -139,19 +140,16 @@ class StallPruner(BasePruner):
 
     def _told(
         self, good: Sequence[tuple[datetime.datetime, ComparedRun]], sign: float
-    ) -> tuple[datetime.datetime, datetime.datetime, list[float]]:
+    ) -> tuple[datetime.datetime, datetime.datetime, Sequence[float]]:
         """When good trials first confirmed the envelope, when one contradicted it, and how far each lay outside."""
-        since, until, shown = NEVER, NEVER, list[float]()
         if self._envelope is None:
-            return since, until, shown
-        target = sign * self._target
-        for end, run in sorted(good, key=lambda ended: ended[0]):
-            if until == NEVER and contradicts(run, target, self._envelope, self._rate, shown=shown):
-                until = end
-            shown.append(shown_by(run, target, self._envelope))
-            if since == NEVER and confirms(shown, self._envelope):
-                since = end
-        return since, until, shown
+            return NEVER, NEVER, ()
+        ended = sorted(good, key=lambda one: one[0])
+        told = credibility((BesideEnvelope(run, self._envelope) for _, run in ended), sign * self._target, self._rate)
+        since, until = (
+            ended[index][0] if index is not None else NEVER for index in (told.confirmed.get(()), told.contradicted)
+        )
+        return since, until, told.shown.get((), ())
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length: float | None = trial.user_attrs.get(LENGTH, self._max_steps)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_tune.curves.credibility import confirms, contradicts, shown_by
 from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import Evidence, confirms, contradicts, shown_by, verdict
+from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 
