@@ -45,8 +45,8 @@ class _Lazy(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        found: click.Command = importlib.import_module(_module(name)).main
-        return found
+        command: click.Command = importlib.import_module(_module(name)).main
+        return command
 
     def resolve_command(
         self, context: click.Context, args: list[str]

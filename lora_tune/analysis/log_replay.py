@@ -160,10 +160,10 @@ _ENDED = JobStatus(state=JobState.ENDED)
 class _Player:
     """One log's trial while it is played."""
 
-    def __init__(self, study: Study, book: UnitOfWork, trial: Trial, attempt: Attempt, reader: LogReader) -> None:
+    def __init__(self, study: Study, work: UnitOfWork, trial: Trial, attempt: Attempt, reader: LogReader) -> None:
         once = study.budget.model_copy(update={"attempts": 1})  # a log that exists is not run again
         self._study = study.model_copy(update={"budget": once})
-        self._work, self._trial, self._attempt = book, trial, attempt
+        self._work, self._trial, self._attempt = work, trial, attempt
         self._reader, self._scanner = reader, FailureScanner()
         self._stamped = isinstance(reader, MllogReader)
         self._train_points = 0

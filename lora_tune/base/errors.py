@@ -78,13 +78,13 @@ class LauncherError(SetupError):
 class RefusedError(LauncherError):
     """The scheduler takes no such job.
 
-    words: its own. remedy: what a person can do. lasting: it will say so again until that is done. by_size: what it
-    refuses is how much the job asks for, and a smaller job may be taken.
+    answer: what it said. remedy: what a person can do. lasting: it will say so again until that is done. by_size: what
+    it refuses is how much the job asks for, and a smaller job may be taken.
     """
 
-    def __init__(self, job: str, words: str, remedy: str, *, lasting: bool = True, by_size: bool = False) -> None:
-        super().__init__(f"{job} was not submitted: {words}; {remedy}")
-        self.words, self.remedy, self.lasting, self.by_size = words, remedy, lasting, by_size
+    def __init__(self, job: str, answer: str, remedy: str, *, lasting: bool = True, by_size: bool = False) -> None:
+        super().__init__(f"{job} was not submitted: {answer}; {remedy}")
+        self.answer, self.remedy, self.lasting, self.by_size = answer, remedy, lasting, by_size
 
 
 class StoreError(SetupError):

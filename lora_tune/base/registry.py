@@ -24,14 +24,14 @@ class Registry:
     ----------
     group : str
         Group of the entry points by which installed packages add kinds, such as ``lora_tune.launchers``.
-    what : str
+    kind : str
         What a kind is called in messages, such as "launcher".
     shipped : mapping of str to str
         This package's own kinds: name to ``module:attribute``.
     """
 
-    def __init__(self, group: str, what: str, shipped: Mapping[str, str]) -> None:
-        self.group, self.what, self._shipped = group, what, dict(shipped)
+    def __init__(self, group: str, kind: str, shipped: Mapping[str, str]) -> None:
+        self.group, self.kind, self._shipped = group, kind, dict(shipped)
         self._files: dict[tuple[str, Path], Any] = {}
 
     def names(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Registry:
             return entry.load()
         except (ImportError, AttributeError) as error:
             where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-            raise InputError(f"{self.what} {entry.name!r} of {where} cannot be loaded: {error}") from error
+            raise InputError(f"{self.kind} {entry.name!r} of {where} cannot be loaded: {error}") from error
 
     @staticmethod
     def _is_file(name: str, folder: Path) -> bool:
@@ -90,20 +90,20 @@ class Registry:
     def _from_file(self, name: str, folder: Path) -> Any:
         file, _, attribute = name.rpartition(":")
         path = folder / file
-        spec = importlib.util.spec_from_file_location(f"lora_tune_{self.what.replace(' ', '_')}_{path.stem}", path)
+        spec = importlib.util.spec_from_file_location(f"lora_tune_{self.kind.replace(' ', '_')}_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         if not hasattr(module, attribute):
-            raise InputError(f"{self.what} {name!r}: {path} has no {attribute!r}; define it or name another")
+            raise InputError(f"{self.kind} {name!r}: {path} has no {attribute!r}; define it or name another")
         return getattr(module, attribute)
 
     def _unknown(self, name: str, folder: Path) -> str:
         file, _, attribute = name.rpartition(":")
         if attribute and file.endswith(".py"):
-            return f"{self.what} {name!r}: there is no file {folder / file}"
+            return f"{self.kind} {name!r}: there is no file {folder / file}"
         known = self.names()
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{self.what} {name!r} is unknown{hint}; known are {', '.join(known)}, or path/to/file.py:name"
+        return f"{self.kind} {name!r} is unknown{hint}; known are {', '.join(known)}, or path/to/file.py:name"

@@ -79,11 +79,11 @@ class Sweep:
         plan, view = self._plan, Quiet() if self._quiet else Plain()
         launcher = make_launcher(plan.study, plan.paths.packs)
         clock = make_clock(plan.study, launcher)
-        around = Environment(launcher=launcher, clock=clock, view=view, pause=clock.sleep, fixed=True)
+        environment = Environment(launcher=launcher, clock=clock, view=view, pause=clock.sleep, fixed=True)
         store = open_sweep(plan, self._storage, clock.now())
         try:
             lease = take_lease(store, plan.study.name, clock.now())
-            with driver(plan, store, lease, around, accept_changes=False) as driving:
+            with driver(plan, store, lease, environment, accept_changes=False) as driving:
                 outcome = driving.run()
                 store.finish(lease, outcome.reason)
             export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)

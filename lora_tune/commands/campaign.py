@@ -19,7 +19,7 @@ from lora_tune.base.errors import EXIT_DONE, EXIT_NOTHING_REACHED, EXIT_SETUP, I
 from lora_tune.commands.again import again
 from lora_tune.commands.options import Review, recorded_study, sweep_paths, watch_store
 from lora_tune.commands.report import write_report
-from lora_tune.commands.standing import Look, Standing, as_json
+from lora_tune.commands.standing import Standing, SweepSnapshot, as_json
 from lora_tune.config.campaign import Campaign, Member, allotments, load_campaign
 from lora_tune.objectives import objective_of
 from lora_tune.review.report_page import campaign_html, write_page
@@ -33,27 +33,27 @@ _OF_ONE = ("register", "standby", "logs", "signing_key")
 
 @dataclass(frozen=True, slots=True)
 class CampaignRow:
-    """Where one sweep of a campaign stands. allotted: its node-hours. look: its records; None before it begins."""
+    """Where one sweep of a campaign stands. allotted: its node-hours. snapshot: its records; None before it begins."""
 
     member: Member
     folder: Path
     allotted: float
-    look: Look | None
+    snapshot: SweepSnapshot | None
 
     @property
     def state(self) -> str:
         """Running, unattended, ended or waiting."""
-        return WAITING if self.look is None else self.look.standing
+        return WAITING if self.snapshot is None else self.snapshot.standing
 
     @property
     def seen(self) -> Overview | None:
         """The sweep at a glance."""
-        return None if self.look is None else overview(self.look.study, self.look.sweep, self.look.now)
+        return None if self.snapshot is None else overview(self.snapshot.study, self.snapshot.sweep, self.snapshot.now)
 
     @property
     def spent(self) -> float:
         """Node-hours used so far."""
-        return 0.0 if self.look is None else self.look.sweep.node_hours(self.look.now)
+        return 0.0 if self.snapshot is None else self.snapshot.sweep.node_hours(self.snapshot.now)
 
 
 def sweep_each(context: click.Context, file: Path) -> int:
@@ -107,18 +107,18 @@ def _budgeted(campaign: Campaign, node_hours: float | None) -> Campaign:
 def rows(campaign: Campaign, output: Path | None, storage: str | None) -> list[CampaignRow]:
     """Where each sweep stands now, in their order. Raises StoreError where the database does not answer."""
     root = sweep_paths(campaign.name, output).root
-    looks = [_look(member, root / member.study.name, storage) for member in campaign.members]
+    snapshots = [_look(member, root / member.study.name, storage) for member in campaign.members]
     now = time.time()
-    spent = [0.0 if look is None else look.sweep.node_hours(now) for look in looks]
-    ended = [look is not None and look.standing == Standing.ENDED for look in looks]
+    spent = [0.0 if snapshot is None else snapshot.sweep.node_hours(now) for snapshot in snapshots]
+    ended = [snapshot is not None and snapshot.standing == Standing.ENDED for snapshot in snapshots]
     parts = allotments(campaign, spent, ended)
     return [
-        CampaignRow(member, root / member.study.name, part, look)
-        for member, part, look in zip(campaign.members, parts, looks, strict=True)
+        CampaignRow(member, root / member.study.name, part, snapshot)
+        for member, part, snapshot in zip(campaign.members, parts, snapshots, strict=True)
     ]
 
 
-def _look(member: Member, folder: Path, storage: str | None) -> Look | None:
+def _look(member: Member, folder: Path, storage: str | None) -> SweepSnapshot | None:
     """The records of a sweep that has begun."""
     paths = sweep_paths(member.study.name, folder)
     try:
@@ -129,7 +129,7 @@ def _look(member: Member, folder: Path, storage: str | None) -> Look | None:
         sweep = store.load(member.study.name)
         if sweep is None:
             return None
-        return Look(Review(recorded_study(sweep, member.file), sweep, paths, member.file), store)
+        return SweepSnapshot(Review(recorded_study(sweep, member.file), sweep, paths, member.file), store)
     finally:
         store.close()
 
@@ -148,20 +148,20 @@ def show_status(file: Path, output: Path | None, storage: str | None, *, json_: 
         time.sleep(every)
 
 
-def condition(found: list[CampaignRow]) -> str:
+def condition(sweep_rows: list[CampaignRow]) -> str:
     """The campaign's condition: running while one sweep is, ended when all are."""
-    states = [row.state for row in found]
+    states = [row.state for row in sweep_rows]
     if Standing.RUNNING in states:
         return Standing.RUNNING
     return Standing.ENDED if all(s == Standing.ENDED for s in states) else Standing.UNATTENDED
 
 
-def exit_code(found: list[CampaignRow]) -> int:
+def exit_code(sweep_rows: list[CampaignRow]) -> int:
     """For monitoring: 0 running, or all ended with a best trial; 3 unattended; 4 ended, and one reached nothing."""
-    if condition(found) == Standing.UNATTENDED:
+    if condition(sweep_rows) == Standing.UNATTENDED:
         return EXIT_SETUP
-    missed = any(row.seen is None or row.seen.best is None for row in found)
-    return EXIT_NOTHING_REACHED if missed and condition(found) == Standing.ENDED else EXIT_DONE
+    missed = any(row.seen is None or row.seen.best is None for row in sweep_rows)
+    return EXIT_NOTHING_REACHED if missed and condition(sweep_rows) == Standing.ENDED else EXIT_DONE
 
 
 def _as_json(campaign: Campaign, sweep_rows: list[CampaignRow]) -> dict[str, Any]:
@@ -178,15 +178,15 @@ def _as_json(campaign: Campaign, sweep_rows: list[CampaignRow]) -> dict[str, Any
                 "state": row.state,
                 "folder": str(row.folder),
                 "node_hours_allotted": row.allotted,
-                "status": None if row.look is None else _status(row.look),
+                "status": None if row.snapshot is None else _status(row.snapshot),
             }
             for row in sweep_rows
         ],
     }
 
 
-def _status(look: Look) -> Mapping[str, Any]:
-    return as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
+def _status(snapshot: SweepSnapshot) -> Mapping[str, Any]:
+    return as_json(snapshot.study, snapshot.sweep, snapshot.driver, snapshot.now, over=snapshot.over)
 
 
 def _benchmark(row: CampaignRow) -> str:
@@ -204,11 +204,11 @@ def cells(row: CampaignRow) -> tuple[str, ...]:
 
 def _result(row: CampaignRow) -> str:
     seen = row.seen
-    if row.look is None or seen is None:
+    if row.snapshot is None or seen is None:
         return ""
     if seen.recommended is not None:
-        return f"{recommended_words(row.look.study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
-    return objective_of(row.look.study).nothing
+        return f"{recommended_words(row.snapshot.study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
+    return objective_of(row.snapshot.study).nothing
 
 
 HEADS = ("study", "benchmark", "state", "trials", "node-hours", "result")
@@ -231,10 +231,10 @@ def write_pages(campaign: Campaign, output: Path | None, storage: str | None, *,
     """Write the campaign's page, which links the reports of its sweeps; with ``each``, those too. Returns its path."""
     sweep_rows = rows(campaign, output, storage)
     for row in sweep_rows if each else ():
-        if row.look is not None:
-            write_report(row.look.study, row.look.sweep, sweep_paths(row.member.study.name, row.folder).report)
+        if row.snapshot is not None:
+            write_report(row.snapshot.study, row.snapshot.sweep, sweep_paths(row.member.study.name, row.folder).report)
     path = sweep_paths(campaign.name, output).report
     spent = f"{sum(row.spent for row in sweep_rows):.3g} of {campaign.node_hours:g} node-hours, {condition(sweep_rows)}"
-    lines = [(cells(row), f"{row.folder.name}/{path.name}" if row.look else "") for row in sweep_rows]
+    lines = [(cells(row), f"{row.folder.name}/{path.name}" if row.snapshot else "") for row in sweep_rows]
     write_page(path, campaign_html(campaign.name, campaign.description, spent, HEADS, lines))
     return path

@@ -109,8 +109,8 @@ class _RequestDesk:
             return time.time() - store.held(self.review.study.name).renewed_at <= LEASE_SECONDS
 
 
-def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
-    """``inside`` with no way to change anything but notes and /steer, for those alone who name one of ``hosts``.
+def only_shown(application: Application, hosts: frozenset[str]) -> Application:
+    """``application`` with no way to change anything but notes and /steer, for those alone who name one of ``hosts``.
 
     The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
     An empty ``hosts`` admits every name.
@@ -125,13 +125,13 @@ def only_shown(inside: Application, hosts: frozenset[str]) -> Application:
         if method not in ("GET", "HEAD") and not is_note(path, method) and not is_steering(path, method):
             reason = "this dashboard is read-only but for notes and /steer; only the sweep's driver writes"
             return _refusal(start_response, reason)
-        return inside(environ, start_response)
+        return application(environ, start_response)
 
     return answer
 
 
-def with_token(inside: Application, token: str) -> Application:
-    """``inside`` for those who know ``token``: once as ``?token=`` in the address, from then on as a cookie.
+def with_token(application: Application, token: str) -> Application:
+    """``application`` for those who know ``token``: once as ``?token=`` in the address, from then on as a cookie.
 
     The answer to the address is a redirect without it, so that it stays out of the history and of Referer headers.
     """
@@ -141,7 +141,7 @@ def with_token(inside: Application, token: str) -> Application:
         with contextlib.suppress(CookieError):
             cookie.load(environ.get("HTTP_COOKIE", ""))
         if _COOKIE in cookie and _same(cookie[_COOKIE].value, token):
-            return inside(environ, start_response)
+            return application(environ, start_response)
         given = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
         if environ["REQUEST_METHOD"] == "GET" and _same(given, token):
             keep = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"

@@ -102,10 +102,10 @@ class Metrics:
                 )
         return self
 
-    def measured(self, around: Environment) -> Environment:
+    def measured(self, environment: Environment) -> Environment:
         """The same surroundings, with what passes through them measured."""
-        ticks = _Ticks(around.clock)
-        return replace(around, clock=ticks, view=_CountedView(around.view, self, ticks))
+        ticks = _Ticks(environment.clock)
+        return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
 
     def driven(self, name: str, *, here: bool) -> None:
         """Whether this process drives the sweep at present."""
@@ -161,11 +161,11 @@ class Metrics:
             yield family
 
 
-def address(where: str) -> tuple[str, int]:
+def address(text: str) -> tuple[str, int]:
     """Host and port of ``[HOST:]PORT``; the host is 127.0.0.1 when none is given. Raises InputError."""
-    host, _, port = where.rpartition(":")
+    host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise InputError(f"--metrics {where!r} is not of the form [HOST:]PORT; write for example 9464")
+        raise InputError(f"--metrics {text!r} is not of the form [HOST:]PORT; write for example 9464")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

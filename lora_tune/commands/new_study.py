@@ -41,16 +41,16 @@ class ScriptFacts:
     writes_files: bool = False
 
 
-def study_text(found: ScriptFacts) -> str:
+def study_text(facts: ScriptFacts) -> str:
     """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
-    proposals = propose(found.options)
-    argv = _words(found, proposals)
+    proposals = propose(facts.options)
+    argv = _words(facts, proposals)
     parts = [
-        f"# Written by lora-tune init{' from ' + found.source if found.source else ''}; every guess says why. "
+        f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why. "
         "Then: lora-tune sweep --study THIS --dry-run\n",
-        f'[workload]\nkind = "command"\n{_argv(found, argv)}\n{_log(found, proposals)}',
+        f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_log(facts, proposals)}',
         _space(proposals),
-        _objective(found.log),
+        _objective(facts.log),
         _search(proposals),
         "[budget]\ntrials = 20\nparallel = 1          # trials at one time\n"
         "trial_minutes = 60    # a trial that takes longer is ended\n",

@@ -197,14 +197,14 @@ class Server:
 
         launcher = make_launcher(plan.study, plan.paths.packs)
         keeps_time = plan.launcher_kind.keeps_time
-        around = Environment(
+        environment = Environment(
             launcher=launcher,
             clock=make_clock(plan.study, launcher) if keeps_time else _Clock(self._stop),
             view=_View(plan.study.name, self._gate, self._say),
             pause=self._pause,
             search=search,
         )
-        with driver(plan, store, lease, self._metrics.measured(around), accept_changes=False) as driving:
+        with driver(plan, store, lease, self._metrics.measured(environment), accept_changes=False) as driving:
             self._drivers[plan.study.name] = driving
             driving.interrupt = self._stop.is_set()
             while True:

@@ -45,11 +45,11 @@ def open_trials(sweep: StudyRecords) -> int:
     return sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
 
 
-def exit_code(condition: str, seen: Overview) -> int:
+def exit_code(condition: str, overview: Overview) -> int:
     """For monitoring: 0 running, or ended with a best trial; 3 unattended; 4 ended and nothing reached the target."""
     if condition == Standing.UNATTENDED:
         return errors.EXIT_SETUP
-    if condition == Standing.ENDED and seen.best is None:
+    if condition == Standing.ENDED and overview.best is None:
         return errors.EXIT_NOTHING_REACHED
     return errors.EXIT_DONE
 
@@ -125,7 +125,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Look:
+class SweepSnapshot:
     """The sweep as it was at ``now``; :meth:`again` reads what is new."""
 
     def __init__(self, review: Review, store: Store) -> None:

@@ -31,7 +31,7 @@ from lora_tune.analysis.summary import (
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.again import again
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option, watch_store
-from lora_tune.commands.standing import Look, Standing, as_json, exit_code, open_trials, standing
+from lora_tune.commands.standing import Standing, SweepSnapshot, as_json, exit_code, open_trials, standing
 from lora_tune.commands.steer import listed as steering_lines
 from lora_tune.config.campaign import is_campaign
 from lora_tune.config.study import Study, study_place
@@ -171,43 +171,51 @@ def main(
     review = load_review(study_name, output, storage)
     store = watch_store(review.paths, storage)
     try:
-        look = Look(review, store)
+        snapshot = SweepSnapshot(review, store)
         if watch and not json_:
-            _watch(console, look, period, every=all_)
+            _watch(console, snapshot, period, every=all_)
         else:
-            _show(console, look, json_=json_, every=all_)
-            while watch and look.standing == Standing.RUNNING:
+            _show(console, snapshot, json_=json_, every=all_)
+            while watch and snapshot.standing == Standing.RUNNING:
                 time.sleep(period)
-                look.again()
-                _show(console, look, json_=json_, every=all_)
+                snapshot.again()
+                _show(console, snapshot, json_=json_, every=all_)
     finally:
         store.close()
-    sys.exit(exit_code(look.standing, overview(look.study, look.sweep, look.now)))
+    sys.exit(exit_code(snapshot.standing, overview(snapshot.study, snapshot.sweep, snapshot.now)))
 
 
-def _watch(console: Console, look: Look, period: float, *, every: bool) -> None:
+def _watch(console: Console, snapshot: SweepSnapshot, period: float, *, every: bool) -> None:
     """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
-            drawn = _picture(look, every=every)
+            drawn = _picture(snapshot, every=every)
             live.update(drawn, refresh=True)
-            if look.standing != Standing.RUNNING:
+            if snapshot.standing != Standing.RUNNING:
                 return
             try:
                 time.sleep(period)
-                look.again()
+                snapshot.again()
             except KeyboardInterrupt:
                 return
 
 
-def _show(console: Console, look: Look, *, json_: bool, every: bool) -> None:
+def _show(console: Console, snapshot: SweepSnapshot, *, json_: bool, every: bool) -> None:
     if json_:
-        record = as_json(look.study, look.sweep, look.driver, look.now, over=look.over)
-        click.echo(json.dumps({**record, "requests": [asdict(request) for request in look.requests]}))
+        record = as_json(snapshot.study, snapshot.sweep, snapshot.driver, snapshot.now, over=snapshot.over)
+        click.echo(json.dumps({**record, "requests": [asdict(request) for request in snapshot.requests]}))
     else:
-        console.print(_picture(look, every=every))
+        console.print(_picture(snapshot, every=every))
 
 
-def _picture(look: Look, *, every: bool) -> RenderableType:
-    shown = course(look.study, look.requests).study
-    return picture(shown, look.sweep, look.driver, look.now, every=every, over=look.over, requests=look.requests)
+def _picture(snapshot: SweepSnapshot, *, every: bool) -> RenderableType:
+    shown = course(snapshot.study, snapshot.requests).study
+    return picture(
+        shown,
+        snapshot.sweep,
+        snapshot.driver,
+        snapshot.now,
+        every=every,
+        over=snapshot.over,
+        requests=snapshot.requests,
+    )

@@ -60,9 +60,9 @@ def is_steering(path: str, method: str) -> bool:
 
 
 def with_steering(
-    inside: Application, study: Study, records: Callable[[], StudyRecords], desk: FormRequests
+    application: Application, study: Study, records: Callable[[], StudyRecords], requests: FormRequests
 ) -> Application:
-    """``inside`` with the page that steers at ``PATH``.
+    """``application`` with the page that steers at ``PATH``.
 
     A form must bring the token that this page gave it, and come from this page's own address where the browser says
     from where: another site can neither read the page nor send its forms.
@@ -72,14 +72,14 @@ def with_steering(
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         if path != PATH or method not in ("GET", "POST"):
-            return inside(environ, start_response)
+            return application(environ, start_response)
         try:
             given = _sent(environ, token) if method == "POST" else _fields(environ.get("QUERY_STRING", ""))
-            answered = (_asked if method == "POST" else _opened)(study, records(), given, desk)
+            answered = (_asked if method == "POST" else _opened)(study, records(), given, requests)
             if isinstance(answered, Request):  # elsewhere, so that loading the page again asks for nothing twice
                 place = f"{PATH}?asked={answered.number}"
                 return _said(start_response, "303 See Other", "", [("Location", place)])
-            now, driven, known = time.time(), desk.driven(), desk.requests()
+            now, driven, known = time.time(), requests.driven(), requests.requests()
             page = steer_html(study, records(), known, now, token=token, driven=driven, form=answered)
             status, soon = "400 Bad Request" if answered.wrong else "200 OK", []
             if "asked" in given and driven and not all(r.answer for r in known):
@@ -124,28 +124,28 @@ def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
     return fields
 
 
-def _opened(_study: Study, sweep: StudyRecords, given: Mapping[str, str], desk: FormRequests) -> Form:
+def _opened(_study: Study, sweep: StudyRecords, given: Mapping[str, str], requests: FormRequests) -> Form:
     """The page as an address asks for it: with a trial to start from, or with what became of a request."""
     try:
         clone = _clone(given, sweep)
     except InputError as error:
         return Form(said=str(error), wrong=True)
-    asked = [r for r in desk.requests() if str(r.number) == given.get("asked")]
+    asked = [r for r in requests.requests() if str(r.number) == given.get("asked")]
     return Form(clone=clone, said=f"{words(asked[0])}: {asked[0].answer or 'noted'}" if asked else "")
 
 
-def _asked(study: Study, sweep: StudyRecords, given: Mapping[str, str], desk: FormRequests) -> Request | Form:
+def _asked(study: Study, sweep: StudyRecords, given: Mapping[str, str], requests: FormRequests) -> Request | Form:
     """The last request of a form as it was noted, or the form with what is wrong with it."""
     clone = None
     try:
         clone = _clone(given, sweep)
-        stands = course(study, desk.requests()).study
+        stands = course(study, requests.requests()).study
         wanted = list(wishes(stands, sweep, _options(stands, given, clone), time.time()))
         if not wanted:
             raise InputError("nothing is filled in")
     except InputError as error:
         return Form(clone=clone, typed=given, said=str(error).removeprefix("--"), wrong=True)
-    return [desk.ask(wish) for wish in wanted][-1]
+    return [requests.ask(wish) for wish in wanted][-1]
 
 
 def _clone(given: Mapping[str, str], sweep: StudyRecords) -> int | None:

@@ -142,17 +142,19 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
     try:
         launcher = make_launcher(study, paths.packs)
         clock = make_clock(study, launcher)
-        around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=not how.standby)
+        environment = Environment(
+            launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=not how.standby
+        )
         if how.metrics:
             from lora_tune.commands.metrics import Metrics
 
-            around = Metrics().serve(how.metrics, click.echo if how.say else None).measured(around)
-        store = _open_patiently(plan, storage, around) if how.standby else open_sweep(plan, storage, clock.now())
+            environment = Metrics().serve(how.metrics, click.echo if how.say else None).measured(environment)
+        store = _open_patiently(plan, storage, environment) if how.standby else open_sweep(plan, storage, clock.now())
         if how.standby:
             lease, _ = wait_for_lease(store, study.name, clock.now, watcher.line)
         else:
             lease = take_lease(store, study.name, clock.now())
-        with driver(plan, store, lease, around, accept_changes=how.accept_changes) as driving:
+        with driver(plan, store, lease, environment, accept_changes=how.accept_changes) as driving:
             watcher.line(beginning(study, driving.sweep, paths))
             if promise := promise_words(study):
                 watcher.line(promise)
@@ -190,15 +192,15 @@ def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
         watcher.line(f"{error}; the end of the sweep is not recorded; the same command records it")
 
 
-def _open_patiently(plan: DrivePlan, storage: str | None, around: Environment) -> Store:
+def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environment) -> Store:
     """The sweep's database, also when it is away now: a standby waits for it."""
     said = ""
     while True:
         try:
-            return open_sweep(plan, storage, around.clock.now())
+            return open_sweep(plan, storage, environment.clock.now())
         except errors.StoreError as error:
             if str(error) != said:
-                around.view.line(f"standby: {error}")
+                environment.view.line(f"standby: {error}")
             said = str(error)
         time.sleep(1.0)
 

@@ -174,21 +174,23 @@ def _last_eval(study: Study, run: RunLog) -> str:
     return study.eval_words(run.evals[-1]) + ("" if target is None else f", target {target:g}")
 
 
-def cause(attempt: Attempt, status: JobStatus, seen: Diagnosis, *, log_cut: bool = False) -> Diagnosis:
-    """Why an attempt failed: what its log and the cluster say (``seen``), or why it was given up.
+def cause(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis, *, log_cut: bool = False) -> Diagnosis:
+    """Why an attempt failed: what its log and the cluster say (``diagnosis``), or why it was given up.
 
     A job that was given up always shows that it was cancelled; only another cause in its log is more telling. What the
     log names besides is told with it. Of a log that was cut while the job ran (``log_cut``) the end is missing, where
     the cause stands: what is left is no reason to fail a trial for good.
     """
-    if log_cut and seen.specific and seen.kind in (FailureKind.CONFIGURATION, FailureKind.INFEASIBLE):
+    if log_cut and diagnosis.specific and diagnosis.kind in (FailureKind.CONFIGURATION, FailureKind.INFEASIBLE):
         remedy = "its log was cut or replaced while it ran, so the cause is unknown; the trial is run again"
-        seen = replace(seen, kind=FailureKind.INFRASTRUCTURE, remedy=remedy, certain=False)
-    certain, also = attempt.stop is StopKind.UNREAD, seen.line if seen.specific else seen.also
+        diagnosis = replace(diagnosis, kind=FailureKind.INFRASTRUCTURE, remedy=remedy, certain=False)
+    certain, also = attempt.stop is StopKind.UNREAD, diagnosis.line if diagnosis.specific else diagnosis.also
     given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain, also)
     if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT, StopKind.UNREAD):
         return given_up
-    little = seen.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE) and not seen.specific
+    little = (
+        diagnosis.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE) and not diagnosis.specific
+    )
     if attempt.stop is StopKind.SILENT and little and status.state is not JobState.NODE_FAILED:
         return given_up
-    return seen
+    return diagnosis

@@ -63,7 +63,7 @@ class Driver:
         self,
         study: Study,
         paths: SweepPaths,
-        ports: Dependencies,
+        dependencies: Dependencies,
         lease: Lease,
         *,
         period: float,
@@ -72,20 +72,22 @@ class Driver:
     ) -> None:
         self.interrupt = False
         self._fixed_at = fixed_at
-        self._study, self._dependencies = study, ports
+        self._study, self._dependencies = study, dependencies
         self._period, self._submit_grace = period, submit_grace_seconds
-        sweep = ports.store.load(study.name)
+        sweep = dependencies.store.load(study.name)
         assert sweep is not None, "the sweep's row is made before its driver"
         self._work = UnitOfWork(sweep)
-        self._jobs = Jobs(ports.workload, paths, sweep.id)
-        self._events = EventLog(paths.driver_log, ports.view.line, ports.clock.now)
-        self._watch = JobMonitor(study, ports, self._work, self._jobs, self._events)
-        self._steering = Steering(study, ports.requests, ports.session, self._work, self._watch, self._events)
-        self._records = SweepRecords(
-            ports.store, lease, self._work.sweep, paths, self._events, self._now, lambda: self.requests
+        self._jobs = Jobs(dependencies.workload, paths, sweep.id)
+        self._events = EventLog(paths.driver_log, dependencies.view.line, dependencies.clock.now)
+        self._watch = JobMonitor(study, dependencies, self._work, self._jobs, self._events)
+        self._steering = Steering(
+            study, dependencies.requests, dependencies.session, self._work, self._watch, self._events
         )
-        self._orphans = Orphans(ports.launcher, paths, self._events)
-        self._submissions = Submissions(study, paths, ports, self._work, self._jobs, self._events, self._save)
+        self._records = SweepRecords(
+            dependencies.store, lease, self._work.sweep, paths, self._events, self._now, lambda: self.requests
+        )
+        self._orphans = Orphans(dependencies.launcher, paths, self._events)
+        self._submissions = Submissions(study, paths, dependencies, self._work, self._jobs, self._events, self._save)
 
     @property
     def study(self) -> Study:

@@ -43,11 +43,13 @@ def _never_began(status: JobStatus) -> bool:
 class JobMonitor:
     """Looks at jobs and writes what it sees and does into the book. It submits nothing."""
 
-    def __init__(self, study: Study, ports: Dependencies, book: UnitOfWork, jobs: Jobs, voice: EventLog) -> None:
-        self._study, self._dependencies, self._work, self._jobs, self._events = study, ports, book, jobs, voice
+    def __init__(
+        self, study: Study, dependencies: Dependencies, work: UnitOfWork, jobs: Jobs, events: EventLog
+    ) -> None:
+        self._study, self._dependencies, self._work, self._jobs, self._events = study, dependencies, work, jobs, events
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
-        self._adopted = frozenset(book.sweep.attempts)
+        self._adopted = frozenset(work.sweep.attempts)
 
     def look(self, live: Sequence[Attempt]) -> PollResult:
         """One question to the launcher for all, and then each job's log."""

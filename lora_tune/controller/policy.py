@@ -65,52 +65,52 @@ class JobSnapshot:
     unmatched: str = ""
 
 
-def unread(words: str) -> Diagnosis:
-    """Why a log in which the study's reader finds nothing is nobody's fault but the study's; ``words`` say what."""
+def unread(sentence: str) -> Diagnosis:
+    """Why a log in which the study's reader finds nothing is nobody's fault but the study's; ``sentence`` says what."""
     remedy = "correct [workload.log]; python -m lora_tune.logs --study STUDY LOG shows what each line is read as"
-    return Diagnosis(FailureKind.UNREAD, words, remedy, certain=True)
+    return Diagnosis(FailureKind.UNREAD, sentence, remedy, certain=True)
 
 
-def watch(study: Study, look: JobSnapshot, now: float) -> Stop | Kill | None:
+def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None:
     """For a job that is queued or running: leave it alone, stop it, or kill it. The eval curve is judged elsewhere."""
-    attempt, site = look.attempt, study.site
+    attempt, site = snapshot.attempt, study.site
     if attempt.stop is not StopKind.NONE:
         overdue = attempt.stop_at is not None and now - (attempt.killed_at or attempt.stop_at) > site.kill_seconds
-        return Kill(_undying(look) if attempt.killed_at else "") if overdue else None
-    if look.status.state is JobState.QUEUED:
-        return _queued(study, look, now)
+        return Kill(_undying(snapshot) if attempt.killed_at else "") if overdue else None
+    if snapshot.status.state is JobState.QUEUED:
+        return _queued(study, snapshot, now)
     started = attempt.started_at or now
-    limit = study.budget.trial_minutes * look.trial.replicates
+    limit = study.budget.trial_minutes * snapshot.trial.replicates
     # A start is by the cluster's clock, and this driver's may be ahead of it: then only what the driver saw counts.
-    lived = now - max(started, look.ran_at) if look.status.seconds is None else look.status.seconds
+    lived = now - max(started, snapshot.ran_at) if snapshot.status.seconds is None else snapshot.status.seconds
     # Of a trial that shares its node with others, its own share of the time counts.
-    if lived * look.status.node_share > limit * 60:
+    if lived * snapshot.status.node_share > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
         diagnosis = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
         return Stop(StopKind.TIME_LIMIT, sentence, diagnosis)
-    if look.unmatched:
-        return Stop(StopKind.UNREAD, look.unmatched, unread(look.unmatched))
-    if look.trial.probe and probed(look.run):
+    if snapshot.unmatched:
+        return Stop(StopKind.UNREAD, snapshot.unmatched, unread(snapshot.unmatched))
+    if snapshot.trial.probe and probed(snapshot.run):
         return Stop(StopKind.PROBED, "a warm block and an eval are measured")
-    silence = now - max(look.grew_at, started)
-    last = look.begun >= look.trial.replicates
-    if last and not look.trial.probe and (why := _nothing_more(study, look, silence)):
+    silence = now - max(snapshot.grew_at, started)
+    last = snapshot.begun >= snapshot.trial.replicates
+    if last and not snapshot.trial.probe and (why := _nothing_more(study, snapshot, silence)):
         return Stop(StopKind.REACHED, why)
     if silence > site.stall_minutes * 60:
-        sentence = look.unreadable or f"its log has been silent for {silence / 60:.0f} min"
+        sentence = snapshot.unreadable or f"its log has been silent for {silence / 60:.0f} min"
         remedy = f"it hung, its output goes elsewhere, or lies in a buffer ({FLUSH}); it is run again on another node"
         return Stop(StopKind.SILENT, sentence, Diagnosis(FailureKind.INFRASTRUCTURE, sentence, remedy))
     return None
 
 
-def quiet(study: Study, look: JobSnapshot, now: float) -> str:
+def quiet(study: Study, snapshot: JobSnapshot, now: float) -> str:
     """What a person should know of a running job that prints nothing from its start on; "" for all others.
 
     Said long before such a job is given up: a script whose output lies in a buffer looks like one that hangs.
     """
     limit = study.site.stall_minutes * 60
-    silence = now - max(look.grew_at, look.attempt.started_at or now, look.ran_at)
-    if look.status.state is not JobState.RUNNING or look.run.evals or look.run.train:
+    silence = now - max(snapshot.grew_at, snapshot.attempt.started_at or now, snapshot.ran_at)
+    if snapshot.status.state is not JobState.RUNNING or snapshot.run.evals or snapshot.run.train:
         return ""
     if silence <= min(QUIET_SECONDS, limit / 2):
         return ""
@@ -120,12 +120,12 @@ def quiet(study: Study, look: JobSnapshot, now: float) -> str:
     )
 
 
-def _nothing_more(study: Study, look: JobSnapshot, silence: float) -> str:
+def _nothing_more(study: Study, snapshot: JobSnapshot, silence: float) -> str:
     """Why a run whose job goes on has nothing more to show; "" while it has, and while it may end by itself."""
-    objective, run = objective_of(study), look.run
+    objective, run = objective_of(study), snapshot.run
     stop = objective.stop(run)
     if stop is None:
-        return objective.over(look.trial, run)
+        return objective.over(snapshot.trial, run)
     if silence > GRACE_SECONDS:
         return f"reached the target and did not end by itself: {study.eval_words(stop)}"
     if study.stops_at_target and (_trained_on(run, stop) or _went_on(run, stop) > GRACE_SECONDS):
@@ -146,16 +146,16 @@ def _went_on(run: RunLog, stop: Eval) -> float:
     return (run.last_ms - run.run_start_ms) / 1000 - stop.seconds
 
 
-def _queued(study: Study, look: JobSnapshot, now: float) -> Stop | None:
+def _queued(study: Study, snapshot: JobSnapshot, now: float) -> Stop | None:
     """For a job in the queue: give it up when it waited for too long, or can never start."""
-    waited = now - (look.attempt.submitted_at or look.attempt.intended_at)
-    overdue = queueing.too_long(study, look.status, waited)
+    waited = now - (snapshot.attempt.submitted_at or snapshot.attempt.intended_at)
+    overdue = queueing.too_long(study, snapshot.status, waited)
     return None if overdue is None else Stop(StopKind.QUEUE, *overdue)
 
 
-def _undying(look: JobSnapshot) -> str:
-    nodes = ", ".join(look.attempt.nodes) or "its node"
-    return f"job {look.attempt.job_id} refuses to die on {nodes}: tell the administrator"
+def _undying(snapshot: JobSnapshot) -> str:
+    nodes = ", ".join(snapshot.attempt.nodes) or "its node"
+    return f"job {snapshot.attempt.job_id} refuses to die on {nodes}: tell the administrator"
 
 
 def probed(run: RunLog) -> bool:

@@ -40,23 +40,23 @@ class Preparation:
     attempts: int = 3
 
 
-def prepare(paths: SweepPaths, how: Preparation) -> None:
+def prepare(paths: SweepPaths, preparation: Preparation) -> None:
     """Run the sweep's preparation unless it is done. Raises SetupError with its remedy when it fails."""
-    first = how.make(paths.preparation(0).folder)
+    first = preparation.make(paths.preparation(0).folder)
     if first is None:
         return
     record = _record(paths, first)
     if record["state"] == "done":
         return
     journal = EventFile(paths.driver_log)
-    last = record["attempt"] + how.attempts
+    last = record["attempt"] + preparation.attempts
     while record["state"] != "done":
         if record["state"] == "failed":
             record = {**record, "attempt": record["attempt"] + 1, "state": "running"}
         _write(paths, record)
-        job = how.make(paths.preparation(record["attempt"]).folder)
+        job = preparation.make(paths.preparation(record["attempt"]).folder)
         assert job is not None
-        status = _run(job, how)
+        status = _run(job, preparation)
         diagnosis = _diagnosis(job, status)
         seconds = (status.ended_at or 0.0) - (status.started_at or status.ended_at or 0.0)
         record |= {
@@ -68,7 +68,7 @@ def prepare(paths: SweepPaths, how: Preparation) -> None:
         }
         _write(paths, record)
         journal.write(
-            how.now(), "prepared" if not diagnosis.kind else "preparation failed", **record, line=diagnosis.line
+            preparation.now(), "prepared" if not diagnosis.kind else "preparation failed", **record, line=diagnosis.line
         )
         if diagnosis.kind and (diagnosis.kind not in RETRIED or record["attempt"] + 1 >= last):
             raise SetupError(
@@ -76,10 +76,10 @@ def prepare(paths: SweepPaths, how: Preparation) -> None:
                 f"its log is {job.log}; fix it and rerun the same command"
             )
         what = f"again: {diagnosis.line}" if diagnosis.kind else f"done in {seconds:.0f} s, job {status.job_id}"
-        how.say(f"preparation: {what}")
+        preparation.say(f"preparation: {what}")
 
 
-def _run(job: Job, how: Preparation) -> JobStatus:
+def _run(job: Job, preparation: Preparation) -> JobStatus:
     """Submit the job, or take up the one that an earlier command submitted, and wait for its end.
 
     Raises RefusedError for what the scheduler refuses for good, or for too long.
@@ -91,22 +91,22 @@ def _run(job: Job, how: Preparation) -> JobStatus:
     job.folder.mkdir(parents=True, exist_ok=True)
     while status.state.alive or status.state is JobState.LOST:
         try:
-            status = how.launcher.poll([ticket])[job.name]
+            status = preparation.launcher.poll([ticket])[job.name]
             if status.state is JobState.LOST:
                 if submitted:
                     return status  # it was there, and vanished without a trace
-                submitted = how.launcher.submit(job)
-                ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=how.now())
-                how.say(f"preparation: {job.name} is job {submitted}")
+                submitted = preparation.launcher.submit(job)
+                ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=preparation.now())
+                preparation.say(f"preparation: {job.name} is job {submitted}")
         except LauncherError as error:
             if isinstance(error, RefusedError):
-                refused_at = min(refused_at, how.now())
-                if error.lasting or how.now() - refused_at >= UNKNOWN_SECONDS:
+                refused_at = min(refused_at, preparation.now())
+                if error.lasting or preparation.now() - refused_at >= UNKNOWN_SECONDS:
                     raise
             if str(error) != said:
-                how.say(str(error))
+                preparation.say(str(error))
             said = str(error)
-        how.tick()
+        preparation.tick()
     return status
 
 

@@ -67,13 +67,13 @@ class NodeQuota:
         self._lock = threading.Lock()
         self._demands: dict[str, Demand] = {}
 
-    def note(self, seen: Demand) -> None:
+    def note(self, demand: Demand) -> None:
         """What a study has and wants, as of its last tick."""
         with self._lock:
-            before = self._demands.get(seen.name)
+            before = self._demands.get(demand.name)
             # One that comes later does not make up for the time before it came.
             had = before.had if before else min((d.had for d in self._demands.values()), default=0)
-            self._demands[seen.name] = replace(seen, had=had)
+            self._demands[demand.name] = replace(demand, had=had)
 
     def forget(self, name: str) -> None:
         """The study is not driven here any more."""

@@ -145,7 +145,7 @@ class Environment:
 
 @contextlib.contextmanager
 def driver(
-    plan: DrivePlan, store: Store, lease: Lease, around: Environment, *, accept_changes: bool
+    plan: DrivePlan, store: Store, lease: Lease, environment: Environment, *, accept_changes: bool
 ) -> Iterator[Driver]:
     """The sweep's driver, with what an earlier one could not save in the database and the preparation done.
 
@@ -155,13 +155,13 @@ def driver(
 
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
-        desk = Requests(store, plan.study.name, lease)
+        requests = Requests(store, plan.study.name, lease)
 
         def search() -> Proposer:
-            return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, around.clock.now)
+            return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, environment.clock.now)
 
         tables = OptunaTables(plan.study, store, lease)
-        with at_work(plan, store, lease, around, search, plan.paths, lock, desk, tables) as driving:
+        with at_work(plan, store, lease, environment, search, plan.paths, lock, requests, tables) as driving:
             yield driving
 
 
@@ -206,44 +206,45 @@ def at_work(
     plan: DrivePlan,
     store: Store,
     lease: Lease,
-    around: Environment,
+    environment: Environment,
     search: Callable[[], Proposer],
     prepared: SweepPaths,
     lock: FolderLock,
-    desk: RequestStore | None = None,
+    requests: RequestStore | None = None,
     projection: Projects | None = None,
 ) -> Iterator[Driver]:
     """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
 
-    prepared: the folder whose preparation counts, and where it is made if it is not there. desk: people's requests.
-    projection: who shows the records to other programs.
+    prepared: the folder whose preparation counts, and where it is made if it is not there. requests: of people, for
+    the sweep. projection: who shows the records to other programs.
     """
-    clock = around.clock
+    clock = environment.clock
     count = SaveCount(store, plan.study.name, plan.paths.saved)
     count.refuse_older()
     buffered = BufferedStore(store, plan.paths.unsaved)
     if done := buffered.recover(lease, clock.now()):
-        around.view.line(done)
+        environment.view.line(done)
     records = FencedStore(buffered, lock)
     with noting(count), keeping(buffered, lease, clock.now, count.note, lock.touch):
-        ports = Dependencies(
+        dependencies = Dependencies(
             workload=plan.workload,
-            launcher=around.launcher,
+            launcher=environment.launcher,
             store=records,
-            session=around.search(search()),
+            session=environment.search(search()),
             clock=clock,
-            view=around.view,
-            requests=desk,
+            view=environment.view,
+            requests=requests,
             projection=projection,
         )
         for doubt in doubts(plan.workload, plan.study, plan.paths):
-            around.view.line(doubt)
-        _prepare_once(plan, ports, lease, around.pause, prepared)
+            environment.view.line(doubt)
+        _prepare_once(plan, dependencies, lease, environment.pause, prepared)
         grace = plan.launcher_kind.submit_grace_seconds
-        fixed_at = clock.now() if around.fixed else -math.inf
+        fixed_at = clock.now() if environment.fixed else -math.inf
         yield Driver(
-            plan.study, plan.paths, ports, lease, period=plan.period, submit_grace_seconds=grace, fixed_at=fixed_at
-        )
+            plan.study, plan.paths, dependencies, lease,
+            period=plan.period, submit_grace_seconds=grace, fixed_at=fixed_at,
+        )  # fmt: skip
 
 
 def _session(plan: DrivePlan, store: Store) -> Proposes:
@@ -260,24 +261,24 @@ def _session(plan: DrivePlan, store: Store) -> Proposes:
 
 
 def _prepare_once(
-    plan: DrivePlan, ports: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
+    plan: DrivePlan, dependencies: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
 ) -> None:
     """What the workload wants made before the first trial."""
-    if not isinstance(ports.workload, Prepares):
+    if not isinstance(dependencies.workload, Prepares):
         return
     from lora_tune.controller import preparation
 
     def tick() -> None:
         pause(plan.period)
         with contextlib.suppress(errors.StoreError):  # the preparation goes on while the database is away
-            ports.store.save(lease, Changes(), ports.clock.now())
+            dependencies.store.save(lease, Changes(), dependencies.clock.now())
 
     how = preparation.Preparation(
-        make=ports.workload.preparation,
-        launcher=ports.launcher,
-        now=ports.clock.now,
+        make=dependencies.workload.preparation,
+        launcher=dependencies.launcher,
+        now=dependencies.clock.now,
         tick=tick,
-        say=ports.view.line,
+        say=dependencies.view.line,
         attempts=plan.study.budget.attempts,
     )
     preparation.prepare(prepared, how)

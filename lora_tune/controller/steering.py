@@ -126,18 +126,18 @@ def _by_values(conditions: Conditions, request: Request, trial: Trial) -> bool:
 
 
 class Steering:
-    """Reads the desk once a tick. desk: None where nobody may steer, as in a race of replicates."""
+    """Reads people's requests once a tick. requests: None where nobody may steer, as in a race of replicates."""
 
     def __init__(
         self,
         study: Study,
-        desk: RequestStore | None,
+        requests: RequestStore | None,
         search: object,
         work: UnitOfWork,
         watch: JobMonitor,
         events: EventLog,
     ) -> None:
-        self._given, self._desk, self._search = study, desk, search
+        self._given, self._store, self._search = study, requests, search
         self._work, self._watch, self._events = work, watch, events
         self._handed: set[int] = set()  # numbers of requests whose points the search has, or had
         self._known: dict[int, Request] = {}
@@ -150,10 +150,10 @@ class Steering:
 
     def look(self, now: float) -> None:
         """Answer what is new, and follow what was accepted. A database that is away is asked again later."""
-        if self._desk is None:
+        if self._store is None:
             return
         try:
-            self._read(self._desk.all())
+            self._read(self._store.all())
             for request in self.requests:
                 if request.answered_at is None:
                     self._known[request.number] = self._answer(request, now)
@@ -183,7 +183,7 @@ class Steering:
                 self._search.enqueue(request.what["values"], why_asked(request), request.number)
 
     def _answer(self, request: Request, now: float) -> Request:
-        assert self._desk is not None
+        assert self._store is not None
         try:
             if request.kind not in KINDS:
                 raise InputError(f"{request.kind!r} is nothing that this release can do")
@@ -191,7 +191,7 @@ class Steering:
         except InputError as error:
             answer, accepted = f"refused: {error}", False
         self._events.note(f"{request.who} asks to {words(request)}: {answer}", "steer", request=request.number)
-        return self._desk.answer(request, answer, now, accepted=accepted)
+        return self._store.answer(request, answer, now, accepted=accepted)
 
     def _stop(self, request: Request, now: float) -> str:
         trial = self._work.sweep.trials.get(request.what["trial"])

@@ -26,13 +26,13 @@ class Submissions:
         self,
         study: Study,
         paths: SweepPaths,
-        ports: Dependencies,
+        dependencies: Dependencies,
         work: UnitOfWork,
         jobs: Jobs,
         events: EventLog,
         save: Callable[[], bool],
     ) -> None:
-        self._study, self._paths, self._ports = study, paths, ports
+        self._study, self._paths, self._dependencies = study, paths, dependencies
         self._work, self._jobs, self._events, self._save = work, jobs, events, save
         self._refusal = Refusal()
         self._unanswered_since: dict[str, float] = {}  # by job name
@@ -44,11 +44,11 @@ class Submissions:
 
     def submit(self, trial: Trial) -> None:
         """A new attempt: the intention is on record before the launcher hears of it."""
-        sentence = base_watch.edited(self._ports.workload)
+        sentence = base_watch.edited(self._dependencies.workload)
         self._events.trouble("base", sentence and f"{sentence}; nothing is started until it is put back")
         if sentence:
             self._refusal.delayed(
-                RefusedError(f"trial {trial.number}", sentence, base_watch.REMEDY), self._ports.clock.now()
+                RefusedError(f"trial {trial.number}", sentence, base_watch.REMEDY), self._dependencies.clock.now()
             )
             return
         number = len(self._work.sweep.attempts_of(trial.number))
@@ -58,7 +58,7 @@ class Submissions:
             job_name=self._study.job_name(trial.number, number),
             folder=str(self._paths.attempt(trial.number, number).folder.relative_to(self._paths.root)),
             token=new_token(),
-            intended_at=self._ports.clock.now(),
+            intended_at=self._dependencies.clock.now(),
             node_count=self._study.search_space.node_count(trial.parameters),
             exclude_nodes=self._nodes_to_leave_out(trial),
         )
@@ -69,7 +69,7 @@ class Submissions:
 
     def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
         """Where this trial failed before, and nodes where others fail one after another."""
-        suspect = node_faults.suspect_nodes(self._work.sweep, self._ports.clock.now())
+        suspect = node_faults.suspect_nodes(self._work.sweep, self._dependencies.clock.now())
         for node, why in suspect.items():
             self._events.trouble(f"node {node}", f"node {node} is excluded for a day: {why}")
         own = {n for a in self._work.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
@@ -80,14 +80,14 @@ class Submissions:
 
         One from the future was written down before somebody set the clock back: it counts from when it was missed.
         """
-        now = self._ports.clock.now()
+        now = self._dependencies.clock.now()
         since = min(now, attempt.intended_at, self._unanswered_since.get(attempt.job_name, now))
         self._unanswered_since[attempt.job_name] = since
         return now - since
 
     def launch(self, attempt: Attempt) -> None:
         """Hand an attempt that is on record to the launcher."""
-        trial, now = self._work.sweep.trials[attempt.trial], self._ports.clock.now()
+        trial, now = self._work.sweep.trials[attempt.trial], self._dependencies.clock.now()
         if sentence := self._jobs.foreign_folder(attempt):
             attempt = self._jobs.elsewhere(attempt)
             text = f"trial {trial.number}: {sentence}; it is left as it is, and this attempt runs in {attempt.folder}"
@@ -102,7 +102,7 @@ class Submissions:
             self._work.put_trial(trial)
         try:
             write_files(job)
-            job_id = self._ports.launcher.submit(job)
+            job_id = self._dependencies.launcher.submit(job)
         except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
             self._events.trouble(f"submission of {attempt.job_name}", str(error))
             noted = replace(trial, sentence=str(error))

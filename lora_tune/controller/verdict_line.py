@@ -6,12 +6,12 @@ _NUMBER, _WORD = 9, 11
 """Characters of the columns "trial 12" and "infeasible"."""
 
 
-def verdict_line(number: int, word: str, told: str) -> str:
+def verdict_line(number: int, word: str, sentence: str) -> str:
     """``trial 3  pruned      diverged: ...``: the columns of all verdicts stand below one another.
 
-    number: of the trial. word: its verdict, for people. told: why.
+    number: of the trial. word: its verdict, for people. sentence: why.
     """
-    return f"{f'trial {number}':<{_NUMBER}}{word:<{_WORD}} {told}"
+    return f"{f'trial {number}':<{_NUMBER}}{word:<{_WORD}} {sentence}"
 
 
 def first_clause(sentence: str) -> str:

@@ -73,15 +73,15 @@ def read_records(attempt: AttemptPaths, token: str) -> JobRecords:
     return JobRecords(claim=claim, started=started, ended=ended, problem="; ".join(problems))
 
 
-def foreign(name: str, found: str, wanted: str) -> str:
-    """What is wrong with a file whose token is ``found`` where the attempt's is ``wanted``; "" where nothing is.
+def foreign(name: str, token: str, expected: str) -> str:
+    """What is wrong with a file whose token is ``token`` where the attempt's is ``expected``; "" where nothing is.
 
     Without a wanted token every file is taken.
     """
-    if not wanted or found == wanted:
+    if not expected or token == expected:
         return ""
-    owner = f"of another attempt (token {found[:32]})" if found else "without a token"
-    return f"{name} is {owner}, not of this one (token {wanted})"
+    owner = f"of another attempt (token {token[:32]})" if token else "without a token"
+    return f"{name} is {owner}, not of this one (token {expected})"
 
 
 def _own(

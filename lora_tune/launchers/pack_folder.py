@@ -134,11 +134,11 @@ class PackFolder:
                 if request is not None:
                     yield request
 
-    def stopped(self, mine: Collection[str]) -> dict[str, bool]:
-        """Those of the trials ``mine`` that are to end, with whether by force; each message is read once."""
+    def stopped(self, trials: Collection[str]) -> dict[str, bool]:
+        """Those of the trials ``trials`` that are to end, with whether by force; each message is read once."""
         stopped = {}
         for file in self.paths.stops.iterdir():
-            if file.name in mine:
+            if file.name in trials:
                 stopped[file.name] = (read_json(file).content or {}).get("force") is True
                 file.unlink(missing_ok=True)
         return stopped

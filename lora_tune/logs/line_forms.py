@@ -97,9 +97,9 @@ class NamedNumber:
         return not (_SHARES.keys() & {*self.words}) or bool(_LOSSES.keys() & {*self.words})
 
 
-def name_score(words: list[str]) -> int:
-    """How much a name of these words looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
-    known = {*words}
+def name_score(parts: list[str]) -> int:
+    """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
+    known = {*parts}
     kind = max((_MEASURES.get(word, 0) for word in known), default=0)
     if not kind or known & _SPREADS:
         return 0

@@ -25,9 +25,9 @@ class Violation:
     fatal: bool = True
 
 
-def check_header(benchmark: Benchmark, said: Mapping[str, object]) -> list[tuple[str, str]]:
+def check_header(benchmark: Benchmark, values: Mapping[str, object]) -> list[tuple[str, str]]:
     """What the compliance checker says against a log with these values by MLLOG key, each with the key it is about."""
-    return findings(parse(log_lines(benchmark, said), benchmark.ruleset), benchmark.ruleset)
+    return findings(parse(log_lines(benchmark, values), benchmark.ruleset), benchmark.ruleset)
 
 
 def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Violation]:

@@ -68,20 +68,20 @@ def tags(text: str) -> list[str]:
     return list(dict.fromkeys(_TAG.findall(text)))
 
 
-def with_notes(inside: Application, facts: Facts, desk: RemarkStore) -> Application:
-    """``inside`` with a note for each trial in the answers that list trials, and with what people write kept."""
+def with_notes(application: Application, facts: Facts, remarks: RemarkStore) -> Application:
+    """``application`` with a note for each trial in the answers that list trials, and with what people write kept."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         if is_note(path, method):
-            return _write(environ, start_response, facts, desk)
+            return _write(environ, start_response, facts, remarks)
         if method != "GET" or not _STUDY_DETAIL.fullmatch(path):
-            return inside(environ, start_response)
+            return application(environ, start_response)
         started: list[Any] = []
-        body = b"".join(inside(environ, lambda *arguments: started.append(arguments)))
+        body = b"".join(application(environ, lambda *arguments: started.append(arguments)))
         status, headers, *rest = started[0]
         if status.startswith("200"):
-            body = json.dumps(_noted(json.loads(body), facts, desk.latest())).encode()
+            body = json.dumps(_noted(json.loads(body), facts, remarks.latest())).encode()
         kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
         start_response(status, [*kept, ("Content-Length", str(len(body)))], *rest)
         return [body]
@@ -105,7 +105,7 @@ def _noted(detail: dict[str, Any], facts: Facts, remarks: Mapping[int, Remark]) 
 
 
 def _write(
-    environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, desk: RemarkStore
+    environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, remarks: RemarkStore
 ) -> Iterable[bytes]:
     """Keep what somebody has written, or say why not."""
     try:
@@ -113,9 +113,9 @@ def _write(
     except InputError as error:
         return _said(start_response, "400 Bad Request", str(error))
     try:
-        desk.write(number, version - 1, own_part(body, facts.note(number)))
+        remarks.write(number, version - 1, own_part(body, facts.note(number)))
     except RemarkChangedError as error:
-        now = whole(desk.latest().get(number), facts.note(number))
+        now = whole(remarks.latest().get(number), facts.note(number))
         return _said(start_response, "409 Conflict", str(error), note=now)
     except LoraTuneError as error:
         return _said(start_response, "503 Service Unavailable", str(error))

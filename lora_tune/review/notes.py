@@ -210,35 +210,35 @@ def steering_note(steer: str, number: int, *, open_: bool) -> str:
     return f"\n### Steer it\n\n[{link}](/steer{page}), or from a terminal:\n\n```\n{lines}\n```\n"
 
 
-def study_note(study: Study, sweep: StudyRecords, seen: Overview, *, whole: bool = True) -> str:
+def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: bool = True) -> str:
     """The sweep in Markdown: the summary, what is recommended beside the best run, the failures.
 
     whole: what is recommended is known of all trials that have ended, and not of some yet.
     """
     parts = [f"## {plain(study.name)}", plain(study.description)] if study.description else [f"## {plain(study.name)}"]
-    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
-    rows = [("Trials", f"{seen.trials}: {ended or 'none ended'}"), ("Open", str(seen.open))]
+    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in overview.verdicts.items())
+    rows = [("Trials", f"{overview.trials}: {ended or 'none ended'}"), ("Open", str(overview.open))]
     rows += [
-        ("Node-hours", f"{seen.node_hours:.3g}"),
-        ("Saved by stopping early", f"about {seen.saved:.2g} node-hours"),
+        ("Node-hours", f"{overview.node_hours:.3g}"),
+        ("Saved by stopping early", f"about {overview.saved:.2g} node-hours"),
     ]
-    if seen.stopping:
-        rows += [("Stopping", account_words(seen.stopping))]
+    if overview.stopping:
+        rows += [("Stopping", account_words(overview.stopping))]
     rows += [("Study hash", sweep.digest)]
-    if seen.best is not None:
-        said = objective_of(study).text(seen.best.objective)
-        if seen.best_interval:
-            said += f" (90% interval {duration(seen.best_interval[0])} to {duration(seen.best_interval[1])})"
-        rows = [("Best run", f"{said}, trial {seen.best.number}"), ("", parameters_text(seen.best)), *rows]
-    if seen.nearest is not None:
-        rows = [("Nearest", f"trial {seen.nearest.trial.number}: {seen.nearest.missing}"), *rows]
-    if (believed := seen.recommended) is not None:
+    if overview.best is not None:
+        said = objective_of(study).text(overview.best.objective)
+        if overview.best_interval:
+            said += f" (90% interval {duration(overview.best_interval[0])} to {duration(overview.best_interval[1])})"
+        rows = [("Best run", f"{said}, trial {overview.best.number}"), ("", parameters_text(overview.best)), *rows]
+    if overview.nearest is not None:
+        rows = [("Nearest", f"trial {overview.nearest.trial.number}: {overview.nearest.missing}"), *rows]
+    if (believed := overview.recommended) is not None:
         sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
         rows = [("Recommended", sentence), ("", parameters_text(believed.trial)), *rows]
     if not whole:
-        rows = [("" if seen.recommended else "Recommended", WORKING), *rows]
+        rows = [("" if overview.recommended else "Recommended", WORKING), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))
-    if seen.failures:
-        failures = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in seen.failures]
+    if overview.failures:
+        failures = [(plain(f.kind), str(f.attempts), plain(f.line), plain(f.remedy)) for f in overview.failures]
         parts.append("### Failures\n\n" + _table(("class", "attempts", "most frequent line", "remedy"), failures))
     return "\n\n".join(parts) + "\n"

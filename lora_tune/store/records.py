@@ -230,19 +230,19 @@ class StudyRecords:
         """The trials that reached the target."""
         return self.once("reached", lambda: [t for t in self.trials.values() if t.verdict is Verdict.REACHED])
 
-    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()``, which may depend on finished trials only; computed once until another one finishes.
 
         With thousands of trials the same is asked for at each eval of each that runs.
         """
-        if what not in self._made:
-            self._made[what] = make()
-        made: T = self._made[what]
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
         return made
 
-    def made(self, what: Hashable) -> bool:
+    def made(self, key: Hashable) -> bool:
         """Whether :meth:`once` has computed it."""
-        return what in self._made
+        return key in self._made
 
     def keep_made(self, earlier: StudyRecords) -> None:
         """Go on with what :meth:`once` makes of ``earlier``, in which the same trials have finished."""

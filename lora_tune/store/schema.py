@@ -114,9 +114,9 @@ def found_version(connection: sa.Connection) -> int:
     return connection.scalar(sa.select(version.c.version)) or 0
 
 
-def later(found: int) -> str:
+def later(database_version: int) -> str:
     """What to say of a database that a later release wrote."""
-    return f"has schema {found}, this lora_tune knows up to {SCHEMA_VERSION}; use the release that wrote it"
+    return f"has schema {database_version}, this lora_tune knows up to {SCHEMA_VERSION}; use the release that wrote it"
 
 
 _AT_WORK = (

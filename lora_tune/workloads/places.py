@@ -22,7 +22,7 @@ def required(reads: Collection[str]) -> list[tuple[str, ...]]:
     return [known for name, others in ALSO.items() if (known := tuple(n for n in (name, *others) if n in reads))]
 
 
-def unseen(found: Mapping[str, str]) -> list[str]:
+def unseen(named: Mapping[str, str]) -> list[str]:
     """Places that are absolute paths with nothing at them as this machine sees it, one sentence each.
 
     A node may see more: its own disk, for one.
@@ -30,7 +30,7 @@ def unseen(found: Mapping[str, str]) -> list[str]:
     return [
         f"{name}={value} is not there as this machine sees it; a trial fails unless its node has it "
         "(python -m lora_tune.doctor --probe asks a node)"
-        for name, value in found.items()
+        for name, value in named.items()
         if value.startswith("/") and not Path(value).exists()
     ]
 

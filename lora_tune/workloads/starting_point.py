@@ -75,15 +75,15 @@ class Effective:
         return Layout(**degrees, vp=self.count("VP") or 1, minibs=minibs or 1)
 
 
-def starting_point(name: str, found: Effective, space: Space) -> Start:
+def starting_point(name: str, config: Effective, space: Space) -> Start:
     """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none."""
     try:
-        nodes = found.count("DGXNNODES") or space.nodes
+        nodes = config.count("DGXNNODES") or space.nodes
         gpus = max(1, nodes * max(1, space.gpus_per_node))
-        layout, whole = found.layout(gpus), found.batch
+        layout, whole = config.layout(gpus), config.batch
     except SetupError as error:
         raise SetupError(f"{name}: {error}") from error
-    stated = {n: found.value(n) for n in (*space.parameters, *TRAINING, *EVALS)}
+    stated = {n: config.value(n) for n in (*space.parameters, *TRAINING, *EVALS)}
     parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
     parameters |= {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
     parameters["GBS"] = layout.gbs(gpus) if whole is None else whole

@@ -241,9 +241,9 @@ def _base(workload: MlperfWorkload) -> Iterator[Finding]:
         yield warning(remark, why, f"nothing to do if that is intended; otherwise {fix}")
 
 
-def sudo_calls(found: Implementation, script: str) -> list[str]:
+def sudo_calls(implementation: Implementation, script: str) -> list[str]:
     """The commands that the batch script runs with sudo, as it writes them."""
-    text = (found.folder / script).read_text(encoding="utf-8", errors="replace")
+    text = (implementation.folder / script).read_text(encoding="utf-8", errors="replace")
     return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
 
 

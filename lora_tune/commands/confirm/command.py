@@ -174,7 +174,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         click.echo(introduction(options.review.study, options.field, options.settings))
     launcher = make_launcher(study, options.paths.packs)
     clock = make_clock(study, launcher)
-    around = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=True)
+    environment = Environment(launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=True)
     refuse_departed(review.sweep, plan.workload, "put it back before its trials are run again")
     store = open_store(review.paths, options.storage)
     try:
@@ -188,7 +188,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         with (
             given_back(store, lease),
             own_folder(plan, store, lease) as lock,
-            at_work(plan, store, lease, around, lambda: race, review.paths, lock) as driving,
+            at_work(plan, store, lease, environment, lambda: race, review.paths, lock) as driving,
         ):
             outcome = run_interruptibly(driving)
             if outcome.interrupted:

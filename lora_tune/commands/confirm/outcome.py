@@ -81,12 +81,12 @@ def _identical(own: Sequence[Replicate]) -> float | None:
 
 
 def confirmation(
-    study: Study, race: StudyRecords, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], stands: RacePlan
+    study: Study, race: StudyRecords, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], plan: RacePlan
 ) -> Confirmation | None:
     """What the finished race says; None while it has no verdict."""
-    if stands.verdict is None:
+    if plan.verdict is None:
         return None
-    verdict = stands.verdict
+    verdict = plan.verdict
     name = verdict.winner if isinstance(verdict, Decided) else verdict.recommended
     trial = next(t for t in field if name_of(t.number) == name)
     own = runs.get(trial.number, ())
@@ -100,7 +100,7 @@ def confirmation(
         decided=not isinstance(verdict, CannotSeparate) and reached,
         chosen=chosen,
         places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
-        scored=scored(study, trial, own, stands.wanted[name], mean[name]) if reached and timed else None,
+        scored=scored(study, trial, own, plan.wanted[name], mean[name]) if reached and timed else None,
         identical=_identical(own),
         runs=sum(p.runs for p in places),
         node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
@@ -173,17 +173,17 @@ def _ahead(benchmark: Benchmark, own: Sequence[Replicate], batch: int) -> Predic
     return predict(benchmark, minutes, samples, batch, unconverged=len(own) - len(reached))
 
 
-def as_json(found: Confirmation) -> dict[str, Any]:
+def as_json(outcome: Confirmation) -> dict[str, Any]:
     """Everything as plain data; None for the score of a configuration that has none: JSON knows no infinity."""
-    score = asdict(found.scored) if found.scored else {}
+    score = asdict(outcome.scored) if outcome.scored else {}
     finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in score.items()}
-    return {**asdict(found), "scored": finite or None}
+    return {**asdict(outcome), "scored": finite or None}
 
 
-def confirmed(sweep: StudyRecords, found: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
+def confirmed(sweep: StudyRecords, outcome: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
     """The sweep's trials that raced, with what came of it: for the report, the export, the cap."""
     changed = []
-    for place in found.places:
+    for place in outcome.places:
         trial = sweep.trials[place.trial]
         race = Confirmed(
             choice=ConfirmedChoice.CHOSEN if place.chosen else ConfirmedChoice.PASSED_OVER,
@@ -195,8 +195,8 @@ def confirmed(sweep: StudyRecords, found: Confirmation, runs: Mapping[int, Seque
             seeds=tuple(r.seed for r in runs.get(place.trial, ())),
             each=_each(runs.get(place.trial, ())),
             node_hours=place.node_hours,
-            sentence=found.sentence,
-            score=". ".join(found.scored.sentences) if place.chosen and found.scored else None,
+            sentence=outcome.sentence,
+            score=". ".join(outcome.scored.sentences) if place.chosen and outcome.scored else None,
         )
         changed.append(replace(trial, metrics=replace(trial.metrics, confirmed=race)))
     return changed
@@ -207,19 +207,19 @@ def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
     return tuple(r.objective if r.seconds is None else r.seconds for r in runs if math.isfinite(r.objective))
 
 
-def summary(study: Study, sweep: StudyRecords, found: Confirmation) -> str:
+def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
     """The verdict, a table of the contenders, the score: what the command prints."""
-    lines = [found.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
-    for place in found.places:
+    lines = [outcome.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
+    for place in outcome.places:
         lines.append(
             f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(study, place, sweep)}"
         )
-    if found.scored:
-        lines += ["", *(f"score    {s}" for s in found.scored.sentences)]
-    if found.identical is not None:
-        value = objective_of(study).text(found.identical)
+    if outcome.scored:
+        lines += ["", *(f"score    {s}" for s in outcome.scored.sentences)]
+    if outcome.identical is not None:
+        value = objective_of(study).text(outcome.identical)
         lines.append(f"note     each run measured {value}: does the script use its seed, the variable SEED?")
-    lines.append(f"spent    {found.node_hours:.3g} node-hours in {found.runs} runs")
+    lines.append(f"spent    {outcome.node_hours:.3g} node-hours in {outcome.runs} runs")
     return "\n".join(lines)
 
 

@@ -53,19 +53,19 @@ _SIZE_REMEDY = (
 )
 
 
-def refusal(job: str, words: str) -> LauncherError:
-    """What ``words``, sbatch's answer for ``job``, amounts to: RefusedError, or LauncherError where it may pass.
+def refusal(job: str, answer: str) -> LauncherError:
+    """What ``answer``, what sbatch said of ``job``, amounts to: RefusedError, or LauncherError where it may pass.
 
     An answer that is not known, of a site's own submission filter for example, is a refusal that may not last.
     """
-    if limit := _LIMIT.search(words):
+    if limit := _LIMIT.search(answer):
         wall = limit[1].startswith("Wall")
-        return RefusedError(job, words, _WALL_REMEDY if wall else _LIMIT_REMEDY, by_size=not wall)
-    if _PASSING.search(words):
-        return LauncherError(f"{job} was not submitted: {words}")
-    if re.search(_SIZE, words):
-        return RefusedError(job, words, _SIZE_REMEDY, by_size=True)
+        return RefusedError(job, answer, _WALL_REMEDY if wall else _LIMIT_REMEDY, by_size=not wall)
+    if _PASSING.search(answer):
+        return LauncherError(f"{job} was not submitted: {answer}")
+    if re.search(_SIZE, answer):
+        return RefusedError(job, answer, _SIZE_REMEDY, by_size=True)
     for pattern, remedy in _LASTING:
-        if re.search(f"(?i){pattern}", words):
-            return RefusedError(job, words, remedy)
-    return RefusedError(job, words, "correct the study's [site], or ask the administrator", lasting=False)
+        if re.search(f"(?i){pattern}", answer):
+            return RefusedError(job, answer, remedy)
+    return RefusedError(job, answer, "correct the study's [site], or ask the administrator", lasting=False)

@@ -18,16 +18,21 @@ GOLDEN = 0.5 * (math.sqrt(5) - 1)
 
 
 def convergence_data(
-    coordinates: Coordinates, curved: tuple[int, ...], seen: Sequence[Observation], readings: Mapping[int, Reading]
+    coordinates: Coordinates,
+    curved: tuple[int, ...],
+    observations: Sequence[Observation],
+    readings: Mapping[int, Reading],
 ) -> Data:
-    """One row a reading in ``readings``, by its position in ``seen``."""
+    """One row a reading in ``readings``, by its position in ``observations``."""
     width = coordinates.convergence_width
-    x = np.array([coordinates.convergence_features(seen[at].values) for at in readings]).reshape(len(readings), width)
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in seen)]))}
+    x = np.array([coordinates.convergence_features(observations[at].values) for at in readings]).reshape(
+        len(readings), width
+    )
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in observations)]))}
     data = Data(
         x=x, basis=trend(x, curved),
         y=np.array([r.ln_samples for r in readings.values()]), sd=np.array([r.sd for r in readings.values()]),
-        source=np.array([numbers[seen[at].source] for at in readings], dtype=np.int64),
+        source=np.array([numbers[observations[at].source] for at in readings], dtype=np.int64),
         below=np.array([r.below for r in readings.values()], dtype=np.bool_),
         extended=np.array([r.extended for r in readings.values()]),
     )  # fmt: skip

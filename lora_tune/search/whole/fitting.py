@@ -82,12 +82,12 @@ def learn_piece(
     return Piece(frame=frame, posteriors=posteriors, relevance=known)
 
 
-def fitted(asked: PieceQuestion, known: Relevance) -> Relevance:
+def fitted(question: PieceQuestion, known: Relevance) -> Relevance:
     """Scales and parts of better evidence, one after the other; of the scales all that data leave."""
-    first = replace(known, scales=_scales(asked, known))
-    enough = int((~asked.data.below).sum()) >= FEWEST
-    best = _parts(asked, first) if enough else first
-    return replace(best, scales=_scales(asked, best), fitted_at=len(asked.data.y))
+    first = replace(known, scales=_scales(question, known))
+    enough = int((~question.data.below).sum()) >= FEWEST
+    best = _parts(question, first) if enough else first
+    return replace(best, scales=_scales(question, best), fitted_at=len(question.data.y))
 
 
 def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
