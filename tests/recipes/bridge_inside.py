@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,20 @@ from tests.recipes import bridge_shim
 
 
 def main() -> int:
-    """Convert MODEL to Megatron-Bridge's form in OUT."""
+    """What INSIDE names: ``converted`` writes MODEL in Megatron-Bridge's form to OUT, ``model`` prints settings of it."""
+    return {"converted": _convert, "model": _model}[os.environ["INSIDE"]]()
+
+
+def _model() -> int:
+    from lora_tune.recipes.bridge.model import build_model
+    from lora_tune.recipes.bridge.settings import read
+
+    model = build_model(read(os.environ, 2), cuda=False)
+    print(json.dumps({name: getattr(model, name) for name in os.environ["FIELDS"].split(",")}), flush=True)
+    return 0
+
+
+def _convert() -> int:
     from lora_tune.recipes.bridge import convert, imports
 
     imports.prepare()

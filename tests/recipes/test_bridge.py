@@ -5,6 +5,7 @@ Needs its own environment: the interpreter in LORA_TUNE_BRIDGE_PYTHON, or .venv-
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from tests.recipes.served import (
     served,
 )
 
+INSIDE = "tests.recipes.bridge_inside"
 WITHOUT_TE = {"FP8": 0, "USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}
 
 
@@ -52,10 +54,10 @@ def alone(bridge: Served, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tri
     return trial, adapter
 
 
-LAYOUTS = [{"TP": 2}, {"PP": 2}, {"CP": 2, "MBS": 2, "VAL_MBS": 2}, {"MINIBS": 2}]
+LAYOUTS = [{"TP": 2}, {"PP": 2}, {"PP": 2, "VP": 2}, {"CP": 2, "MBS": 2, "VAL_MBS": 2}, {"MINIBS": 2}]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["TP=2", "PP=2", "CP=2 MBS=2", "DP=2"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["TP=2", "PP=2", "PP=2 VP=2", "CP=2 MBS=2", "DP=2"])
 def test_a_layout_changes_nothing_but_speed(
     bridge: Served, alone: tuple[Trial, Path], layout: dict[str, int], tmp_path: Path
 ) -> None:
@@ -112,7 +114,7 @@ def test_v60s_form_of_a_base_is_as_good_as_the_hugging_face_one(
 ) -> None:
     """Converted, and loaded over two tensor-parallel ranks; the same folder under other sizes is refused."""
     folder = tmp_path / "base"
-    converted = bridge(module="tests.recipes.bridge_inside", OUT=folder)
+    converted = bridge(module=INSIDE, INSIDE="converted", OUT=folder)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     wanted = {"latest_checkpointed_iteration.txt", "iter_0000000/.metadata", "iter_0000000/run_config.yaml"}
     assert names > wanted, converted.output[-2000:]
@@ -176,6 +178,17 @@ def test_the_run_stops_at_its_target_and_says_what_it_was(bridge: Served, alone:
     assert {said[f"{kind}_parallelism"] for kind in ("tensor", "pipeline", "context", "expert")} == {1}
 
 
+def test_overlapped_transfers_leave_none_out_where_weights_are_frozen(bridge: Served) -> None:
+    """Transformer Engine hides some behind weight-gradient products, which frozen weights do not have."""
+    layout = {"TP": 2, "SP": 1, "FP8": 1, "FP8_DPA": 0, "TP_COMM_OVERLAP": 1}
+    names = [f"tp_comm_{name}" for name in ("overlap", "bulk_wgrad", "bulk_dgrad", "overlap_rs_dgrad", "overlap_cfg")]
+    trial = bridge(module=INSIDE, INSIDE="model", FIELDS=",".join(names), **layout)
+    *switches, products = json.loads(trial.output.splitlines()[-1]).values()
+    assert switches == [True, False, False, True]
+    assert "fc1_fprop" in products
+    assert not any("wgrad" in name for name in products)
+
+
 def test_a_probe_ends_after_one_warm_block(bridge: Served) -> None:
     run = bridge(PROBE=1, MAX_STEPS=100).run
     assert (len(run.stated_throughput), len(run.evals)) == (2, 1)
@@ -184,7 +197,7 @@ def test_a_probe_ends_after_one_warm_block(bridge: Served) -> None:
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"FP8": 1, "FP8_DPA": 0}, "Transformer Engine"),
+        ({"FP8": 1, "FP8_DPA": 0}, "FP8=1 needs Transformer Engine"),
         ({"FP4": 1}, "FP4=1 needs a GPU of compute capability 10.0"),
         ({"FP8": 1, "FP8_DPA": 0, "FP8_RECIPE": "mxfp8"}, "FP8_RECIPE=mxfp8 needs a GPU of compute capability 10.0"),
     ],

@@ -15,6 +15,7 @@ from lora_tune.recipes.bridge.settings import REFUSED, SPELLINGS, BridgeSettings
 from lora_tune.recipes.megatron.description import description
 from lora_tune.recipes.megatron.shapes import SHAPES
 
+OVERLAP = {"TP_COMM_OVERLAP": 1, "TP": 2, "SP": 1}
 TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
 
 
@@ -153,6 +154,12 @@ def test_parameters_are_gathered_late_only_where_modules_wait_for_them(
     assert settings(**variables).communication.gather_late is overlapped
 
 
+def test_overlapped_transfers_take_the_place_of_fused_operations() -> None:
+    assert settings(**OVERLAP).speed.tp_overlap
+    assert not settings(**OVERLAP).speed.te_ops
+    assert settings(TP=2, SP=1).speed.te_ops
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
     assert settings(**{name: 0}) == settings(**{name: "False"}) == settings()
@@ -163,7 +170,9 @@ def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"VP": 2, "PP": 2}, "VP=2: allowed is 1"),
+        ({"VP": 2}, "VP=2: allowed is 1 where PP is 1"),
+        ({"VP": 2, "PP": 2, "MINIBS": 3}, "VP=2: allowed is 1 unless MINIBS/MBS=3 is a multiple of PP=2"),
+        ({"VP": 3, "PP": 8}, "PP=8 VP=3: allowed is a divisor of 80 layers"),
         ({"HEALING_ITER": 350}, "HEALING_ITER=350: allowed is 0 unless FP4=1"),
         ({"FP4": 1, "HEALING_ITER": 350, "HEALING_PRECISION": "FP6"}, "one of FP8_DS, FP8_CS, MXFP8, BF16"),
         ({"FP4": 1, "HEALING_ITER": 350, "MCORE_CUDA_GRAPH": 1, "TP": 8, "MINIBS": 8}, "a captured graph keeps"),
@@ -180,6 +189,12 @@ def test_what_the_recipe_cannot_serve_is_refused_by_name(name: str) -> None:
         ),
         ({"LLAMA": "small", "TP": 2}, "FP8_DPA=1: allowed is 0 for heads of 64 channels"),
         ({"CUDA_GRAPH_SCOPE": "attn"}, "one of full_iteration"),
+        ({"TP_COMM_OVERLAP": 1, "TP": 2}, "TP_COMM_OVERLAP=1: allowed is 0 unless TP is at least 2 and SP=1"),
+        ({**OVERLAP, "FP8": 0}, "TP_COMM_OVERLAP=1: allowed is 0 with FP8=0"),
+        ({**OVERLAP, "FP4": 1}, "TP_COMM_OVERLAP=1: allowed is 0 with FP8=0"),
+        ({**OVERLAP, "USE_TE_OPS": 1}, "TP_COMM_OVERLAP=1: allowed is 0 with USE_TE_OPS=1"),
+        ({**OVERLAP, "MCORE_CUDA_GRAPH": 1}, "TP_COMM_OVERLAP=1: allowed is 0 with MCORE_CUDA_GRAPH=1"),
+        ({**OVERLAP, "VAL_MBS": 2}, "TP_COMM_OVERLAP=1: allowed is 0 with VAL_MBS=2 MBS=1"),
         ({"TP": 3}, "divides the 8 processes"),
     ],
 )

@@ -76,6 +76,7 @@ def test_a_free_schedule_leaves_nothing_out_unless_asked() -> None:
         ({"SP": 1}, "0 where TP is 1"),
         ({"PP": 8, "LLAMA": "tiny", "MINIBS": 8}, "a divisor of 2 layers"),
         ({"CP": 8, "SEQ": 24}, "2*CP=16"),
+        ({"VP": 2, "PP": 2, "MINIBS": 2}, "VP=2: allowed is 1"),
         ({"TP_COMM_OVERLAP": 1}, "SP=1"),
         ({"TP_COMM_OVERLAP": 1, "TP": 2, "SP": 1}, "allowed is 0 with FP8=0"),
         ({"LR": "fast"}, "LR='fast': allowed is a number above 0"),

@@ -66,8 +66,8 @@ def _training_batches(settings: BridgeSettings, train: Sequences, *, pin_memory:
 
 def evaluation_batches(settings: BridgeSettings, validation: Sequences) -> list[Batch]:
     """This rank's share of an evaluation; sequences that do not count fill up, so that every rank has as many."""
-    size, ranks = settings.speed.val_mbs, settings.layout.dp
-    own = share(len(validation), size, parallel_state.get_data_parallel_rank(), ranks)
+    size, layout = settings.speed.val_mbs, settings.layout
+    own = share(len(validation), size * layout.turn, parallel_state.get_data_parallel_rank(), layout.dp)
     return [batch(validation.rows(own[i : i + size])) for i in range(0, len(own), size)]
 
 

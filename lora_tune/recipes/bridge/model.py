@@ -7,6 +7,7 @@ share.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec, transformer_engine_layer_spec
 from megatron.bridge.peft.lora import LoRA
 from megatron.bridge.training import config as bridge
+from megatron.bridge.training.comm_overlap import userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
@@ -23,6 +25,7 @@ from lora_tune.recipes.bridge.imports import present
 from lora_tune.recipes.bridge.settings import BridgeSettings, BridgeSpeed
 from lora_tune.recipes.megatron import fields
 from lora_tune.recipes.megatron.attention import SdpaAttention
+from lora_tune.recipes.megatron.layout import ProcessLayout
 from lora_tune.recipes.megatron.machine import check_without_te
 from lora_tune.recipes.megatron.shapes import Shape
 
@@ -51,6 +54,7 @@ def check_machine(settings: BridgeSettings, *, cuda: bool) -> None:
     if HAVE_TE:
         return
     wants = {
+        "TP_COMM_OVERLAP": speed.tp_overlap,
         "FP8": settings.precision.fp8,
         "SP": layout.sp,
         "MCORE_CUDA_GRAPH": speed.cuda_graph,
@@ -105,6 +109,7 @@ def build_model(settings: BridgeSettings, *, cuda: bool) -> GPTModelProvider:
     return FrozenModel(
         **llama(settings.shape, settings.seq),
         **fields.parallelism(layout),
+        **_interleaving(layout),
         cp_comm_type=speed.cp_comm if layout.cp > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
@@ -122,7 +127,38 @@ def build_model(settings: BridgeSettings, *, cuda: bool) -> GPTModelProvider:
         disable_parameter_transpose_cache=settings.precision.params,
         **fields.recomputation(speed.recompute),
         **_offloading(speed),
+        **_tp_overlap(speed),
     )
+
+
+def _interleaving(layout: ProcessLayout) -> dict[str, Any]:
+    """How stages send to each other: an interleaved pipeline sends while the next chunk of layers computes.
+
+    Two stages are each other's neighbour on both sides, and sends that are not overlapped would be taken for one
+    another. What is still on its way must keep its memory: freed at once, other numbers arrive.
+    """
+    interleaved = layout.vp > 1
+    return {
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        "deallocate_pipeline_outputs": not interleaved,
+    }
+
+
+def _tp_overlap(speed: BridgeSpeed) -> dict[str, Any]:
+    """Tensor-parallel transfers behind products, by NVIDIA's settings for LoRA of this width, as the NeMo recipe.
+
+    Bridge's own ``comm_overlap`` is passed by: it would switch the overlaps of the optimizer on as well.
+    """
+    if not speed.tp_overlap:
+        return {}
+    products = asdict(userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora)
+    return {
+        **fields.FROZEN_OVERLAP,
+        "tp_comm_overlap": True,
+        "tp_comm_overlap_cfg": {name: how for name, how in products.items() if how is not None},
+        "tp_comm_bootstrap_backend": "nccl",
+    }
 
 
 def _offloading(speed: BridgeSpeed) -> dict[str, Any]:

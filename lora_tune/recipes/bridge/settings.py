@@ -38,7 +38,6 @@ FP8_HEAD = 128
 """Channels of a head for which attention in FP8 was seen to run: one H200 had no backend for 64."""
 
 REFUSED = {
-    "TP_COMM_OVERLAP": "v6.0 reads it and uses it nowhere, and this recipe does not overlap tensor-parallel transfers",
     "NCCL_UB": "user buffers are not registered by this recipe",
     "FSDP": "this recipe shards by TP, PP and CP",
     "PRE_QUANTIZED_MODEL": "weights are quantized as they are loaded",
@@ -73,6 +72,7 @@ class BridgeSpeed:
     """
 
     recompute: Recompute
+    tp_overlap: bool
     cp_comm: str
     cuda_graph: bool
     graph_warmup: int
@@ -119,8 +119,6 @@ def read(environment: Mapping[str, str], world: int) -> BridgeSettings:
     knobs = Knobs(given, SPELLINGS)
     _refuse(knobs)
     common = read_common(knobs, world, low_precision=True)
-    if common["layout"].vp > 1:
-        raise InputError(f"VP={common['layout'].vp}: allowed is 1; losses of interleaved pipelines were not reproduced")
     precision: PrecisionSettings = common["precision"]
     if knobs.switch("FP4", default=False):
         precision = common["precision"] = _four_bits(knobs, precision)
@@ -128,7 +126,7 @@ def read(environment: Mapping[str, str], world: int) -> BridgeSettings:
         raise InputError(
             f"FP8_DPA=1: allowed is 0 for heads of {head} channels; Transformer Engine's FP8 attention takes {FP8_HEAD}"
         )
-    speed, healing = _speed(knobs, common["layout"]), _healing(knobs, precision)
+    speed, healing = _speed(knobs, common["layout"], fp8=precision.fp8), _healing(knobs, precision)
     if healing and speed.cuda_graph:
         raise InputError("MCORE_CUDA_GRAPH=1: allowed is 0 with HEALING_ITER; a captured graph keeps its precision")
     return BridgeSettings(
@@ -191,8 +189,26 @@ def _communication(knobs: Knobs, layout: ProcessLayout, *, te_ops: bool) -> Comm
     )
 
 
-def _speed(knobs: Knobs, layout: ProcessLayout) -> BridgeSpeed:
-    recompute = read_recompute(knobs)
+def _tp_overlap(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> bool:
+    """Whether tensor-parallel transfers hide behind products, as in the NeMo recipe."""
+    if not knobs.switch("TP_COMM_OVERLAP", default=False):
+        return False
+    val_mbs = knobs.integer("VAL_MBS", 1, low=1)
+    rules = [
+        (not layout.sp, "unless TP is at least 2 and SP=1"),
+        (not fp8, "with FP8=0; its buffers are FP8's, and NeMo's model was seen to learn worse with it in bf16"),
+        (knobs.switch("USE_TE_OPS", default=False), "with USE_TE_OPS=1; fused operations send by rules of their own"),
+        (knobs.switch("MCORE_CUDA_GRAPH", default=False), "with MCORE_CUDA_GRAPH=1; the two were not tried together"),
+        (val_mbs != layout.mbs, f"with VAL_MBS={val_mbs} MBS={layout.mbs}; its buffers have one size"),
+    ]
+    for broken, allowed in rules:
+        if broken:
+            raise InputError(f"TP_COMM_OVERLAP=1: allowed is 0 {allowed}")
+    return True
+
+
+def _speed(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> BridgeSpeed:
+    recompute, tp_overlap = read_recompute(knobs), _tp_overlap(knobs, layout, fp8=fp8)
     graph = knobs.switch("MCORE_CUDA_GRAPH", default=False)
     offloaded = knobs.switch("CPU_OFFLOADING", default=False)
     for name, wanted in (("MCORE_CUDA_GRAPH", graph), ("CPU_OFFLOADING", offloaded)):
@@ -209,11 +225,12 @@ def _speed(knobs: Knobs, layout: ProcessLayout) -> BridgeSpeed:
     knobs.choice("CUDA_GRAPH_SCOPE", ("full_iteration",))
     return BridgeSpeed(
         recompute=recompute,
+        tp_overlap=tp_overlap,
         cp_comm=knobs.choice("CP_COMM_TYPE", ("a2a", "p2p", "all_gather")),
         cuda_graph=graph,
         graph_warmup=knobs.integer("CUDA_GRAPH_WARMUP_STEPS", 1, low=1),
         te_rng=graph and knobs.switch("USE_TE_RNG_TRACKER", default=True),
-        te_ops=knobs.switch("USE_TE_OPS", default=True),
+        te_ops=knobs.switch("USE_TE_OPS", default=not tp_overlap),
         fused_rope=knobs.switch("FUSED_SINGLE_QKV_ROPE", default=True),
         fused_loss=knobs.switch("CROSS_ENTROPY_FUSION", default=True),
         loss_implementation=knobs.choice("CROSS_ENTROPY_LOSS_FUSION_IMPL", ("te", "native")),

@@ -39,7 +39,7 @@ def run(models: list[Any], optimizer: Any, settings: BridgeSettings) -> None:
         with torch.no_grad():
             for _ in range(settings.warmup_validation):
                 row = {name: one[:1].expand(speed.val_mbs, -1).contiguous() for name, one in rows.items()}
-                passes(models, itertools.repeat(row), count=1, mbs=speed.val_mbs, forward_only=True)
+                passes(models, itertools.repeat(row), count=layout.turn, mbs=speed.val_mbs, forward_only=True)
         for model in models:
             model.train()
     if settings.precision.has_history:

@@ -8,6 +8,16 @@ from lora_tune.recipes.megatron.layout import ProcessLayout
 from lora_tune.recipes.megatron.settings import TARGETS, CommonSettings, PrecisionSettings, Recompute
 from lora_tune.recipes.megatron.shapes import Shape
 
+FROZEN_OVERLAP = {
+    "tp_comm_bulk_wgrad": False,
+    "tp_comm_bulk_dgrad": False,
+    "tp_comm_overlap_rs_dgrad": True,
+    "tp_comm_overlap_disable_qkv": True,
+}
+"""Overlap of tensor-parallel transfers where weights are frozen. They have no weight-gradient product that a transfer
+could hide behind: Transformer Engine would leave out the transfer itself, and gradients would be wrong. LoRA needs
+qkv's gathered input anyway."""
+
 
 def llama(shape: Shape, seq: int, *, te: bool) -> dict[str, Any]:
     """The size of a Llama, and which of its operations are fused. te: whether Transformer Engine is here."""

@@ -35,6 +35,14 @@ class ProcessLayout:
         """Forward passes per optimizer step on each rank."""
         return self.minibs // self.mbs
 
+    @property
+    def turn(self) -> int:
+        """Forward passes that go through the pipeline together: they come in multiples of this many.
+
+        Megatron-Core's interleaved schedule gives each chunk of layers as many in a row as there are stages.
+        """
+        return self.pp if self.vp > 1 else 1
+
 
 def read_layout(knobs: Knobs, world: int) -> ProcessLayout:
     """The layout that the variables ask for on ``world`` processes. Raises InputError where they do not divide."""
@@ -72,6 +80,8 @@ def check_layout(layout: ProcessLayout, shape: Shape, seq: int) -> None:
         (shape.vocab % layout.tp, f"TP={layout.tp}", f"a divisor of the {shape.vocab} rows of the vocabulary"),
         (shape.layers % stages, f"PP={layout.pp} VP={layout.vp}", f"a divisor of {shape.layers} layers"),
         (layout.vp > 1 and layout.pp == 1, f"VP={layout.vp}", "1 where PP is 1"),
+        (layout.minibs % layout.mbs == 0 and layout.accumulation % layout.turn, f"VP={layout.vp}",
+         f"1 unless MINIBS/MBS={layout.accumulation} is a multiple of PP={layout.pp}"),
         (layout.sp and layout.tp == 1, "SP=1", "0 where TP is 1"),
         (layout.cp > 1 and seq % (2 * layout.cp), f"SEQ={seq}", f"a multiple of 2*CP={2 * layout.cp}"),
         (layout.sp and seq % shards, f"SEQ={seq}", f"a multiple of TP*CP={shards} with SP=1"),

@@ -26,16 +26,6 @@ from lora_tune.recipes.nemo.data import IdTokenizer
 from lora_tune.recipes.nemo.loss import PerSequenceLoss
 from lora_tune.recipes.nemo.settings import NemoSettings
 
-FROZEN_OVERLAP = {
-    "tp_comm_bulk_wgrad": False,
-    "tp_comm_bulk_dgrad": False,
-    "tp_comm_overlap_rs_dgrad": True,
-    "tp_comm_overlap_disable_qkv": True,
-}
-"""Overlap of tensor-parallel transfers where weights are frozen. They have no weight-gradient product that a transfer
-could hide behind: Transformer Engine would leave out the transfer itself, and gradients would be wrong. LoRA needs
-qkv's gathered input anyway."""
-
 
 def attention_name() -> str:
     """Which attention this machine runs."""
@@ -88,7 +78,7 @@ def build_model(settings: NemoSettings, *, cuda: bool) -> Any:
         use_transformer_engine_op_fuser=speed.te_ops or None,
         activation_func_fp8_input_store=settings.precision.act,
         **fields.recomputation(speed.recompute),
-        **(FROZEN_OVERLAP if speed.tp_overlap else {}),
+        **(fields.FROZEN_OVERLAP if speed.tp_overlap else {}),
     )
     # With gradients on, FP8_PARAMS keeps each frozen weight in host memory too, in bf16 (138 GB for 70B), for an
     # optimizer that never asks.

@@ -43,6 +43,10 @@ def read(environment: Mapping[str, str], world: int) -> NemoSettings:
     """
     knobs = Knobs(environment)
     common = read_common(knobs, world, low_precision=False)
+    if (vp := common["layout"].vp) > 1:
+        raise InputError(
+            f"VP={vp}: allowed is 1; interleaved pipelines of NeMo were not brought to run, bridge_lora takes it"
+        )
     return NemoSettings(**common, speed=_speed(knobs, common["layout"], fp8=common["precision"].fp8))
 
 
