@@ -10,7 +10,7 @@ from tests.recipes import bridge_shim
 
 
 def main() -> int:
-    """What INSIDE names: ``converted`` writes MODEL in Megatron-Bridge's form to OUT, ``model`` prints settings of it."""
+    """What INSIDE names: ``converted`` writes MODEL in Megatron-Bridge's form to OUT, ``model`` prints its settings."""
     return {"converted": _convert, "model": _model}[os.environ["INSIDE"]]()
 
 

@@ -45,7 +45,7 @@ def read(environment: Mapping[str, str], world: int) -> NemoSettings:
     common = read_common(knobs, world, low_precision=False)
     if (vp := common["layout"].vp) > 1:
         raise InputError(
-            f"VP={vp}: allowed is 1; interleaved pipelines of NeMo were not brought to run, bridge_lora takes it"
+            f"VP={vp}: allowed is 1; NeMo's interleaved pipelines were not seen to run, bridge_lora has them"
         )
     return NemoSettings(**common, speed=_speed(knobs, common["layout"], fp8=common["precision"].fp8))
 
