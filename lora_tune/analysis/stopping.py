@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import courses, level
+from lora_tune.controller.evidence import courses, fewest_free, is_good, level
 from lora_tune.controller.public_runs import believed, confirmed_at, contradiction
 from lora_tune.curves.conformal import needed, supported
 from lora_tune.objectives import objective_of
@@ -15,22 +15,30 @@ from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 CONFIDENCE = 0.9
 
+ENDED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED)
+"""Ends that say how good a run was."""
+
+BETTER_HALF = "the level of the first runs' better half"
+"""What good runs come to where no target says it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingAccount:
     """The stopping rule's state in a sweep.
 
-    stated: false-prune rate that the study asks for; kept: the rate that its evidence supports now, None while no run
-    is compared. references: good runs that nothing could have stopped, which are what supports it, of all ``good``
-    ones; wanted: as many as must end before runs are compared; full: as many as support the stated rate. published:
+    goal: what good runs came to, in words. stated: false-prune rate that the study asks for; kept: the rate that its
+    evidence supports now, None while no run is compared. references: good runs that nothing could have stopped, which
+    are what supports it, of all ``good`` ones; wanted: runs that must end so before others are compared; full: as many
+    references as support the stated rate. published:
     the rate rests on public runs; unconfirmed: it will, once a good run has lain among them. contradicted_by: the good
     trial by which they are no longer believed. stopped, missed: runs that the comparison stopped, and all that ended
-    without the target. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
-    went on and have ended, and those of them that reached the target. audit_hours: node-hours that they took after they
+    and were not good. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
+    went on and have ended, and those of them that were good. audit_hours: node-hours that they took after they
     were condemned. false_rate: low and high of a 90% interval for the share of good runs that the rule condemns, None
     without an ended audit.
     """
 
+    goal: str
     stated: float
     kept: float | None
     references: int
@@ -53,34 +61,36 @@ def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingA
     """The account at ``now`` (epoch seconds); None where the study compares no curves."""
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return None
-    trials = sweep.trials.values()
-    good = level(study, sweep)
-    free = sum(c.free and (good == -math.inf or math.isfinite(c.stop(good))) for c in courses(study, sweep))
+    trials, objective, rate = sweep.trials.values(), objective_of(study), study.pruning.false_prune_rate
+    level_known, ended = math.isfinite(level(study, sweep)), [t for t in trials if t.verdict in ENDED]
+    good = {t.number for t in ended if is_good(study, sweep, t)}
+    free = [c for c in courses(study, sweep) if c.free]
+    references = [c for c in free if math.isfinite(c.stop(level(study, sweep)))] if level_known else free
+    compared = supported(rate, len(references)) if level_known and len(free) >= fewest_free(study) else None
     envelope = next((e for t in trials if (e := believed(study, sweep, t)) is not None), None)
     against, confirmed = contradiction(study, sweep), confirmed_at(study, sweep) is not None
-    stopped = [t for t in trials if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
-    ended = [t for t in trials if t.metrics.audited and t.verdict in (Verdict.REACHED, Verdict.CENSORED)]
-    erred = sum(t.verdict is Verdict.REACHED for t in ended)
-    reached = sum(t.verdict is Verdict.REACHED and not t.metrics.audited for t in trials)
-    rate, spent = study.pruning.false_prune_rate, sweep.node_hours(now)
-    compared = supported(rate, free) if free >= study.pruning.references else None
+    stopped = [t for t in ended if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
+    audits = [t for t in ended if t.metrics.audited and t.verdict is not Verdict.PRUNED]
+    erred, spent = sum(t.number in good for t in audits), sweep.node_hours(now)
+    others = sum(not sweep.trials[number].metrics.audited for number in good)
     return StoppingAccount(
+        goal="the target" if objective.has_target else BETTER_HALF,
         stated=rate,
         kept=envelope.supported(rate) if envelope and confirmed else compared,
-        references=free,
-        good=len(sweep.reached()),
-        wanted=study.pruning.references,
+        references=len(references),
+        good=len(good) if level_known else len(references),
+        wanted=fewest_free(study),
         full=needed(rate),
         published=envelope is not None and confirmed,
         unconfirmed=envelope is not None and not confirmed,
         contradicted_by=against.number if against else None,
         stopped=len(stopped),
-        missed=sum(t.verdict in (Verdict.PRUNED, Verdict.CENSORED) for t in trials),
+        missed=len(ended) - len(good),
         used=_hours(sweep, stopped, now) / spent if spent else 0.0,
-        audited=len(ended),
+        audited=len(audits),
         erred=erred,
-        audit_hours=sum(_after_condemned(sweep, t, now) for t in ended),
-        false_rate=false_rate(erred, len(ended), len(stopped) + len(ended), reached) if ended else None,
+        audit_hours=sum(_after_condemned(sweep, t, now) for t in audits),
+        false_rate=false_rate(erred, len(audits), len(stopped) + len(audits), others) if audits else None,
     )
 
 
@@ -118,11 +128,12 @@ def promise_words(study: Study) -> str:
     if study.objective.curves != "own":
         once = "by published curves once a good run has been like them"
         return f"stopping: {_percent(rate)} of good runs by error, {once}{audits}"
+    kept, free = _percent(supported(rate, first)), fewest_free(study)
+    terms = f"the first {free} good runs go free and support {kept}"
     if not objective_of(study).has_target:
-        return f"stopping: the first {2 * first} runs go free, and what the better half of them did is asked of others"
-    terms = f"stopping: the first {first} good runs go free and support {_percent(supported(rate, first))} of good runs"
+        terms = f"the first {free} runs go free, and the {first} of their better half support {kept}"
     short = f"; the stated {_percent(rate)} needs {needed(rate)}" if needed(rate) > first else ""
-    return f"{terms} stopped by error{short}{audits}"
+    return f"stopping: {terms} of good runs stopped by error{short}{audits}"
 
 
 def account_words(account: StoppingAccount) -> str:
@@ -137,14 +148,14 @@ def account_words(account: StoppingAccount) -> str:
         )
     if account.stopped:
         parts.append(
-            f"{account.stopped} of {account.missed} runs that missed the target were stopped, "
+            f"{account.stopped} of {account.missed} runs that missed {account.goal} were stopped, "
             f"with {account.used:.0%} of the node-hours"
         )
     if account.false_rate is not None:
         low, high = account.false_rate
         parts.append(
-            f"{account.erred} of {account.audited} audits reached the target, for {account.audit_hours:.2g} node-hours "
-            f"more: {_percent(low)} to {_percent(high)} of good runs are condemned"
+            f"{account.erred} of {account.audited} audits reached {account.goal}, for {account.audit_hours:.2g} "
+            f"node-hours more: {_percent(low)} to {_percent(high)} of good runs are condemned"
         )
     return "; ".join(parts)
 

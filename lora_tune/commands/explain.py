@@ -223,7 +223,8 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(f"  {knob.name:<20} {knob.share:>4.0%}  {bar:<30} best third: {knob.best}")
     if not ranking:
         done = len(ranked(study, sweep))
-        click.echo(f"  {done} trials reached the target; the shares are meaningful from {FEWEST} on")
+        what = "reached the target" if objective_of(study).has_target else "were measured"
+        click.echo(f"  {done} trials {what}; the shares are meaningful from {FEWEST} on")
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
     best = objective_of(study).best(sweep)

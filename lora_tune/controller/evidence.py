@@ -66,15 +66,26 @@ def level(study: Study, sweep: StudyRecords) -> float:
 
 def _half_came_to(study: Study, sweep: StudyRecords) -> float:
     free = free_trials(study, sweep)
-    if len(free) < _fewest_free(study):
+    if len(free) < fewest_free(study):
         return -math.inf
-    lowest = [comparable(sweep.last_evals(number)).loss.min(initial=math.inf) for number in free]
-    return float(np.median(lowest))
+    return float(np.median([_lowest(sweep, number) for number in free]))
 
 
-def _fewest_free(study: Study) -> int:
+def fewest_free(study: Study) -> int:
     """Good trials that go free before any is compared: where no target tells good ones, half of those that ended."""
     return study.pruning.references * (1 if objective_of(study).has_target else 2)
+
+
+def is_good(study: Study, sweep: StudyRecords, trial: Trial) -> bool:
+    """Whether an ended trial is a good run: one that came to the target, or without one to :func:`level`."""
+    if trial.verdict is not Verdict.REACHED or objective_of(study).has_target:
+        return trial.verdict is Verdict.REACHED
+    return _lowest(sweep, trial.number) <= level(study, sweep)
+
+
+def _lowest(sweep: StudyRecords, number: int) -> float:
+    """The lowest eval of a trial; infinite where none is a number."""
+    return float(comparable(sweep.last_evals(number)).loss.min(initial=math.inf))
 
 
 MOST_REFERENCES = 200
@@ -111,8 +122,8 @@ def free_trials(study: Study, sweep: StudyRecords) -> set[int]:
     """
     begun = sorted((t for t in sweep.trials.values() if not t.probe), key=lambda t: t.number)
     unselected = _unselected(study, sweep, begun)
-    first = _first_good(unselected, _fewest_free(study))
-    if len(first) < _fewest_free(study):
+    first = _first_good(unselected, fewest_free(study))
+    if len(first) < fewest_free(study):
         return first
     of_tasks = (_first_good([t for t in unselected if task(t) == some], 1) for some in {task(t) for t in unselected})
     audits = _first_good([t for t in begun if is_audit(study, t)], len(begun))

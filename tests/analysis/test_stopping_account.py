@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_tune.analysis.stopping import account_words, false_rate, promise_words, stopping_account
-from lora_tune.config.study import Study
+from lora_tune.config.study import Study, parse_study
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
-from tests.controller.test_policy import NOW, attempt, finished_well, study, trial
+from tests.controller.test_policy import NOW, attempt, finished_well, run, study, trial
+from tests.fakes import command_study
 
 
 def ended(number: int, verdict: Verdict, sentence: str = "", **known: Any) -> Trial:
@@ -80,3 +82,41 @@ def test_a_study_says_its_promise_and_its_price_before_the_first_run() -> None:
     )
     assert promise_words(study().with_options({"pruning": {"rule": "none"}})) == ""
     assert stopping_account(study().with_options({"pruning": {"rule": "none"}}), finished_well(3), NOW) is None
+
+
+class TestWithoutATarget:
+    """Every run measures something: good are those that come to the level of the first runs' better half."""
+
+    @staticmethod
+    def study(**pruning: Any) -> Study:
+        text = command_study(trials=40).replace("target = 0.0", 'score = "best_value"\nmetric = "eval_loss"')
+        return parse_study(text, Path("x.toml")).with_options({"pruning": {"audit": 0.0, **pruning}})
+
+    @staticmethod
+    def measured(count: int, *more: Trial, level: float = 9.0) -> StudyRecords:
+        """Trials 1 to ``count``, of which the n-th came down to n / 10, and ``more``, which came down to ``level``."""
+        found = with_trials(finished_well(count), *more)
+        lowest = {**{n: n / 10 for n in range(1, count + 1)}, **{t.number: level for t in more}}
+        return replace(found, evals={(n, 0): run(9.5, 9.2, low).evals for n, low in lowest.items()})
+
+    def test_runs_are_compared_when_twice_as_many_have_ended(self) -> None:
+        assert words(self.study(), self.measured(12)) == "so far 12 finished references; runs are compared from 16 on"
+        assert words(self.study(), self.measured(16)).startswith("so far 8 finished references support 11.1%")
+
+    def test_the_promise_is_said_before_the_first_run(self) -> None:
+        assert promise_words(self.study(audit=0.05)) == (
+            "stopping: the first 16 runs go free, and the 8 of their better half support 11.1% of good runs stopped by "
+            "error; the stated 1% needs 99; 5% of condemned runs go on as audits"
+        )
+
+    @pytest.mark.parametrize(("level", "good"), [(9.0, 0), (0.3, 2)])
+    def test_an_audit_was_good_where_it_came_to_that_level(self, level: float, good: int) -> None:
+        known = {"audited": "stalled: further above", "audited_samples": 200.0, "last_samples": 300.0}
+        audits = [ended(n, Verdict.REACHED, **known) for n in (20, 21)]
+        said = words(self.study(), self.measured(16, *audits, level=level))
+        assert f"{good} of 2 audits reached the level of the first runs' better half" in said
+
+    def test_of_what_missed_that_level_it_says_how_much_was_stopped(self) -> None:
+        stopped, bad = ended(20, Verdict.PRUNED, "stalled: further above"), ended(21, Verdict.REACHED)
+        said = words(self.study(), self.measured(16, stopped, bad))
+        assert "1 of 10 runs that missed the level of the first runs' better half were stopped" in said
