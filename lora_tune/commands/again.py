@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -17,14 +18,17 @@ _OPTIONS = (("study_name", "--study"), ("output", "--output"), ("storage", "--st
 _HINT = re.compile(r"python -m lora_tune\.(\w+) --study (\S+?)(?=[;,.)]?(?:\s|$))")
 
 
-def python() -> str:
-    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active."""
+def python(near: Callable[[Path], str] = near) -> str:
+    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active.
+
+    near: how a path is written.
+    """
     executable = shutil.which("python")
     same = executable is not None and Path(executable).absolute() == Path(sys.executable).absolute()
     return "python" if same else shlex.quote(near(Path(sys.executable)))
 
 
-def again(command: str, study: str, *more: str) -> str:
+def again(command: str, study: str, *more: str, storage: bool = True) -> str:
     """The line that runs ``command`` on the sweep of the command that runs now.
 
     A database URL with a password is left out: it came by a variable, which is still set where this is pasted.
@@ -37,15 +41,42 @@ def again(command: str, study: str, *more: str) -> str:
         The study's name, where the command that runs was given none.
     *more : str
         Further words.
+    storage : bool
+        Whether it works on the same database.
     """
     context = click.get_current_context(silent=True)
     given = {} if context is None else context.params
     argv = [f"lora_tune.{command}"]
     for name, option in _OPTIONS:
         value = given.get(name) or (study if name == "study_name" else None)
-        if value is not None and not (name == "storage" and has_password(str(value))):
+        if value is not None and not (name == "storage" and (not storage or has_password(str(value)))):
             argv += [option, str(value)]
     return f"{python()} -m {shlex.join([*argv, *more])}"
+
+
+def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:
+    """The line that runs ``command`` on a sweep whatever the present folder is, for pages that are read later.
+
+    The records know the study, so its name is enough for every command that reviews or steers.
+
+    Parameters
+    ----------
+    command : str
+        Such as "export".
+    *more : str
+        Further words.
+    study : str
+        The study's name.
+    folder : Path
+        The sweep's folder.
+    storage : str, optional
+        The database's URL; where none is given, that of the command that runs now.
+    """
+    context = click.get_current_context(silent=True)
+    url = storage or ({} if context is None else context.params).get("storage")
+    place = ["--storage", str(url)] if url and not has_password(str(url)) else []
+    argv = [f"lora_tune.{command}", "--study", study, "--output", str(folder.absolute()), *place, *more]
+    return f"{python(near=str)} -m {shlex.join(argv)}"
 
 
 def as_typed(text: str) -> str:

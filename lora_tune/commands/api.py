@@ -87,7 +87,8 @@ class Sweep:
                 outcome = driving.run()
                 store.finish(lease, outcome.reason)
             export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-            write_report(plan.study, driving.sweep, plan.paths.report, said_if_known(store, plan.study.name))
+            people = said_if_known(store, plan.study.name)
+            write_report(plan.study, driving.sweep, plan.paths.report, people, storage=self._storage)
         finally:
             store.close()
         return outcome.reason

@@ -22,7 +22,7 @@ import click
 
 from lora_tune.base.errors import StoreError
 from lora_tune.base.net import is_loopback
-from lora_tune.commands.again import again
+from lora_tune.commands.again import from_anywhere
 from lora_tune.commands.options import (
     Review,
     guarded,
@@ -58,10 +58,11 @@ def application(review: Review, storage: str | None) -> Application:
     def load(known: StudyRecords | None) -> StudyRecords:
         return load_sweep(review.study.name, review.paths, storage, known)
 
+    line = from_anywhere("steer", study=review.study.name, folder=review.paths.root, storage=storage)
     snapshot = Snapshot(review.study, review.paths.root, load)
     try:
         inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
-        dressed = DashboardStorage(inner, snapshot, again("steer", review.study.name))
+        dressed = DashboardStorage(inner, snapshot, line)
     except KeyError as error:
         raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
     except Exception as error:  # Optuna and the database driver each have a tree of their own

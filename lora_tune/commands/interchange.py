@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,19 @@ def write_parquet(path: Path, rows: list[Row], evals: Mapping[int, list[Row]]) -
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
+@contextlib.contextmanager
+def _whole_or_none(discard: Callable[[], object]) -> Iterator[None]:
+    """What is written of a trial meanwhile; ``discard`` takes it back where that is interrupted.
+
+    Half of a trial would count as there already.
+    """
+    try:
+        yield
+    except BaseException:
+        discard()
+        raise
+
+
 def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int]:
     """Finished trials as runs of an MLflow experiment named after the study; returns (written, there already).
 
@@ -140,20 +155,17 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
         tags = {STUDY_TAG: sweep.digest, TRIAL_TAG: str(trial.number), "verdict": str(trial.verdict)}
         tags["mlflow.runName"] = f"trial {trial.number}"
         begin = round(1000 * trial.proposed_at)
-        run = client.create_run(experiment, start_time=begin, tags=tags).info.run_id
-        numbers = {
-            n: v for n, v in as_mapping(trial.metrics).items() if isinstance(v, int | float) and math.isfinite(v)
-        }
-        metrics = [Metric(n, float(v), begin, 0) for n, v in numbers.items()]
-        for e in sweep.last_evals(trial.number):
-            if math.isfinite(e.loss):
-                metrics.append(Metric("eval_loss", e.loss, begin, int(e.samples)))
+        numbers = [(n, v, 0) for n, v in as_mapping(trial.metrics).items() if isinstance(v, int | float)]
+        numbers += [("eval_loss", e.loss, int(e.samples)) for e in sweep.last_evals(trial.number)]
+        metrics = [Metric(n, float(v), begin, step) for n, v, step in numbers if math.isfinite(v)]
         params = [Param(n, visible(v)[:6000]) for n, v in trial.parameters.items()]
         reason = [RunTag("sentence", visible(trial.sentence)[:5000])]
-        for start in range(0, max(len(metrics), 1), 900):  # the service takes at most 1,000 at a time
-            client.log_batch(run, metrics=metrics[start : start + 900], params=params if not start else [], tags=reason)
-        failed = trial.verdict in _NO_RESULT
-        client.set_terminated(run, "FAILED" if failed else "FINISHED", round(1000 * (trial.finished_at or 0)))
+        run = client.create_run(experiment, start_time=begin, tags=tags).info.run_id
+        with _whole_or_none(partial(client.delete_run, run)):
+            for at in range(0, max(len(metrics), 1), 900):  # the service takes at most 1,000 at a time
+                client.log_batch(run, metrics=metrics[at : at + 900], params=params if not at else [], tags=reason)
+            failed = trial.verdict in _NO_RESULT
+            client.set_terminated(run, "FAILED" if failed else "FINISHED", round(1000 * (trial.finished_at or 0)))
     return len(fresh), len(known)
 
 
@@ -182,16 +194,15 @@ def to_tensorboard(study: Study, sweep: StudyRecords, folder: Path) -> int:
         place = folder / f"{study.name}-{trial.number:04d}"
         if trial.verdict is None or place.exists():
             continue
-        writer = SummaryWriter(str(place))
-        for e in sweep.last_evals(trial.number):
-            writer.add_scalar("eval_loss", e.loss, int(e.samples), walltime=trial.proposed_at + e.seconds)
-        numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
-        known = as_mapping(trial.metrics)
-        results = {name: float(known[name]) for name in numbers if name in known}
-        parameters = {n: visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
-        writer.add_hparams(parameters, results, run_name=".")
-        writer.add_text("sentence", visible(trial.sentence))
-        writer.close()
+        with _whole_or_none(partial(shutil.rmtree, place)), SummaryWriter(str(place)) as writer:
+            for e in sweep.last_evals(trial.number):
+                writer.add_scalar("eval_loss", e.loss, int(e.samples), walltime=trial.proposed_at + e.seconds)
+            numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
+            known = as_mapping(trial.metrics)
+            results = {name: float(known[name]) for name in numbers if name in known}
+            parameters = {n: visible(v) if isinstance(v, str) else v for n, v in trial.parameters.items()}
+            writer.add_hparams(parameters, results, run_name=".")
+            writer.add_text("sentence", visible(trial.sentence))
         written += 1
     return written
 
@@ -220,19 +231,20 @@ def to_wandb(study: Study, sweep: StudyRecords, folder: Path) -> int:
             project=study.name, name=f"trial {trial.number}", id=name, dir=str(folder), mode="offline", config=config,
             tags=[str(trial.verdict)], notes=visible(trial.sentence), settings=quiet,
         )  # fmt: skip
-        try:
+        with _whole_or_none(partial(_discard_wandb, run, folder, name)):
             run.define_metric("eval_loss", step_metric="samples")
             for e in sweep.last_evals(trial.number):
                 run.log({"eval_loss": e.loss, "samples": e.samples, "seconds": e.seconds})
             run.summary.update(as_mapping(trial.metrics))
-        except BaseException:  # half of a trial would count as there already
-            run.finish(exit_code=1)
-            for half in folder.glob(f"wandb/offline-run-*-{name}"):
-                shutil.rmtree(half)
-            raise
-        run.finish(exit_code=int(trial.verdict in _NO_RESULT))
+            run.finish(exit_code=int(trial.verdict in _NO_RESULT))
         written += 1
     return written
+
+
+def _discard_wandb(run: Any, folder: Path, name: str) -> None:
+    run.finish(exit_code=1)
+    for half in folder.glob(f"wandb/offline-run-*-{name}"):
+        shutil.rmtree(half)
 
 
 @click.command()

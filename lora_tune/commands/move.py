@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 from lora_tune.base.errors import InputError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_json
+from lora_tune.commands.again import again
 from lora_tune.commands.confirm.command import SUFFIX
 from lora_tune.commands.options import guarded, load_review, output_option, storage_name, storage_option, study_option
 from lora_tune.controller.sweep_folder import owned
@@ -59,7 +61,7 @@ def main(study_name: str, to: str, **given: Any) -> None:
     before = storage_name(review.paths, given["storage"])
     click.echo(
         f"{moved} trials of {name} copied from {before} to {safe_url(to)}; go on with: "
-        f"LORA_TUNE_STORAGE={safe_url(to)} python -m lora_tune.sweep --study {study_name}"
+        f"LORA_TUNE_STORAGE={shlex.quote(safe_url(to))} {again('sweep', study_name, storage=False)}"
     )
 
 

@@ -95,7 +95,7 @@ def guarded(command: Command) -> Command:
     return run  # type: ignore[return-value]  # same signature, by functools.wraps
 
 
-def sweep_paths(name: str, output: Path | None) -> SweepPaths:
+def sweep_paths(name: str, output: Path | None = None) -> SweepPaths:
     """The sweep's folder: ``--output``, or ``sweeps/NAME`` below the present folder."""
     return SweepPaths((output or Path("sweeps") / name).resolve())
 

@@ -8,7 +8,9 @@ import hashlib
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,14 @@ from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.format import duration
 from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
-from lora_tune.commands.again import again
+from lora_tune.commands.again import from_anywhere
 from lora_tune.commands.options import (
     guarded,
     load_review,
     output_option,
     storage_option,
     study_option,
+    sweep_paths,
     watch_store,
 )
 from lora_tune.config.campaign import is_campaign, load_campaign
@@ -75,9 +78,19 @@ class People:
 NOBODY = People()
 
 
-def write_report(study: Study, sweep: StudyRecords, path: Path, people: People = NOBODY) -> None:
-    """Write the report of ``sweep`` to ``path``, replacing an older one in one step. people: see report_html."""
-    write_page(path, report_html(study, sweep, time.time(), people))
+def write_report(
+    study: Study,
+    sweep: StudyRecords,
+    path: Path,
+    people: People = NOBODY,
+    folder: Path | None = None,
+    storage: str | None = None,
+) -> None:
+    """Write the report of ``sweep`` to ``path``, replacing an older one in one step.
+
+    people, folder, storage: see report_html; without ``folder`` it is the page's own.
+    """
+    write_page(path, report_html(study, sweep, time.time(), people, folder or path.parent, storage))
 
 
 def said(store: Store, name: str) -> People:
@@ -94,14 +107,23 @@ def said_if_known(store: Store, name: str) -> People:
         return NOBODY
 
 
-def report_html(study: Study, sweep: StudyRecords, now: float, people: People = NOBODY) -> str:
+def report_html(
+    study: Study,
+    sweep: StudyRecords,
+    now: float,
+    people: People = NOBODY,
+    folder: Path | None = None,
+    storage: str | None = None,
+) -> str:
     """The report as one HTML document that loads nothing; ``now`` in epoch seconds. people: what they asked and wrote.
 
-    Every text of the study is escaped, and the page's own policy admits no script but its own.
+    folder, storage: of the sweep, for the commands that the page shows. Every text of the study is escaped, and the
+    page's own policy admits no script but its own.
     """
     script = page_file("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     seen = overview(study, sweep, now)
+    line = partial(from_anywhere, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage)
     figures = [
         {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
         for name, chart in charts(study, sweep, now).items()
@@ -123,7 +145,8 @@ def report_html(study: Study, sweep: StudyRecords, now: float, people: People = 
         verdicts=sorted(set(table.states)),
         requests=[(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
         remarks=[(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
-        clone=again("steer", study.name, "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
+        clone=line("steer", "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
+        export=line("export"),
         provenance=_provenance(study, sweep, now),
         style=page_file("report.css") + svg.page_style(),
         light=svg.LIGHT,
@@ -210,14 +233,13 @@ def _confirmed(study: Study, sweep: StudyRecords) -> list[Trial]:
 
 
 def _provenance(study: Study, sweep: StudyRecords, now: float) -> Mapping[str, str]:
-    versions = [f"{name} {version}" for name in _PACKAGES if (version := installed(name))]
     seeds = [t.seed for t in sweep.trials.values()]
     return {
         "Study": f"{study.name}, hash {sweep.digest}",
         "Began": _moment(sweep.began_at),
         "Report written": _moment(now),
         "lora_tune": __version__,
-        "Packages here": ", ".join(versions),
+        "Packages here": ", ".join(f"{name} {version}" for name in _PACKAGES if (version := installed(name))),
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
         **({"Starts from": starts} if (starts := prior_words(study, sweep)) else {}),
@@ -271,10 +293,7 @@ def main(
             click.echo(file)
         return
     path = path or review.paths.report
-    store = watch_store(review.paths, storage)
-    try:
+    with closing(watch_store(review.paths, storage)) as store:
         people = said(store, review.study.name)
-    finally:
-        store.close()
-    write_report(review.study, review.sweep, path, people)
+    write_report(review.study, review.sweep, path, people, review.paths.root)
     click.echo(path)

@@ -299,12 +299,13 @@ def test_the_lines_that_steer_stand_beside_the_sweep_and_each_trial(tmp_path: Pa
     review = reviewed(tmp_path / "steered", running=1)
     shown = dashboard.application(review, None)
     last = len(review.sweep.trials) - 1
-    assert f"lora_tune.steer --study built --stop {last}\n" in noted(shown, last)["note"]["body"]
+    line = f"lora_tune.steer --study built --output {tmp_path / 'steered'}"
+    assert f"{line} --stop {last}\n" in noted(shown, last)["note"]["body"]
     ended = noted(shown, 0)["note"]["body"]
     assert "--stop" not in ended
-    assert "lora_tune.steer --study built --enqueue --clone 0 --set NAME=VALUE\n" in ended
+    assert f"{line} --enqueue --clone 0 --set NAME=VALUE\n" in ended
     _, detail = ask(shown, "/api/studies/1")
-    assert "lora_tune.steer --study built --pause\n" in detail["note"]["body"]
+    assert f"{line} --pause\n" in detail["note"]["body"]
 
 
 @given(st.text(), st.text(min_size=1).map(lambda text: f"## {text}"))

@@ -158,6 +158,39 @@ def test_a_trial_whose_export_to_wandb_was_interrupted_is_written_by_the_next(
     assert interchange.to_wandb(study, sweep, tmp_path / "out") == len(finished)
 
 
+def interrupted(*given: Any, **more: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_trial_whose_export_to_mlflow_was_interrupted_is_written_by_the_next(
+    study: Study, sweep: StudyRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.MlflowClient, "log_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            interchange.to_mlflow(study, sweep, address)
+    assert interchange.to_mlflow(study, sweep, address) == (
+        sum(t.verdict is not None for t in sweep.trials.values()),
+        0,
+    )
+
+
+def test_a_trial_whose_export_to_tensorboard_was_interrupted_is_written_by_the_next(
+    study: Study, sweep: StudyRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorboard.SummaryWriter, "add_text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            interchange.to_tensorboard(study, sweep, tmp_path)
+    assert not [*tmp_path.iterdir()]
+    assert interchange.to_tensorboard(study, sweep, tmp_path) == sum(
+        t.verdict is not None for t in sweep.trials.values()
+    )
+
+
 def test_wandb_itself_writes_what_it_can_read_again(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
