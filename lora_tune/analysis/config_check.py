@@ -1,4 +1,4 @@
-"""What makes an exported config trustworthy: its twin for programs, what it changes, whether all of it counts."""
+"""What makes an exported config trustworthy: its sidecar for programs, what it changes, whether all of it counts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import UNRUN, Recommended
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
-from lora_tune.workloads.base import KnowsVariables, Workload
+from lora_tune.workloads.base import KnowsVariables, SourcesConfigs, Workload
 from lora_tune.workloads.base_config import Difference, differences, equal
 from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.implementation import sourced, sourced_file
 from lora_tune.workloads.sandbox import source_files
-from lora_tune.workloads.tree import TreeWorkload
 
-TWIN_VERSION = 1
-"""Grows when a key of the twin changes its meaning."""
+SIDECAR_VERSION = 1
+"""Grows when a key of the sidecar changes its meaning."""
 
 
-def twin(
+def sidecar(
     study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str], believed: Recommended | None = None
 ) -> dict[str, Any]:
     """The exported config as plain data: what it sets, what it reached, where it comes from.
@@ -45,7 +44,7 @@ def twin(
         **{name: metrics.get(name) for name in _TOLD},
     }
     return {
-        "version": TWIN_VERSION,
+        "version": SIDECAR_VERSION,
         "config": config,
         "usage": usage,
         "study": {
@@ -138,16 +137,16 @@ def changed_against(base: Path, config: Path, workload: Workload | None = None) 
     that is not there may be named relative to the implementation's folder, as ``workload.base`` is. Raises InputError
     when it is nowhere.
     """
-    tree = workload if isinstance(workload, TreeWorkload) else None
+    tree = workload if isinstance(workload, SourcesConfigs) else None
     if tree is not None and not base.is_absolute() and not base.exists():
-        base = tree.implementation.folder / base
+        base = tree.scripts_folder() / base
     if tree is not None and (recorded := tree.recorded_values(base)) is not None:
         return differences(recorded, {**recorded, **_changed_lines(config, recorded)})
     if not base.is_file():
         raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
     file = base.resolve()
-    if tree is not None and file.is_relative_to(tree.implementation.folder):
-        return differences(tree.values_of(file), exported_by(config, tree))
+    if tree is not None and file.is_relative_to(tree.scripts_folder()):
+        return differences(tree.values_of(file), exported_by(config, workload))
     return differences(source_files([file]).values, sourced_beside(config, file.parent))
 
 
@@ -158,15 +157,15 @@ def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
     return sourced("\n".join((*given, *own)) + "\n", config.name)
 
 
-def home(workload: Workload) -> Path | None:
+def config_folder(workload: Workload) -> Path | None:
     """The folder in which this workload's configs are sourced; None: anywhere."""
-    return workload.implementation.folder / workload.config_place if isinstance(workload, TreeWorkload) else None
+    return workload.config_folder() if isinstance(workload, SourcesConfigs) else None
 
 
 def exported_by(config: Path, workload: Workload) -> dict[str, str]:
     """What ``config`` exports where this workload's users source it. Raises SetupError when it cannot be sourced."""
-    root = workload.implementation.folder if isinstance(workload, TreeWorkload) else None
-    return sourced_beside(config, home(workload), root)
+    root = workload.scripts_folder() if isinstance(workload, SourcesConfigs) else None
+    return sourced_beside(config, config_folder(workload), root)
 
 
 def readers(names: Iterable[str], workload: Workload) -> dict[str, str]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from lora_tune.base.errors import EXIT_SETUP, LoraTuneError
+from lora_tune.base.findings import Finding, Level, free_space, problem
 from lora_tune.base.paths import SweepPaths
-from lora_tune.commands.checks import Finding, Level, cluster, files, probe, problem
+from lora_tune.commands.checks import cluster, database, probe
 from lora_tune.commands.options import guarded, output_option, storage_option, study_option, sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
 from lora_tune.launchers.slurm.submission import submission_command
-from lora_tune.mlperf.registry import LORA
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Workload, some_proposal
-from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.base import PYXIS, Examined, Workload, some_proposal
 from lora_tune.workloads.places import ALSO, places
 
 SWEEP_GB = 1.0
@@ -44,7 +43,7 @@ def main(study_name: str, storage: str | None, output: Path | None, with_probe: 
     study = load_study(file)
     workload = load_workload(study, file)
     paths = sweep_paths(study.name, output)
-    worst = show(_local(study, workload, paths, storage))
+    worst = show(_local(workload, paths, storage))
     if launcher_kind(study.site).slurm:
         worst = max(worst, show(_slurm(study, workload, paths)))
         if with_probe:
@@ -66,54 +65,23 @@ def show(findings: Iterable[Finding]) -> Level:
     return worst
 
 
-def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
+def _local(workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
     """What can be seen without a cluster."""
-    yield files.free_space(paths.root, SWEEP_GB, "logs and the database grow there")
-    yield files.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
-    if isinstance(workload, MlperfWorkload):
-        yield from files.implementation(workload, study, paths.attempt(0, 0).folder)
-        known = _known_places(study, workload)
-        yield (files.container if workload.engine == "pyxis" else files.docker_image)(known.get("CONT"))
-        benchmark = study.benchmark
-        if benchmark is not None and benchmark.name != LORA:
-            yield from (files.mounted(name, known.get(name)) for name in files.PRETRAINING)
-        else:
-            yield from _data_and_model(known, paths)
-        if workload.engine == "pyxis":  # run_with_docker.sh makes no NCCL test
-            folders = [folder for folder in (paths.root, study.site.log_folder) if folder and folder.is_dir()]
-            yield files.bandwidth(folders, study.site.system, study.site.nodes)
-
-
-def _known_places(study: Study, workload: MlperfWorkload) -> dict[str, str]:
-    """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
-    try:
-        implementation = workload.implementation
-    except LoraTuneError:
-        return places(study.site)  # said among the files
-    known = {**implementation.values, **places(study.site, implementation.reads)}
-    if workload.engine != "pyxis" and "DATADIR" in known:
-        known.setdefault("MODEL", known["DATADIR"])  # its scripts mount DATADIR's two folders, data and model
-    return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
+    yield free_space(paths.root, SWEEP_GB, "logs and the database grow there")
+    yield database.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
+    if isinstance(workload, Examined):
+        yield from workload.findings(paths)
 
 
 def _places(study: Study, workload: Workload) -> dict[str, str]:
-    """The same under our names only, of any workload."""
-    known = _known_places(study, workload) if isinstance(workload, MlperfWorkload) else places(study.site)
+    """Container, data, model and tokenizer under our names only, of any workload."""
+    known = workload.known_places() if isinstance(workload, Examined) else places(study.site)
     return {name: known[name] for name in ALSO if known.get(name)}
-
-
-def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
-    """What Llama-2-70B LoRA is trained from."""
-    yield from files.data(known.get("DATADIR"))
-    yield from files.model(known.get("MODEL"))
-    model = Path(known.get("MODEL") or paths.root)
-    if not model.is_dir():
-        yield files.free_space(model, files.FREE_GB, "preparing data and model takes that much")
 
 
 def _file(paths: SweepPaths, storage: str | None) -> Finding:
     """Where the SQLite file would lie."""
-    return files.database(Path(storage.partition(":///")[2]).resolve().parent if storage else paths.root)
+    return database.file(Path(storage.partition(":///")[2]).resolve().parent if storage else paths.root)
 
 
 def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
@@ -128,7 +96,8 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         return
     yield cluster.accounting(ask)
     yield cluster.partition(ask, study.site)
-    if "CONT" in _places(study, workload) and getattr(workload, "engine", "pyxis") == "pyxis":
+    engine = workload.engine if isinstance(workload, Examined) else PYXIS
+    if "CONT" in _places(study, workload) and engine == PYXIS:
         yield cluster.pyxis(ask)
     yield cluster.mpi(ask, study.site)
     try:
@@ -141,14 +110,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
     """What a node says."""
-    sudo: list[str] = []
-    if isinstance(workload, MlperfWorkload):
-        try:
-            sudo = files.sudo_calls(
-                workload.implementation, (study.workload.model_extra or {}).get("script", "run.sub")
-            )
-        except LoraTuneError:
-            sudo = []  # said among the files
+    sudo = workload.sudo_calls() if isinstance(workload, Examined) else []
     asked = probe.questions(study.site, _places(study, workload), paths.root, sudo)
     try:
         launcher = SlurmLauncher(study.site)

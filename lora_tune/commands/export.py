@@ -32,8 +32,7 @@ from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import Recommended, recommended
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Proposal, Workload
-from lora_tune.workloads.tree import TreeWorkload
+from lora_tune.workloads.base import Proposal, SourcesConfigs, Workload
 
 _PACKAGES = ("optuna", "submitit", "torch")
 
@@ -133,14 +132,14 @@ def export_trial(
     lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), believed)
     made = workload.export(proposal, lines)
     main_file = next(iter(made.files))
-    data = config_check.twin(study, trial, main_file, made.usage, lines, believed)
+    data = config_check.sidecar(study, trial, main_file, made.usage, lines, believed)
     stem = main_file.removesuffix(".sh")
-    twins = {
+    sidecars = {
         f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
         f"{stem}.toml": config_check.toml_text(data),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {**made.files, **twins}.items():
+    for name, text in {**made.files, **sidecars}.items():
         (folder / name).write_text(text, encoding="utf-8")
     return Written(folder / main_file, made.usage)
 
@@ -158,7 +157,7 @@ def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: P
 def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
     """The workload with the machine's own config as the sweep measured it, where it has that on record."""
     base = base_trial(sweep)
-    if base is None or not base.base_values or not isinstance(workload, TreeWorkload):
+    if base is None or not base.base_values or not isinstance(workload, SourcesConfigs):
         return workload
     return workload.as_recorded(str(base.metrics.base), base.base_values)
 
@@ -169,7 +168,7 @@ def typed(written: Written, workload: Workload) -> str:
     Some configs lie beside others and are sourced there; the rest from the present folder.
     """
     line = written.usage
-    if config_check.home(workload) is None:
+    if config_check.config_folder(workload) is None:
         line = line.replace(f"source {written.path.name}", f"source {shlex.quote(near(written.path))}", 1)
     return line.replace(" python -m ", f" {python()} -m ")
 

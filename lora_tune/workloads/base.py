@@ -6,11 +6,13 @@ It is pure; it never starts anything. A trial knows nothing of Optuna or the dat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
+from lora_tune.base.findings import Finding
+from lora_tune.base.paths import SweepPaths
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader
@@ -152,6 +154,9 @@ class Starts(Protocol):
         ...
 
 
+PYXIS = "pyxis"
+"""Slurm's plugin that starts containers."""
+
 LAUNCH = "sbatch and the launch script"
 BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLTIME_RUNANDTIME"})
 """Variables that launch scripts and sbatch read, not the training."""
@@ -167,6 +172,51 @@ class KnowsVariables(Protocol):
 
     def readers(self, names: Iterable[str]) -> dict[str, str]:
         """Who reads each variable, in words; "" for nobody."""
+        ...
+
+
+@runtime_checkable
+class SourcesConfigs(Protocol):
+    """A workload whose configs lie in a folder of launch scripts and are sourced there."""
+
+    def scripts_folder(self) -> Path:
+        """The folder of launch scripts. Raises SetupError when it is not there."""
+        ...
+
+    def config_folder(self) -> Path:
+        """Where in it configs lie and are sourced: beside what they source."""
+        ...
+
+    def values_of(self, file: Path) -> Mapping[str, str]:
+        """What a config in that folder exports now. Raises SetupError where it cannot be sourced."""
+        ...
+
+    def recorded_values(self, file: Path) -> Mapping[str, str] | None:
+        """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
+        ...
+
+    def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
+        """The same with the base config as a sweep has it on record. name, values: of ``Start``."""
+        ...
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A workload that says of its own files, one by one, whether trials would run: what ``doctor`` shows."""
+
+    engine: str
+    """What starts the container: ``PYXIS``, or a command that the launch script calls."""
+
+    def findings(self, paths: SweepPaths) -> Iterator[Finding]:
+        """What there is to say of the files that its trials need. paths: the sweep's."""
+        ...
+
+    def known_places(self) -> Mapping[str, str]:
+        """Container, data and model by every name that they go by, as a trial would have them."""
+        ...
+
+    def sudo_calls(self) -> Sequence[str]:
+        """The commands that its launch script runs with sudo, as it writes them."""
         ...
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -120,6 +121,11 @@ class DockerWorkload(MlperfWorkload):
         mlperf_checks.takes_changes(self)
         doubts = script_doubts(self.implementation.folder / self._docker.script, job.environment)
         return [*mlperf_checks.about_base(self), *doubts]
+
+    def known_places(self) -> Mapping[str, str]:
+        """As of ``run.sub``; the scripts mount DATADIR's two folders, data and model."""
+        known = super().known_places()
+        return {"MODEL": known["DATADIR"], **known} if "DATADIR" in known else known
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config as its users keep it: beside the base config, which it sources from its own folder."""

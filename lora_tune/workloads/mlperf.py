@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lora_tune.base.errors import StudyError
-from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.errors import LoraTuneError, StudyError
+from lora_tune.base.findings import Finding
+from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
@@ -21,14 +23,14 @@ from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
 from lora_tune.mlperf.registry import find_benchmark
-from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export, mlperf_findings
+from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.base_config import as_value, equal
 from lora_tune.workloads.config_file import render, source_lines, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.mlperf_names import ALIASES, probe_values, refuse_illegal, spelled
 from lora_tune.workloads.mlperf_settings import MlperfSettings
-from lora_tune.workloads.places import given_by_site, places
+from lora_tune.workloads.places import ALSO, given_by_site, places
 from lora_tune.workloads.recipe import layout_of
 from lora_tune.workloads.tree import TreeWorkload
 
@@ -38,8 +40,7 @@ class MlperfWorkload(TreeWorkload):
 
     Settings = MlperfSettings
     stops_at_target = False
-    engine = "pyxis"
-    """What starts the container: Slurm's plugin, or a command that the launch script calls."""
+    engine = PYXIS
     seeds_per_job = 3
     """Of a confirmation: the launch script runs several seeds one after another (``NEXP``)."""
 
@@ -108,6 +109,27 @@ class MlperfWorkload(TreeWorkload):
         Raises SetupError when one is missing; returns a sentence for each that this machine does not see.
         """
         return mlperf_checks.check(self)
+
+    def findings(self, paths: SweepPaths) -> Iterator[Finding]:
+        """The implementation, its base config, whether every knob of the study is read, container, data and model."""
+        return mlperf_findings.findings(self, paths)
+
+    def known_places(self) -> Mapping[str, str]:
+        """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
+        try:
+            implementation = self.implementation
+        except LoraTuneError:
+            return places(self.study.site)  # said among the findings
+        known = {**implementation.values, **places(self.study.site, implementation.reads)}
+        return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
+
+    def sudo_calls(self) -> list[str]:
+        """The commands that the launch script runs with sudo, as it writes them; none without the folder."""
+        try:
+            text = (self.implementation.folder / self.settings.script).read_text(encoding="utf-8", errors="replace")
+        except LoraTuneError:
+            return []  # said among the findings
+        return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
         """run.sub's output holds MLLOG lines behind rank prefixes."""

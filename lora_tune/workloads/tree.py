@@ -25,9 +25,6 @@ from lora_tune.workloads.starting_point import Effective, starting_point
 class TreeWorkload:
     """What workloads share that drive launch scripts as they are. The folder is read when it is asked for."""
 
-    engine: str
-    """What starts the container: Slurm's plugin, or a command that the launch script calls."""
-
     def __init__(self, study: Study, settings: MlperfSettings) -> None:
         self.study = study
         self.settings = settings
@@ -98,6 +95,14 @@ class TreeWorkload:
     def config_place(self) -> Path:
         """Where configs lie and are sourced, relative to the implementation: beside what they source."""
         return Path(*self.implementation.common[:1]).parent if self.base is None else self.base.place
+
+    def scripts_folder(self) -> Path:
+        """The folder of launch scripts. Raises SetupError when it is not there."""
+        return self.implementation.folder
+
+    def config_folder(self) -> Path:
+        """Where in it configs lie and are sourced."""
+        return self.implementation.folder / self.config_place
 
     def values_of(self, file: Path) -> Mapping[str, str]:
         """What a config in the implementation's folder exports now. Raises SetupError where it cannot be sourced."""

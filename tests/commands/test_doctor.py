@@ -10,10 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.commands.checks import Finding, Level, cluster, files, probe
+from lora_tune.base.findings import Finding, Level, free_space
+from lora_tune.commands.checks import cluster, database, probe
 from lora_tune.commands.doctor import main
 from lora_tune.config.site import Site
-from lora_tune.workloads.implementation import read_implementation
+from lora_tune.config.study import Study
+from lora_tune.workloads import load, training_files
+from lora_tune.workloads.base import Examined
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 
@@ -34,22 +37,22 @@ class TestContainer:
     def test_a_squashfs_file_is_good(self, tmp_path: Path) -> None:
         image = tmp_path / "lora.sqsh"
         image.write_bytes(b"hsqs" + bytes(100))
-        assert files.container(str(image)).level is Level.GOOD
+        assert training_files.container(str(image)).level is Level.GOOD
 
     @pytest.mark.parametrize("content", [b"", b"<html>not found</html>"])
     def test_another_file_is_not(self, tmp_path: Path, content: bytes) -> None:
         image = tmp_path / "lora.sqsh"
         image.write_bytes(content)
-        finding = files.container(str(image))
+        finding = training_files.container(str(image))
         assert finding.level is Level.PROBLEM
         assert_complete(finding)
 
     @pytest.mark.parametrize("image", [None, "", "/nowhere/lora.sqsh"])
     def test_none(self, image: str | None) -> None:
-        assert files.container(image).level is Level.PROBLEM
+        assert training_files.container(image).level is Level.PROBLEM
 
     def test_a_registry_is_slow(self) -> None:
-        finding = files.container("nvcr.io#nvidia/mlperf/lora:latest")
+        finding = training_files.container("nvcr.io#nvidia/mlperf/lora:latest")
         assert finding.level is Level.WARNING
         assert "enroot import" in finding.fix
 
@@ -59,12 +62,12 @@ class TestTrees:
         (tmp_path / "gov_report").mkdir()
         (tmp_path / "gov_report" / "train.npy").write_bytes(b"\x93NUMPY" + bytes(200))
         (tmp_path / "gov_report" / "validation.npy").write_bytes(b"truncated by a full disk")
-        train, validation = files.data(str(tmp_path))
+        train, validation = training_files.data(str(tmp_path))
         assert (train.level, validation.level) == (Level.GOOD, Level.PROBLEM)
         assert_complete(validation)
 
     def test_a_missing_array(self, tmp_path: Path) -> None:
-        assert levels(files.data(str(tmp_path))) == [Level.PROBLEM, Level.PROBLEM]
+        assert levels(training_files.data(str(tmp_path))) == [Level.PROBLEM, Level.PROBLEM]
 
     @pytest.mark.parametrize(
         ("small", "weights"),
@@ -84,25 +87,25 @@ class TestTrees:
         (tmp_path / small).write_text("x")
         with (tmp_path / weights).open("wb") as shard:
             shard.truncate(140 * 10**9)  # sparse: takes no room
-        assert levels(files.model(str(tmp_path))) == [Level.GOOD]
+        assert levels(training_files.model(str(tmp_path))) == [Level.GOOD]
         (tmp_path / weights).write_bytes(b"x" * 1000)
-        (cut,) = files.model(str(tmp_path))
+        (cut,) = training_files.model(str(tmp_path))
         assert cut.level is Level.PROBLEM
         assert "130 GB" in cut.what
         (tmp_path / weights).write_bytes(b"")
-        (empty,) = files.model(str(tmp_path))
+        (empty,) = training_files.model(str(tmp_path))
         assert (empty.level, "is empty" in empty.what) == (Level.PROBLEM, True)
 
     def test_a_checkpoint_of_which_a_part_is_missing_or_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "context").mkdir()
-        missing, *_ = files.model(str(tmp_path))
+        missing, *_ = training_files.model(str(tmp_path))
         assert str(tmp_path / "weights") in missing.what
         (tmp_path / "context").rmdir()
-        (unknown,) = files.model(str(tmp_path))
+        (unknown,) = training_files.model(str(tmp_path))
         assert "NeMo 2 (v5.0, v5.1): context, weights" in unknown.what
 
     def test_nothing(self) -> None:
-        assert levels(files.data(None)) == levels(files.model(None)) == [Level.PROBLEM]
+        assert levels(training_files.data(None)) == levels(training_files.model(None)) == [Level.PROBLEM]
 
 
 class TestDisks:
@@ -112,13 +115,13 @@ class TestDisks:
     )
     def test_sqlite_and_network_file_systems(self, kind: str, level: Level) -> None:
         mounts = f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / /home\\040of rw - {kind} server:/home rw\n"
-        finding = files.database(Path("/home of/u/sweeps/h100"), mounts)
+        finding = database.file(Path("/home of/u/sweeps/h100"), mounts)
         assert finding.level is level
         assert_complete(finding)
 
     def test_free_space(self, tmp_path: Path) -> None:
-        assert files.free_space(tmp_path / "not" / "yet", 0.0, "why").level is Level.GOOD
-        assert files.free_space(tmp_path, 1e9, "why").level is Level.PROBLEM
+        assert free_space(tmp_path / "not" / "yet", 0.0, "why").level is Level.GOOD
+        assert free_space(tmp_path, 1e9, "why").level is Level.PROBLEM
 
 
 class TestBandwidth:
@@ -143,21 +146,87 @@ class TestBandwidth:
         folder = tmp_path / "trials" / "0001"
         folder.mkdir(parents=True)
         (folder / "x_nccl.log").write_text(f"{device}\n0: # Avg bus bandwidth    : {reading} \n")
-        finding = files.bandwidth([tmp_path], system, nodes)
+        finding = training_files.bandwidth([tmp_path], system, nodes)
         assert finding.level is level
         assert reading.rstrip("0") in finding.what
 
     def test_none_yet(self, tmp_path: Path) -> None:
         (tmp_path / "x_nccl.log").write_text("all_reduce_perf failed\n")
-        assert files.bandwidth([tmp_path], "DGXH100", 1).level is Level.GOOD
+        assert training_files.bandwidth([tmp_path], "DGXH100", 1).level is Level.GOOD
 
 
 def test_sudo_calls_of_run_sub(tmp_path: Path) -> None:
     implementation = Path(shutil.copytree(STANDIN, tmp_path / "implementation"))
     text = ': "${DROPCACHE_CMD:="sudo /sbin/sysctl vm.drop_caches=3"}"\nsrun bash -c "sudo nvidia-smi boost-slider"\n'
     (implementation / "run.sub").open("a").write(text)
-    found = read_implementation(implementation, "run.sub")
-    assert files.sudo_calls(found, "run.sub") == ["/sbin/sysctl", "nvidia-smi"]
+    assert workload_of(implementation).sudo_calls() == ["/sbin/sysctl", "nvidia-smi"]
+
+
+def workload_of(implementation: Path, **settings: str) -> Examined:
+    workload = load(
+        Study.model_validate(
+            {
+                "name": "examined",
+                "workload": {"kind": "mlperf", "implementation": str(implementation), **settings},
+                "space": {"LR": {"type": "float", "low": 1e-4, "high": 1e-3}},
+                "budget": {"trials": 1},
+            }
+        ),
+        "examined.toml",
+    )
+    assert isinstance(workload, Examined)
+    return workload
+
+
+def test_sudo_calls_are_those_of_the_script_that_is_launched(tmp_path: Path) -> None:
+    (tmp_path / "run_with_docker.sh").write_text("sudo /usr/local/bin/set_power\n")
+    (tmp_path / "config_common.sh").write_text(": ${LR} ${MAX_STEPS}\n")
+    (tmp_path / "config_MI300X_1x8x1.sh").write_text("export LR=0.0004\n")
+    (tmp_path / "run.sub").write_text("sudo reboot\n")
+    assert workload_of(tmp_path, kind="mlperf_docker").sudo_calls() == ["/usr/local/bin/set_power"]
+
+
+def test_sudo_calls_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert workload_of(tmp_path / "nowhere").sudo_calls() == []
+
+
+OWN_WORKLOAD = """
+from lora_tune.base.findings import problem
+from lora_tune.workloads.command import CommandWorkload
+
+class Licensed(CommandWorkload):
+    engine = "podman"
+
+    def findings(self, paths):
+        yield problem("no licence", "the trainer asks for one", "export LICENCE=KEY")
+
+    def known_places(self):
+        return {}
+
+    def sudo_calls(self):
+        return []
+"""
+
+
+def test_a_workload_of_somebody_else_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(OWN_WORKLOAD)
+    (tmp_path / "study.toml").write_text(
+        f"""
+        [workload]
+        kind = "{tmp_path / "theirs.py"}:Licensed"
+        argv = ["train"]
+        log = {{ kind = "mllog" }}
+        [objective]
+        metric = "eval_loss"
+        [space]
+        LR = {{ type = "float", low = 1e-4, high = 1e-3 }}
+        [budget]
+        trials = 1
+        """
+    )
+    done = CliRunner().invoke(main, ["--study", str(tmp_path / "study.toml"), "--output", str(tmp_path / "sweep")])
+    assert done.exit_code == 3
+    assert "PROBLEM  no licence\n           why:  the trainer asks for one" in done.output
 
 
 def answering(**outputs: str) -> Callable[..., str]:

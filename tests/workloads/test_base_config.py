@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
-from lora_tune.commands.checks.files import implementation
+from lora_tune.base.paths import SweepPaths
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
@@ -452,7 +452,7 @@ class TestDoctor:
     """``doctor`` says which config trials start from, and which one they pass over."""
 
     def told(self, workload: MlperfWorkload) -> str:
-        return "\n".join(str(finding) for finding in implementation(workload, workload.study, Path("/tmp/trial")))
+        return "\n".join(str(finding) for finding in workload.findings(SweepPaths(Path("/tmp/sweep"))))
 
     def test_with_and_without_a_base(self, tree: Path) -> None:
         workload = made(tree)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.commands.checks import Finding, good, problem, warning
+from lora_tune.base.findings import Finding, good, problem, warning
 from lora_tune.config.site import Site
 from lora_tune.launchers.slurm.launcher import COMMANDS
 

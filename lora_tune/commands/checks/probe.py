@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.commands.checks import Finding, good, problem, warning
+from lora_tune.base.findings import Finding, good, problem, warning
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import Launcher, Ticket
 from lora_tune.workloads.base import Job, Resources
@@ -29,7 +29,7 @@ class Question:
     needed: bool = True
 
 
-def questions(site: Site, places: Mapping[str, str], folder: Path, sudo: list[str]) -> list[Question]:
+def questions(site: Site, places: Mapping[str, str], folder: Path, sudo: Sequence[str]) -> list[Question]:
     """What to ask a node. folder: the sweep's, which the node must see. sudo: programs that run.sub calls with it."""
     return [*_of_the_cluster(site, folder), *_of_places(places), *map(_of_sudo, sudo)]
 

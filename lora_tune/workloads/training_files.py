@@ -1,4 +1,4 @@
-"""Files that a trial needs: container, data, model, the implementation, and where the sweep itself writes."""
+"""Files that training Llama-2-70B and its like needs: container, data, model, and the NCCL test of the last run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.base.errors import LoraTuneError, StoreError
-from lora_tune.base.mounts import NETWORK, file_system, mountinfo
-from lora_tune.commands.checks import Finding, good, problem, warning
-from lora_tune.config.study import Study
-from lora_tune.store import safe_url, server_version
-from lora_tune.workloads.base import some_proposal
-from lora_tune.workloads.implementation import Implementation
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import about_base, same_machine
-from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts
+from lora_tune.base.findings import Finding, good, problem, warning
 
 GB = 1e9
 MODEL_GB = 130
@@ -156,95 +147,6 @@ def mounted(name: str, folder: str | None) -> Finding:
     if not Path(folder).is_dir() or not any(Path(folder).iterdir()):
         return problem(f"{name}: {folder} is not there or empty", why, "correct it, or prepare the folder")
     return good(f"{name}: {folder}")
-
-
-def free_space(folder: Path, wanted_gb: float, why: str) -> Finding:
-    """Free space where ``folder`` is, or will be."""
-    place = next(p for p in (folder, *folder.parents) if p.exists())
-    free = shutil.disk_usage(place).free / GB
-    if free < wanted_gb:
-        return problem(f"{free:.0f} GB free at {place}", why, f"free {wanted_gb - free:.0f} GB, or use another disk")
-    return good(f"{free:.0f} GB free at {place}")
-
-
-def database(folder: Path, mounts: str | None = None) -> Finding:
-    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: text of /proc/self/mountinfo."""
-    kind = file_system(folder, mountinfo() if mounts is None else mounts) or "an unknown file system"
-    if kind in NETWORK:
-        return problem(
-            f"{folder} is on {kind}",
-            "SQLite's locks do not hold there: a second host corrupts the database, so a sweep refuses to begin",
-            "keep the sweep folder, and put the database on a local disk (--storage sqlite:////LOCAL/DISK/sweep.db) "
-            "or use --storage postgresql+psycopg://...",
-        )
-    return good(f"the database at {folder} is on {kind}")
-
-
-def server(url: str) -> Finding:
-    """Whether the PostgreSQL server answers."""
-    try:
-        return good(f"the database {safe_url(url)} answers: {server_version(url)}")
-    except StoreError as error:
-        return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")
-
-
-def implementation(workload: MlperfWorkload, study: Study, trial: Path) -> Iterator[Finding]:
-    """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
-    try:
-        implementation = workload.implementation
-    except LoraTuneError as error:
-        script = workload.settings.script
-        yield problem(str(error), f"its {script} is what a trial runs", "see above, or correct workload.implementation")
-        return
-    shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
-    yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
-    yield from _base(workload)
-    if implementation.in_container:
-        yield warning(
-            "the training code is not in this folder: no file here reads LR or MAX_STEPS",
-            "which variables have an effect, only the container can tell",
-            'nothing to do where the names are right; workload.reads = "folder" if the code is here',
-        )
-    try:
-        job = workload.job(some_proposal(study), trial)
-        if not implementation.in_container:
-            yield good(f"it reads all of {', '.join(study.space)}")
-        nodes = own_nodes(implementation.folder / Path(job.argv[-1]).name)
-        if nodes and study.site.nodelist is None:
-            yield problem(
-                f"{Path(job.argv[-1]).name} asks for the nodes {nodes} by name",
-                "they are another cluster's, or too many for a trial",
-                "name yours in site.nodelist, which overrides that line",
-            )
-        launched = implementation.folder / Path(job.argv[-1]).name
-        for doubt in (*path_doubts(job), *script_doubts(launched, job.environment)):
-            what, _, fix = doubt.rpartition("; ")
-            yield problem(what, "every trial would run into it", fix)
-    except LoraTuneError as error:
-        yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")
-
-
-def _base(workload: MlperfWorkload) -> Iterator[Finding]:
-    """The machine's own config that trials start from, or which one they pass over."""
-    why, fix = "what makes a machine fast stands in its own config", "set workload.base"
-    if workload.base is not None:
-        why, fix = "trial 0 is that config, and all others are compared with it", "correct it, or name another"
-    try:
-        same_machine(workload)
-        remarks = about_base(workload)
-    except LoraTuneError as error:
-        yield problem(str(error), why, "correct workload.base or the site")
-        return
-    if workload.base is not None:
-        yield good(f"trial 0 is {workload.base.file} as it stands; all others change it")
-    for remark in remarks:
-        yield warning(remark, why, f"nothing to do if that is intended; otherwise {fix}")
-
-
-def sudo_calls(implementation: Implementation, script: str) -> list[str]:
-    """The commands that the batch script runs with sudo, as it writes them."""
-    text = (implementation.folder / script).read_text(encoding="utf-8", errors="replace")
-    return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
 
 
 def bandwidth(folders: list[Path], system: str, nodes: int) -> Finding:

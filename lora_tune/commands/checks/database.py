@@ -1,0 +1,31 @@
+"""Where the sweep itself writes its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lora_tune.base.errors import StoreError
+from lora_tune.base.findings import Finding, good, problem
+from lora_tune.base.mounts import NETWORK, file_system, mountinfo
+from lora_tune.store import safe_url, server_version
+
+
+def file(folder: Path, mounts: str | None = None) -> Finding:
+    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: text of /proc/self/mountinfo."""
+    kind = file_system(folder, mountinfo() if mounts is None else mounts) or "an unknown file system"
+    if kind in NETWORK:
+        return problem(
+            f"{folder} is on {kind}",
+            "SQLite's locks do not hold there: a second host corrupts the database, so a sweep refuses to begin",
+            "keep the sweep folder, and put the database on a local disk (--storage sqlite:////LOCAL/DISK/sweep.db) "
+            "or use --storage postgresql+psycopg://...",
+        )
+    return good(f"the database at {folder} is on {kind}")
+
+
+def server(url: str) -> Finding:
+    """Whether the PostgreSQL server answers."""
+    try:
+        return good(f"the database {safe_url(url)} answers: {server_version(url)}")
+    except StoreError as error:
+        return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")

@@ -1,0 +1,105 @@
+"""What ``doctor`` shows of an MLPerf implementation: folder, base config, whether it reads what a study tunes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lora_tune.base.errors import LoraTuneError
+from lora_tune.base.findings import Finding, free_space, good, problem, warning
+from lora_tune.base.paths import SweepPaths
+from lora_tune.mlperf.registry import LORA
+from lora_tune.workloads.base import PYXIS, some_proposal
+from lora_tune.workloads.mlperf_checks import about_base, same_machine
+from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts
+from lora_tune.workloads.training_files import (
+    FREE_GB,
+    PRETRAINING,
+    bandwidth,
+    container,
+    data,
+    docker_image,
+    model,
+    mounted,
+)
+
+if TYPE_CHECKING:
+    from lora_tune.workloads.mlperf import MlperfWorkload
+
+
+def findings(workload: MlperfWorkload, paths: SweepPaths) -> Iterator[Finding]:
+    """The implementation, the container, what is trained from, and the NCCL test of the last run."""
+    yield from _implementation(workload, paths.attempt(0, 0).folder)
+    known, site = workload.known_places(), workload.study.site
+    yield (container if workload.engine == PYXIS else docker_image)(known.get("CONT"))
+    benchmark = workload.study.benchmark
+    if benchmark is not None and benchmark.name != LORA:
+        yield from (mounted(name, known.get(name)) for name in PRETRAINING)
+    else:
+        yield from _data_and_model(known, paths)
+    if workload.engine == PYXIS:  # run_with_docker.sh makes no NCCL test
+        folders = [folder for folder in (paths.root, site.log_folder) if folder and folder.is_dir()]
+        yield bandwidth(folders, site.system, site.nodes)
+
+
+def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
+    """What Llama-2-70B LoRA is trained from."""
+    yield from data(known.get("DATADIR"))
+    yield from model(known.get("MODEL"))
+    place = Path(known.get("MODEL") or paths.root)
+    if not place.is_dir():
+        yield free_space(place, FREE_GB, "preparing data and model takes that much")
+
+
+def _implementation(workload: MlperfWorkload, trial: Path) -> Iterator[Finding]:
+    """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
+    try:
+        implementation = workload.implementation
+    except LoraTuneError as error:
+        script = workload.settings.script
+        yield problem(str(error), f"its {script} is what a trial runs", "see above, or correct workload.implementation")
+        return
+    shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
+    yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
+    yield from _base(workload)
+    if implementation.in_container:
+        yield warning(
+            "the training code is not in this folder: no file here reads LR or MAX_STEPS",
+            "which variables have an effect, only the container can tell",
+            'nothing to do where the names are right; workload.reads = "folder" if the code is here',
+        )
+    try:
+        job = workload.job(some_proposal(workload.study), trial)
+        if not implementation.in_container:
+            yield good(f"it reads all of {', '.join(workload.study.space)}")
+        nodes = own_nodes(implementation.folder / Path(job.argv[-1]).name)
+        if nodes and workload.study.site.nodelist is None:
+            yield problem(
+                f"{Path(job.argv[-1]).name} asks for the nodes {nodes} by name",
+                "they are another cluster's, or too many for a trial",
+                "name yours in site.nodelist, which overrides that line",
+            )
+        launched = implementation.folder / Path(job.argv[-1]).name
+        for doubt in (*path_doubts(job), *script_doubts(launched, job.environment)):
+            what, _, fix = doubt.rpartition("; ")
+            yield problem(what, "every trial would run into it", fix)
+    except LoraTuneError as error:
+        yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")
+
+
+def _base(workload: MlperfWorkload) -> Iterator[Finding]:
+    """The machine's own config that trials start from, or which one they pass over."""
+    why, fix = "what makes a machine fast stands in its own config", "set workload.base"
+    if workload.base is not None:
+        why, fix = "trial 0 is that config, and all others are compared with it", "correct it, or name another"
+    try:
+        same_machine(workload)
+        remarks = about_base(workload)
+    except LoraTuneError as error:
+        yield problem(str(error), why, "correct workload.base or the site")
+        return
+    if workload.base is not None:
+        yield good(f"trial 0 is {workload.base.file} as it stands; all others change it")
+    for remark in remarks:
+        yield warning(remark, why, f"nothing to do if that is intended; otherwise {fix}")
