@@ -56,6 +56,7 @@ from lora_tune.store import Lease, Store
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads.base import Job, Prepares, Workload, start
+from lora_tune.workloads.starting_point import parameters_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +267,6 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
         remarks = [f"no trial would run: {error}"]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     begin = start(workload)
-    inherited = {} if begin is None else begin.inherited
     session = Session(study, start=begin)
     if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
         click.echo("# before the first trial, once\n" + _shown(study, made))
@@ -279,7 +279,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
             number=asked.number,
             seed=study.trial_seed(asked.number),
             tuned=study.search_space.conditions.present(asked.tuned),
-            parameters=asked.parameters or {**inherited, **study.search_space.resolve(asked.tuned)},
+            parameters=asked.parameters or parameters_at(begin, study.search_space, asked.tuned),
         )
         folder = paths.attempt(trial.number, 0).folder
         job = workload.job(proposal(trial, 0), folder)

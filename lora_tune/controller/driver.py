@@ -30,6 +30,7 @@ from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, Tria
 from lora_tune.store.requests import Request
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.base import start
+from lora_tune.workloads.starting_point import parameters_at
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked
@@ -218,8 +219,7 @@ class Driver:
 
     def _new_trial(self, asked: Asked) -> Trial:
         begin = start(self._dependencies.workload)
-        inherited = {} if begin is None else begin.inherited
-        parameters = asked.parameters or {**inherited, **self._study.search_space.resolve(asked.tuned)}
+        parameters = asked.parameters or parameters_at(begin, self._study.search_space, asked.tuned)
         schedule, reason = ({}, "") if asked.parameters else eval_schedule.chosen(self._study, self.sweep, parameters)
         trial = Trial(
             number=asked.number,

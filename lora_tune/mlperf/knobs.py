@@ -28,6 +28,11 @@ def keys_of(benchmark: str) -> Mapping[str, str]:
     return common | {row["variable"]: row["key"] for row in rows if row["benchmark"] == benchmark}
 
 
+def batch_names(benchmark: str) -> tuple[str, ...]:
+    """Variables that state the global batch of a benchmark's implementations by themselves."""
+    return tuple(name for name, key in keys_of(benchmark).items() if key == "global_batch_size" and name != "GBS")
+
+
 def announced(benchmark: str, values: Mapping[str, object]) -> dict[str, object]:
     """What a trial with these variables would announce, by MLLOG key; variables that no key names are left out.
 

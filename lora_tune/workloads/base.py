@@ -123,7 +123,8 @@ class Start:
 
     name: what its user calls it. parameters: its values by the study's names, as the trial's proposal holds them.
     tuned: the same as a point of the study's space; None where it is none, with the reason in ``outside``.
-    inherited: those of its values that every other trial has as well unless the study says otherwise.
+    inherited: those of its values that every other trial has as well unless the study says otherwise; a batch that is
+    another where something else is tuned is none of them.
     values: every variable that its files set, as a sweep keeps them: a file may be edited, or gone, before it is over.
     """
 

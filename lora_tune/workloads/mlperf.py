@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lora_tune.base.errors import LoraTuneError, StudyError
+from lora_tune.base.errors import InputError, LoraTuneError, StudyError
 from lora_tune.base.findings import Finding
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.config.layout import Layout, config_file_name
@@ -21,7 +21,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
-from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
+from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS, batch_names
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export, mlperf_findings
 from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Value
@@ -155,7 +155,7 @@ class MlperfWorkload(TreeWorkload):
         values.pop("NODES", None)  # DGXNNODES, below
         if proposal.probe:
             in_steps = self.benchmark.name in INTERVAL_IN_STEPS
-            values |= probe_values(self.gbs(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
+            values |= probe_values(self._counted(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
         exports = spelled(values, self.implementation)
         exports |= {"DGXNNODES": self.nodes(proposal), "DGXNGPU": self.study.site.gpus_per_node}
         exports = self._changed(exports)
@@ -243,11 +243,22 @@ class MlperfWorkload(TreeWorkload):
         }
         return layout_of({**inherited, **proposal.parameters})
 
-    def gbs(self, proposal: Proposal) -> int:
-        """Samples of one optimizer step."""
-        given = proposal.parameters.get("GBS") or self.implementation.values.get("GLOBAL_BATCH_SIZE")
-        gpus = self.study.search_space.gpu_count(proposal.parameters)
-        return int(given) if given else self._layout(proposal).gbs(gpus)
+    def gbs(self, proposal: Proposal) -> int | None:
+        """Samples of one optimizer step; None where the tree has a way of its own to count them."""
+        names = ("GBS", *batch_names(self.settings.benchmark))
+        known = {**self.implementation.values, **proposal.parameters}
+        for given in (as_value(str(known[name])) for name in names if name in known):
+            if isinstance(given, int) and given > 0:
+                return given
+        if "MINIBS" not in known:
+            return None
+        return self._layout(proposal).gbs(self.study.search_space.gpu_count(proposal.parameters))
+
+    def _counted(self, proposal: Proposal) -> int:
+        """The batch, where something has to be counted in it. Raises InputError where nobody states it."""
+        if (batch := self.gbs(proposal)) is None:
+            raise InputError("a probe ends after so many steps, and nobody states the batch; set search.probes = false")
+        return batch
 
     def run_minutes(self) -> int:
         """Minutes that one run may take."""

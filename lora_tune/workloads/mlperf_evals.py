@@ -31,14 +31,15 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise.
 
     Nothing where the rules count epochs, or where steps are counted and the first evals skipped: there the
-    implementations keep the rules by themselves.
+    implementations keep the rules by themselves. Nothing either where nobody states the batch that they follow from.
     """
     settings, benchmark, implementation = workload.settings, workload.benchmark, workload.implementation
     gbs = workload.gbs(proposal)
-    rule, tuned = benchmark.eval_schedule(gbs), proposal.parameters.get("VAL_CHECK_INTERVAL")
+    rule = None if gbs is None else benchmark.eval_schedule(gbs)
+    tuned = proposal.parameters.get("VAL_CHECK_INTERVAL")
     in_steps = benchmark.name in INTERVAL_IN_STEPS
     asked = bool(tuned or settings.first_eval or settings.eval_every)
-    if rule is None or benchmark.progress == "epoch_num":
+    if gbs is None or rule is None or benchmark.progress == "epoch_num":
         return {}
     skips = rule.first_samples > rule.interval_samples
     if in_steps and not asked and (skips or not implementation.knows("VAL_CHECK_INTERVAL")):

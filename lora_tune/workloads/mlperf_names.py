@@ -29,7 +29,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Names that mean the same in other rounds (v4.0 to v6.0), in other benchmarks, and in AMD's implementations."""
 
-NEUTRAL: Mapping[str, Value] = {"PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP": 0, "MBS": 1}
+NEUTRAL: Mapping[str, Value] = {"TP": 1, "PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP": 0, "MBS": 1}
 """Layout values that change nothing: an implementation that does not read them may go without."""
 
 PROBE_STEPS = 16

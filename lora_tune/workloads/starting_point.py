@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import SetupError
 from lora_tune.config.layout import Layout
@@ -21,6 +21,7 @@ from lora_tune.config.space import Space
 from lora_tune.workloads.base import Start, Value
 from lora_tune.workloads.base_config import as_value, equal
 from lora_tune.workloads.mlperf_names import ALIASES, NEUTRAL
+from lora_tune.workloads.recipe import layout_of
 
 EVALS = ("VAL_CHECK_INTERVAL", "SKIP_EVALS")
 """A config's own eval schedule: trial 0 keeps it, whatever the rules say."""
@@ -33,15 +34,21 @@ LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What a config amounts to. exported: its variables; defaults: what the implementation takes for others."""
+    """What a config amounts to.
+
+    exported: its variables. defaults: what the implementation takes for others. batch_names: variables that state the
+    global batch in its benchmark, beside the names that do so in any.
+    """
 
     exported: Mapping[str, str]
     defaults: Mapping[str, str]
+    batch_names: tuple[str, ...] = ()
 
     def value(self, name: str) -> Value | None:
         """The value under any of the names that the rounds have for it; None where nobody states one."""
+        names = (name, *ALIASES.get(name, ()), *(self.batch_names if name == "GBS" else ()))
         for known in (self.exported, self.defaults):
-            for alias in (name, *ALIASES.get(name, ())):
+            for alias in names:
                 if (text := known.get(alias, "")) not in ("", "null", "None"):
                     return _switch(as_value(text)) if name == "SP" else as_value(text)
             if name == "WARMUP_STEPS" and (ratio := known.get("WARMUP_RATIO")):
@@ -63,7 +70,7 @@ class Effective:
     @property
     def batch(self) -> int | None:
         """The global batch that it states; None where that follows from MINIBS, which it exports itself."""
-        own = Effective(self.exported, {})
+        own = replace(self, defaults={})
         return own.count("GBS") if own.value("MINIBS") is not None else self.count("GBS")
 
     def layout(self, gpus: int) -> Layout:
@@ -77,22 +84,17 @@ class Effective:
 
 def starting_point(name: str, config: Effective, space: Space) -> Start:
     """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none."""
+    single = (n for n, p in space.parameters.items() if not isinstance(p, LayoutParameter))
+    searched = {_usual(n, config.batch_names) for n in single}
     try:
         nodes = config.count("DGXNNODES") or space.nodes
-        gpus = max(1, nodes * max(1, space.gpus_per_node))
-        layout, whole = config.layout(gpus), config.batch
+        parameters = _parameters(config, space, searched, max(1, nodes * max(1, space.gpus_per_node)))
     except SetupError as error:
         raise SetupError(f"{name}: {error}") from error
-    stated = {n: config.value(n) for n in (*space.parameters, *TRAINING, *EVALS)}
-    parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
-    parameters |= {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
-    parameters["GBS"] = layout.gbs(gpus) if whole is None else whole
-    if layout.vp > 1:
-        parameters["VP"] = layout.vp
     if space.varies_nodes:
         parameters["NODES"] = nodes
-    # GBS follows from the nodes where those vary; a warm-up may be stated as a share of the steps.
-    apart = {*EVALS, "WARMUP_STEPS", *(("NODES", "GBS") if space.varies_nodes else ())}
+    # A warm-up may be stated as a share of the steps.
+    apart = {*EVALS, "WARMUP_STEPS", *({"NODES"} if space.varies_nodes else ()), *_following(searched, config.batch)}
     common = {n: v for n, v in parameters.items() if n not in apart}
     try:
         absent = space.conditions.absent(parameters)
@@ -105,6 +107,55 @@ def starting_point(name: str, config: Effective, space: Space) -> Start:
     except OutsideError as error:
         return Start(name=name, parameters=parameters, inherited=common, outside=str(error))
     return Start(name=name, parameters=parameters, inherited=common, tuned=tuned)
+
+
+def _parameters(config: Effective, space: Space, searched: Collection[str], gpus: int) -> dict[str, Value]:
+    """What a config states of a study's parameters, of training, layout and batch; what nobody states is left out.
+
+    searched: our names of what the study tunes by itself. Under the tree's own name a value stands once: handed on
+    under ours as well, it would set every trial back.
+    """
+    layout, whole, elsewhere = config.layout(gpus), config.batch, {*searched} - space.parameters.keys()
+    layouts = any(isinstance(p, LayoutParameter) for p in space.parameters.values())
+    known = {n for n in (*LAYOUT, "MINIBS") if config.value(n) is not None or (layouts and (n != "MINIBS" or whole))}
+    known |= {"GBS"} if whole is not None or "MINIBS" in known else set()
+    amounts = {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
+    amounts["GBS"] = layout.gbs(gpus) if whole is None else whole
+    stated = {n: config.value(n) for n in (*space.parameters, *TRAINING, *EVALS) if n not in elsewhere}
+    parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
+    parameters |= {n: v for n, v in amounts.items() if n in known - elsewhere}
+    return parameters | ({"VP": layout.vp} if layout.vp > 1 else {})
+
+
+def parameters_at(begin: Start | None, space: Space, tuned: Mapping[str, Value]) -> dict[str, Value]:
+    """What a trial at a point of the space runs with: what it leaves open is as in the configuration it begins from.
+
+    With the batch that follows, where MINIBS or a degree is tuned by itself.
+    """
+    values = {**({} if begin is None else begin.inherited), **space.resolve(tuned)}
+    usual = {_usual(name): value for name, value in values.items()}
+    if begin is None or "GBS" in usual or "GBS" not in begin.parameters or "MINIBS" not in usual:
+        return values
+    return {**values, "GBS": layout_of(usual).gbs(space.gpu_count(values))}
+
+
+def _usual(name: str, batch_names: Collection[str] = ()) -> str:
+    """The name that this package has for what a tree calls ``name``."""
+    if name in ALIASES or name in batch_names:
+        return name if name in ALIASES else "GBS"
+    return next((usual for usual, others in ALIASES.items() if name in others), name)
+
+
+def _following(searched: Collection[str], whole: int | None) -> set[str]:
+    """What of a config's batch is another in every trial, since what it follows from is tuned.
+
+    whole: the batch that the config states by itself; else it follows from MINIBS and the degrees.
+    """
+    if "GBS" in searched:
+        return {"GBS", "MINIBS"}
+    if {"TP", "PP", "CP", "MINIBS", "NODES"}.isdisjoint(searched):
+        return set()
+    return {"GBS"} if whole is None else {"MINIBS"} - {*searched}
 
 
 class OutsideError(ValueError):
@@ -121,7 +172,7 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
         for layout in space.layouts(name).layouts:
             if all(equal(v, parameters.get(n, NEUTRAL.get(n))) for n, v in parameter.values(layout).items()):
                 return str(layout)
-        degrees = " ".join(f"{n}={parameters[n]}" for n in (*LAYOUT, "MINIBS", "GBS"))
+        degrees = " ".join(f"{n}={parameters[n]}" for n in (*LAYOUT, "MINIBS", "GBS") if n in parameters)
         raise OutsideError(f"space.{name} does not offer its layout {degrees}")
     value = parameters.get(name)
     if value is None:

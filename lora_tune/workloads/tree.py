@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from lora_tune.config.study import Study
+from lora_tune.mlperf.knobs import batch_names
 from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start
 from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, stated_defaults
 from lora_tune.workloads.implementation import (
@@ -71,7 +72,7 @@ class TreeWorkload:
     def _start(self) -> Start | None:
         if self.base is None:
             return None
-        effective = Effective(self.base.values, self._defaults)
+        effective = Effective(self.base.values, self._defaults, batch_names(self.settings.benchmark))
         start = starting_point(self.base.name, effective, self.study.search_space)
         return replace(start, values=self.base.lasting)
 
