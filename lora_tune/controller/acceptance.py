@@ -18,6 +18,7 @@ from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.mlperf.knobs import keys_of
+from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
 
@@ -65,6 +66,7 @@ def why_untrue(
     """
     return (
         _other_attempt(attempt, run)
+        or _other_benchmark(study, run)
         or _other_values(study, trial, run)
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
@@ -186,6 +188,18 @@ def _other_attempt(attempt: Attempt, run: RunLog) -> Diagnosis | None:
 def _foreign(token: str, attempt: Attempt) -> Diagnosis:
     what = f"the log is of another attempt (token {token[:32]}), not of this one (token {attempt.token})"
     return Diagnosis(FailureKind.FOREIGN, what, "another log was put in its place; the trial is run again")
+
+
+def _other_benchmark(study: Study, run: RunLog) -> Diagnosis | None:
+    """The log is of another MLPerf benchmark than the one whose target the study goes by."""
+    goal, announced = study.goal_of, run.hyperparameters.get("submission_benchmark")
+    if not goal or announced == goal or announced not in benchmark_names():
+        return None
+    return Diagnosis(
+        FailureKind.MISMATCH,
+        f"the log announces {announced}, and the target {study.target:g} is that of {goal}",
+        f'set benchmark = "{announced}" where the study names its benchmark ([workload] or [objective])',
+    )
 
 
 def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:

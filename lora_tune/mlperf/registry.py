@@ -27,6 +27,7 @@ def find_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
     return maker(ruleset) if maker else read_benchmark(name, ruleset)
 
 
+@cache
 def benchmark_names() -> tuple[str, ...]:
     """Every benchmark that can be named, in any ruleset."""
     return tuple(sorted({name for r in rulesets() for name in benchmarks_of(r)} | set(_outside())))

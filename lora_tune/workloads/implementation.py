@@ -24,8 +24,8 @@ CONFIG_FOLDERS = ("", "configs")
 COMMON = "config_common.sh"
 """The usual name of the exports that all configs share; else any one ``config_*common*.sh``."""
 
-TRAINED_WITH = frozenset({"LR", "MAX_STEPS"})
-"""What every implementation's training code reads: a folder in which no file does has its code in the container."""
+TRAINED_WITH = frozenset({"LR", "LEARNING_RATE", "MAX_STEPS"})
+"""What an implementation's training code reads: a folder in which no file does has its code in the container."""
 
 LIBRARY_PREFIXES = ("NCCL_", "NVTE_", "CUDA_", "CUDNN_", "CUBLAS_", "TORCH_", "PYTORCH_", "UCX_", "OMP_", "HYDRA_")
 """Variables that libraries inside the container read: no file of the implementation needs to name them."""

@@ -193,7 +193,8 @@ class MlperfWorkload(TreeWorkload):
         """The benchmark under the study's ruleset, else under the one that the implementation's scripts name."""
         stated = self.study.objective.ruleset
         script = self.implementation.folder / self.settings.script
-        return find_benchmark(self.settings.benchmark, stated or mlperf_evals.stated_ruleset(script))
+        name = self.settings.benchmark
+        return find_benchmark(name, stated or mlperf_evals.stated_ruleset(script, name))
 
     def places(self) -> dict[str, str]:
         """Container, data and model: what the site names, then what the base config sets, then the user's shell."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
+from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.workloads import mlperf_evals
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.base_config import BaseConfig, as_value, computed_from, equal, fitting_configs
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 _LIMITS = ("WALLTIME_RUNANDTIME", "WALLTIME")
 _READONLY = re.compile(r": ([A-Za-z_]\w*): readonly variable$")
 _ELSEWHERE = (
-    "no file reads LR or MAX_STEPS, so the training code lies in the container, and only that can tell which variables "
-    'have an effect; workload.reads = "container" says so'
+    "no file reads LR, LEARNING_RATE or MAX_STEPS, so the training code lies in the container, and only that can tell "
+    'which variables have an effect; workload.reads = "container" says so'
 )
 
 
@@ -51,10 +52,23 @@ def check(workload: MlperfWorkload) -> list[str]:
         else []
     )
     return [
+        *other_benchmark(workload),
         *about_base(workload),
         *elsewhere,
         *unseen({name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}),
         *script_doubts(implementation.folder / workload.settings.script, job.environment),
+    ]
+
+
+def other_benchmark(workload: MlperfWorkload) -> list[str]:
+    """A sentence where the folder lies among another benchmark's, by the layout of MLPerf's result repositories."""
+    goal, parts = workload.study.goal_of, workload.implementation.folder.parts
+    place = parts[parts.index("implementations") - 1] if "implementations" in parts else ""
+    if not goal or place == goal or place not in benchmark_names():
+        return []
+    return [
+        f"{workload.implementation.folder} lies among the implementations of {place}, and the target "
+        f'{workload.study.target:g} is that of {goal}; workload.benchmark = "{place}" takes the other\'s'
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
-from lora_tune.mlperf.rulesets import rulesets
+from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.mlperf_names import ALIASES
 
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 _STATED = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
 
 
-def stated_ruleset(script: Path) -> str | None:
-    """The ruleset that a batch script sets MLPERF_RULESET to by itself; None where it names none that is installed."""
+def stated_ruleset(script: Path, benchmark: str) -> str | None:
+    """The ruleset that a batch script sets MLPERF_RULESET to by itself.
+
+    None where it names none that is installed, or an older one than the benchmark: some trees keep an old line.
+    """
     try:
         match = _STATED.search(script.read_text(encoding="utf-8", errors="replace"))
     except OSError:  # the implementation's own check says that it is missing
         return None
-    return match[1] if match and match[1] in rulesets() else None
+    known = rulesets_with(benchmark) or rulesets()  # no installed ruleset has a benchmark that a package brings
+    return match[1] if match and match[1] in known else None
 
 
 def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Value]:

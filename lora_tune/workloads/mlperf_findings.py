@@ -11,11 +11,11 @@ from lora_tune.base.findings import Finding, free_space, good, problem, warning
 from lora_tune.base.paths import SweepPaths
 from lora_tune.mlperf.registry import LORA
 from lora_tune.workloads.base import PYXIS, some_proposal
-from lora_tune.workloads.mlperf_checks import about_base, same_machine
+from lora_tune.workloads.mlperf_checks import about_base, other_benchmark, same_machine
 from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts
 from lora_tune.workloads.training_files import (
     FREE_GB,
-    PRETRAINING,
+    MOUNTED,
     bandwidth,
     container,
     data,
@@ -35,12 +35,21 @@ def findings(workload: MlperfWorkload, paths: SweepPaths) -> Iterator[Finding]:
     yield (container if workload.engine == PYXIS else docker_image)(known.get("CONT"))
     benchmark = workload.study.benchmark
     if benchmark is not None and benchmark.name != LORA:
-        yield from (mounted(name, known.get(name)) for name in PRETRAINING)
+        yield from (mounted(name, known.get(name)) for name in _mounted_names(workload))
     else:
         yield from _data_and_model(known, paths)
     if workload.engine == PYXIS:  # run_with_docker.sh makes no NCCL test
         folders = [folder for folder in (paths.root, site.log_folder) if folder and folder.is_dir()]
         yield bandwidth(folders, site.system, site.nodes)
+
+
+def _mounted_names(workload: MlperfWorkload) -> list[str]:
+    """The places that the folder's files read and have no value of their own for."""
+    try:
+        tree = workload.implementation
+    except LoraTuneError:  # said above
+        return []
+    return [name for name in MOUNTED if name in tree.reads - tree.defaults]
 
 
 def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
@@ -62,10 +71,13 @@ def _implementation(workload: MlperfWorkload, trial: Path) -> Iterator[Finding]:
         return
     shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
     yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
+    for remark in other_benchmark(workload):
+        what, _, fix = remark.rpartition("; ")
+        yield warning(what, "a run that meets another benchmark's target is refused at its end", fix)
     yield from _base(workload)
     if implementation.in_container:
         yield warning(
-            "the training code is not in this folder: no file here reads LR or MAX_STEPS",
+            "the training code is not in this folder: no file here reads LR, LEARNING_RATE or MAX_STEPS",
             "which variables have an effect, only the container can tell",
             'nothing to do where the names are right; workload.reads = "folder" if the code is here',
         )

@@ -135,8 +135,8 @@ def model(folder: str | None) -> Iterator[Finding]:
         yield good(f"{place}, {form.name}, {size / GB:.1f} GB of weights in {len(files)} files")
 
 
-PRETRAINING = ("PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER")
-"""What a Llama 3.1 405B job mounts."""
+MOUNTED = ("DATADIR", "PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER")
+"""What jobs of other benchmarks than LoRA mount, where their files read it."""
 
 
 def mounted(name: str, folder: str | None) -> Finding:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.identity import log_head
 from lora_tune.commands.ingest import read_logs
+from lora_tune.config.study import parse_study
 from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.failures import FailureKind
@@ -280,6 +281,31 @@ def test_what_a_log_announces_as_given_is_the_trials(
     found = why_untrue(STUDY_OF, trial, ATTEMPT, ENDED, run_of(0.95, 0.92, **announced), stamped=True)
     assert (found is None) is believed
     assert found is None or (found.kind is FailureKind.MISMATCH and f"the trial's {name} is {given}" in found.line)
+
+
+@pytest.mark.parametrize(
+    ("objective", "workload", "announced", "believed"),
+    [
+        ("", 'kind = "mlperf"', "bert", False),  # an accuracy that rises met LoRA's 0.925 at its first eval
+        ("", 'kind = "mlperf"', "llama2_70b_lora", True),
+        ("", 'kind = "mlperf"', "my_task", True),
+        ("", 'kind = "mlperf"\nbenchmark = "flux1"', "llama31_8b", False),
+        ("", 'kind = "mlperf"\nbenchmark = "flux1"', "flux1", True),
+        ('benchmark = "llama31_8b"', 'kind = "command"\nargv = ["train"]', "gpt_oss_20b", False),
+        ("target = 0.925", 'kind = "command"\nargv = ["train"]', "flux1", True),
+        ("target = 0.72", 'kind = "mlperf"', "bert", True),
+    ],
+)
+def test_a_log_of_another_benchmark_reaches_nobodys_target(
+    objective: str, workload: str, announced: str, believed: bool
+) -> None:
+    study = parse_study(
+        f"[workload]\n{workload}\n[space]\nLR = 1e-4\n[objective]\n{objective}\n[budget]\ntrials = 1\n", Path("t.toml")
+    )
+    met = run_of(0.3, submission_benchmark=announced)
+    found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, stamped=True)
+    assert (found is None) is believed
+    assert found is None or (found.kind, f"announces {announced}" in found.line) == (FailureKind.MISMATCH, True)
 
 
 HEAD = log_head("c" * 32, TOKEN)

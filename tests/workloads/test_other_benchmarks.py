@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_findings import findings
 from lora_tune.workloads.starting_point import parameters_at
 
 CONFIG = "config_GB200_2x4x32.sh"
@@ -20,15 +22,15 @@ LAYOUT = "export TP=1 PP=1 CP=2 MBS=1 MINIBS=2\n"
 
 
 def made(
-    folder: Path, space: dict[str, Any], *, benchmark: str, reads: str = READS, config: str = ""
+    folder: Path, space: dict[str, Any], *, benchmark: str, reads: str = READS, config: str = "", data: Path = Path("d")
 ) -> tuple[MlperfWorkload, Start]:
     """A folder whose training reads what ``reads`` expands, and whose config exports a rate, a batch and ``config``."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "run.sub").write_text(f"#!/bin/bash\n{reads}")
     exports = "export LEARNING_RATE=0.0002 BATCHSIZE=512 MAX_STEPS=900 VAL_CHECK_INTERVAL=262144 DGXNNODES=2 DGXNGPU=4"
     (folder / CONFIG).write_text(f"{exports}\n{config}")
     workload = {"kind": "mlperf", "implementation": str(folder), "base": CONFIG, "benchmark": benchmark}
-    site = {"launcher": "slurm", "nodes": 2, "gpus_per_node": 4, "container": "c", "data": "d", "model": "m"}
+    site = {"launcher": "slurm", "nodes": 2, "gpus_per_node": 4, "container": "c", "data": str(data), "model": "m"}
     study = Study.model_validate(
         {"name": "t", "workload": workload, "site": site, "space": space, "budget": {"trials": 3}}
     )
@@ -109,3 +111,33 @@ def test_a_layout_is_compared_with_degrees_that_the_base_leaves_alone(tmp_path: 
     )  # fmt: skip
     assert start.tuned == {"layout": "tp1 pp1 cp1 minibs2 mbs1"}
     assert changes(workload, trial(workload, start, layout="tp2 pp1 cp1 minibs2 mbs1"))["TP"] == 2
+
+
+class TestDoctor:
+    """What is told of such a folder before anything runs."""
+
+    @staticmethod
+    def told(workload: MlperfWorkload, folder: Path) -> list[str]:
+        return [finding.what for finding in findings(workload, SweepPaths(folder / "sweep")) if finding.fix]
+
+    def test_a_mount_that_no_file_reads_is_not_missed(self, tmp_path: Path) -> None:
+        """A tokenizer and a checkpoint were asked of detection and recommendation, with exit code 3."""
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "train").touch()
+        workload, _ = made(
+            tmp_path / "tree",
+            {"LEARNING_RATE": RATE},
+            benchmark="retinanet",
+            reads=f"{READS}echo $DATADIR $TOKENIZER\n",
+            data=tmp_path / "d",
+        )
+        told = self.told(workload, tmp_path)
+        assert [what for what in told if what.endswith("is not set")] == ["TOKENIZER is not set"]
+
+    def test_a_folder_among_anothers_implementations_is_told(self, tmp_path: Path) -> None:
+        place = tmp_path / "bert" / "implementations" / "pytorch"
+        workload, _ = made(place, {"LEARNING_RATE": RATE}, benchmark="flux1")
+        words = "lies among the implementations of bert, and the target 0.586 is that of flux1"
+        assert any(words in what for what in self.told(workload, tmp_path))
+        named, _ = made(tmp_path / "2" / "bert" / "implementations" / "x", {"LEARNING_RATE": RATE}, benchmark="bert")
+        assert not any("lies among" in what for what in self.told(named, tmp_path))
