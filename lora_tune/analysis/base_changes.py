@@ -58,8 +58,8 @@ def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list
         return []
     whole = study.search_space.conditions.complete(trial.tuned)
     undone = [{**whole, n: base.tuned[n]} for n in names]
-    saved = sampler.saved(in_memory(study, sweep, sampler), whole, undone)
-    costs = [Worth(n, *worth) for n, worth in zip(names, saved, strict=False)]
+    compared = sampler.compared(in_memory(study, sweep, sampler), whole, undone)
+    costs = [Worth(n, c.share, c.sd) for n, c in zip(names, compared, strict=False)]
     return sorted(costs, key=lambda worth: -worth.share)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import optuna
 
+    from lora_tune.search.advantage import Advantage
+
 
 @runtime_checkable
 class Recommends(Protocol):
@@ -34,11 +36,8 @@ class KnowsGain(Protocol):
 class Compares(Protocol):
     """A sampler that can say what a change is worth."""
 
-    def saved(
+    def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[float, float]]:
-        """The share of the score that ``values`` saves against each of ``instead``, and its standard deviation.
-
-        Empty where it cannot say.
-        """
+    ) -> list[Advantage]:
+        """What is believed of ``values`` beside each of ``instead``. Empty where it cannot say."""
         ...

@@ -22,16 +22,16 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.base.format import duration
+from lora_tune.search.advantage import Advantage
 from lora_tune.search.forecasts import FORECASTS, judged, told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.optuna_trials import annotate
+from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_proposed
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, ScoreForecast, Told, Trust, trust
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import (
-    Believed,
     Scales,
     WholeModel,
     WholeProposal,
@@ -45,9 +45,6 @@ INIT_SECONDS = 60.0
 """Start-up of a trial before this study has shown its own."""
 REPLAYED = 6
 """Newest trials that are forecast anew where their forecasts were not kept."""
-CLEARLY = 1.0
-"""Standard deviations by which the recommendation must be believed better than what the user has today. A model's noise
-is a belief, too: with seeds that scatter more than it thinks, one lucky run looked better than the start."""
 FEWEST = 2
 """Runs that reached the target before the whole model proposes, where nothing says where the user stands."""
 
@@ -126,6 +123,9 @@ class PortfolioSampler(BaseSampler):
     def _proposed(
         self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution], model: WholeModel
     ) -> dict[str, Any]:
+        if (unsure := self._unsure_of_memory(study)) is not None:
+            annotate(study, trial, why=TO_BE_SURE, kind="probe")
+            return dict(unsure)
         odds, grey_box = self._trust(study), self._arms.grey_box
         turn = self._rng.random()
         if grey_box is not None and turn < odds.grey_box:
@@ -137,7 +137,7 @@ class PortfolioSampler(BaseSampler):
             annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")
             return self._arms.tpe.sample_relative(study, trial, space)
         proposal = self._proposal(model, study)
-        annotate(study, trial, why=_why(proposal, self._nodes), kind="full")
+        annotate(study, trial, why=why_proposed(proposal, self._nodes), kind="full")
         return proposal.values
 
     def sample_independent(
@@ -164,16 +164,30 @@ class PortfolioSampler(BaseSampler):
         Raises ValueError while nothing is known that could be recommended.
         """
         best, start = self._believed_best(study), self._centre
-        arrived = (r.values for r in self._runs(study) if math.isfinite(r.ln_score))
-        if start is None or best[0] == start or start not in arrived:
+        if start is None or best[0] == start or not self._start_arrived(study):
             return best
-        saved = self.saved(study, best[0], [start])
-        if not saved or _clear(saved[0]):
+        compared = self.compared(study, best[0], [start])
+        if not compared or compared[0].is_clear:
             return best
         moved = self._moved_layout(start, best[0])
-        if moved != start and self._believed(study) and _clear(self.saved(study, moved, [start])[0]):
-            return moved, self._expected_seconds(study, moved), _staying(best[1], saved[0], moved=True)
-        return dict(start), self._expected_seconds(study, start), _staying(best[1], saved[0], moved=False)
+        if moved != start and self._believed(study) and self.compared(study, moved, [start])[0].is_clear:
+            return moved, self._expected_seconds(study, moved), staying(best[1], compared[0], moved=True)
+        return dict(start), self._expected_seconds(study, start), staying(best[1], compared[0], moved=False)
+
+    def _start_arrived(self, study: optuna.Study) -> bool:
+        return any(math.isfinite(r.ln_score) and r.values == self._centre for r in self._runs(study))
+
+    def _unsure_of_memory(self, study: optuna.Study) -> Mapping[str, Any] | None:
+        """What would be handed over in place of the start, had its layout lived more often; None where nothing is."""
+        grey_box, start = self._believed(study), self._centre
+        if grey_box is None or start is None or not grey_box.probes or not self._start_arrived(study):
+            return None
+        best = grey_box.best_so_far(study)
+        for values in (best, self._moved_layout(start, best)):
+            wanted = self.compared(study, values, [start])[0].survivals_wanted()
+            if wanted is not None:
+                return values if wanted and not grey_box.is_open(study, values) else None
+        return None
 
     def _moved_layout(self, start: Mapping[str, Any], to: Mapping[str, Any]) -> dict[str, Any]:
         """The start with what only decides speed as in ``to``: few runs settle that, and many the rest."""
@@ -197,20 +211,20 @@ class PortfolioSampler(BaseSampler):
             if self._arms.grey_box is None:
                 raise ValueError("no run has reached the target yet, so there is nothing to recommend")
             return self._arms.grey_box.recommend(study)
-        return dict(best.values), best.score, _sentence(best)
+        return dict(best.values), best.score, expectation(best)
 
-    def saved(
+    def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[float, float]]:
-        """The share of the score that ``values`` saves against each of ``instead``, and its sd, by the trusted model.
+    ) -> list[Advantage]:
+        """What is believed of ``values`` beside each of ``instead``, by the trusted model.
 
         Empty while no run has reached the target.
         """
         if (grey_box := self._believed(study)) is not None:
-            return grey_box.saved(study, values, instead)
+            return grey_box.compared(study, values, instead)
         model = self._model(self._runs(study))
         reached = any(math.isfinite(r.ln_score) for r in model.runs)
-        return [model.saved(values, other) for other in instead] if reached else []
+        return [model.compared(values, other) for other in instead] if reached else []
 
     def trust_in(self, study: optuna.Study) -> Mapping[str, float]:
         """The share of trials that each arm is given now, by name."""
@@ -269,31 +283,3 @@ class PortfolioSampler(BaseSampler):
             mean_sd = self._arms.grey_box.forecast(study, values, skip=number)
             forecasts[GREY_BOX] = ScoreForecast(*mean_sd)
         return forecasts
-
-
-def _why(proposal: WholeProposal, nodes: int) -> str:
-    return (
-        f"every parameter may drive speed and convergence; expected to improve the recommendation by "
-        f"{100 * proposal.gain:.2f}% for {proposal.seconds * nodes / 3600:.2f} node-hours"
-    )
-
-
-def _clear(saved: tuple[float, float]) -> bool:
-    """Whether what is saved, with its sd, is no matter of doubt."""
-    return saved[0] > 0 and saved[0] >= CLEARLY * saved[1]
-
-
-def _staying(seconds: float, saved: tuple[float, float], *, moved: bool) -> str:
-    today = "the configuration of today" + (" on a faster layout" if moved else "")
-    return (
-        f"{today}: the one believed best is expected to take {duration(seconds)} and to save {100 * saved[0]:.1f}% "
-        f"(give or take {100 * saved[1]:.1f}%), which is not yet clear"
-    )
-
-
-def _sentence(best: Believed) -> str:
-    runs = "1 run" if best.runs == 1 else f"{best.runs} runs"
-    return (
-        f"expected {duration(best.score)} to the target, {runs} of this configuration; the next run is "
-        f"expected to improve on it by {100 * best.regret:.1f}%"
-    )

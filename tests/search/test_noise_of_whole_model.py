@@ -62,8 +62,8 @@ def test_what_is_believed_of_a_comparison_is_as_unsure_as_it_ought_to_be() -> No
     for seed in range(8):
         model, points = after(24, 0.15, seed)
         for first, second in zip(points[::2], points[1::2], strict=True):
-            share, sd = model.saved(first, second)
-            held += abs(math.log1p(-share) - (truth(first) - truth(second))) < sd
+            compared = model.compared(first, second)
+            held += abs(compared.ln_saved - (truth(second) - truth(first))) < compared.sd
             counted += 1
     assert 0.5 < held / counted < 0.95
 

@@ -18,6 +18,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.portfolio import Arms, PortfolioSampler
+from lora_tune.search.sentences import TO_BE_SURE
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import expecting, learn_whole, propose, recommend_whole
@@ -306,12 +307,15 @@ DARING = "tp4 pp1 cp1 minibs4 mbs2"
 """Larger micro-batches than the start's: it may well die of memory."""
 
 
-def with_runs_on(layout: str, runs: int) -> tuple[dict[str, Any], str]:
-    """What is recommended after a run of the start, which is slow, and some on a layout that is 5% faster."""
-    space = {"LR": FloatDistribution(1e-4, 1e-2, log=True), "layout": CategoricalDistribution((SLOW, layout))}
+SPACE_OF_LAYOUTS = {"LR": FloatDistribution(1e-4, 1e-2, log=True), "layout": CategoricalDistribution((SLOW, DARING))}
+
+
+def studied_on(layout: str, runs: int, *, probes: bool) -> tuple[optuna.Study, PortfolioSampler]:
+    """After a run of the start, which is slow, and some on a layout that is 5% faster."""
+    space = {**SPACE_OF_LAYOUTS, "layout": CategoricalDistribution((SLOW, layout))}
     start = {"LR": 1e-3, "layout": SLOW}
     tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
-    grey_box = GreyBoxSampler(space, goal=Goal(schedule=closed_schedule), gpus=8, seed=1)
+    grey_box = GreyBoxSampler(space, goal=Goal(schedule=closed_schedule), gpus=8, probes=probes, seed=1)
     made = PortfolioSampler(
         Coordinates(distributions=space, gpus=8), Arms(grey_box=grey_box, tpe=tpe), target=1.0, centre=start, seed=1
     )
@@ -323,8 +327,38 @@ def with_runs_on(layout: str, runs: int) -> tuple[dict[str, Any], str]:
         study.add_trial(
             optuna.trial.create_trial(params=values, distributions=space, value=samples / speed, user_attrs=made_of)
         )
+    return study, made
+
+
+def with_runs_on(layout: str, runs: int) -> tuple[dict[str, Any], str]:
+    """What is recommended then."""
+    study, made = studied_on(layout, runs, probes=False)
     values, _, sentence = made.recommend(study)
     return dict(values), sentence
+
+
+def test_a_layout_that_would_replace_the_start_is_run_shortly_until_it_has_lived_often_enough() -> None:
+    study, made = studied_on(DARING, 1, probes=True)
+    assert made.recommend(study)[0]["layout"] == SLOW
+    short = 0
+    while made.recommend(study)[0]["layout"] == SLOW:
+        trial = study.ask(SPACE_OF_LAYOUTS)
+        assert (trial.params["layout"], trial.user_attrs["kind"]) == (DARING, "probe")
+        assert trial.user_attrs["why"] == TO_BE_SURE
+        beside = study.ask(SPACE_OF_LAYOUTS)
+        assert beside.user_attrs["why"] != TO_BE_SURE, "one at a time: the first may be the last"
+        study.tell(beside, state=TrialState.FAIL)
+        for name, value in {"samples_per_second": 2.1, "verdict": "probed"}.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, state=TrialState.PRUNED)
+        short += 1
+    assert 1 <= short <= 8
+    assert study.ask(SPACE_OF_LAYOUTS).user_attrs["why"] != TO_BE_SURE
+
+
+def test_where_trials_are_never_short_none_is_asked_for_to_be_sure() -> None:
+    study, _ = studied_on(DARING, 1, probes=False)
+    assert study.ask(SPACE_OF_LAYOUTS).user_attrs["kind"] == "full"
 
 
 def test_a_faster_layout_is_clear_long_before_other_hyperparameters_are() -> None:

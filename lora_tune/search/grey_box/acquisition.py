@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lora_tune.search.advantage import death_logs
 from lora_tune.search.grey_box.candidates import Beliefs, believe, candidates
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.grey_box.model import SearchModel
@@ -78,23 +79,6 @@ class _Now:
     alive: Array
     best: Array
     value: float
-
-
-def death_logs(p: Array) -> Array:
-    """ln of the factor that dying of memory with chance ``p`` costs: runs are repeated, a death costs half a run."""
-    p = np.minimum(p, 0.999)
-    return np.asarray(np.log1p(0.5 * p / (1 - p)))
-
-
-def death_logs_expected(death: Array, after: Array) -> Array:
-    """The same on average over Beta beliefs in the chance, of mean ``death`` that becomes ``after`` with one survival.
-
-    E[p / (1 - p)] = a / (b - 1) of a Beta(a, b): a layout that lived once may still be one that nearly always dies, and
-    then no number of runs is enough, however small the mean chance is.
-    """
-    weight = after / np.maximum(death - after, 1e-9)
-    lives = np.maximum((1 - death) * weight - 1, 1e-9)
-    return np.asarray(np.log1p(0.5 * death * weight / lives))
 
 
 def _now(model: SearchModel, beliefs: Beliefs) -> _Now:

@@ -15,6 +15,7 @@ import numpy as np
 
 from lora_tune.curves import Schedule
 from lora_tune.search import fits_in_memory
+from lora_tune.search.advantage import Deaths
 from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, trend
@@ -84,6 +85,12 @@ class SearchModel:
         x = _memory_rows(self.coordinates, self.needs, values)
         p, weight = self.memory.probability(x), self.memory.weight(x)
         return p, p * weight / (weight + 1)
+
+    def deaths(self, values: Sequence[Mapping[str, Any]]) -> list[Deaths]:
+        """The beliefs in the chances that configurations die of memory."""
+        x = _memory_rows(self.coordinates, self.needs, values)
+        weights = zip(self.memory.probability(x).tolist(), self.memory.weight(x).tolist(), strict=True)
+        return [Deaths(died=p * weight, lived=(1 - p) * weight) for p, weight in weights]
 
     def schedule(self, batch: float) -> Schedule:
         """The eval schedule at a batch: the study's rule, or as seen in trials of the same or the nearest batch."""

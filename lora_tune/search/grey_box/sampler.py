@@ -15,14 +15,16 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.format import duration
 from lora_tune.config.conditions import Conditions
+from lora_tune.search.advantage import Advantage
 from lora_tune.search.fits_in_memory import Needs
-from lora_tune.search.grey_box.acquisition import Action, death_logs, death_logs_expected, value_actions
+from lora_tune.search.grey_box.acquisition import Action, Values, value_actions
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.forecast import compared, forecast
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
 from lora_tune.search.grey_box.scales import GreyBoxScales
-from lora_tune.search.observations import SEED_SD, Observation
+from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import annotate, filled_in, of_trial
 
 PATIENCE = 4
@@ -200,10 +202,10 @@ class GreyBoxSampler(BaseSampler):
         model = self.model(space, self.observations(study, frozenset(space), skip=skip))
         return forecast(model, values)
 
-    def saved(
+    def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[float, float]]:
-        """The share of the seconds to the target that ``values`` saves against each of ``instead``, and its sd.
+    ) -> list[Advantage]:
+        """What is believed of ``values`` beside each of ``instead``.
 
         Empty while no run of the study itself has reached the target.
         """
@@ -212,7 +214,25 @@ class GreyBoxSampler(BaseSampler):
         if not any(math.isfinite(o.reached) for o in observations if not o.source):
             return []
         model = as_known(self.model(space, observations))
-        return [saved(model, values, other) for other in instead]
+        return [compared(model, values, other) for other in instead]
+
+    def best_so_far(self, study: optuna.Study) -> Values:
+        """The recommendation by the model that proposes: its scales may be some runs old."""
+        space = self._distributions or {}
+        model = as_known(self.model(space, self.observations(study, frozenset(space))))
+        return recommend_from(model, np.random.default_rng(0)).values
+
+    @property
+    def probes(self) -> bool:
+        """Whether short speed runs may be proposed."""
+        return self._probes
+
+    def is_open(self, study: optuna.Study, values: Mapping[str, Any]) -> bool:
+        """Whether a trial with the memory of ``values`` is running."""
+        space = self._distributions or {}
+        features = self.coordinates(space).memory_features
+        known = self.observations(study, frozenset(space))
+        return any(o.open and features(o.values) == features(values) for o in known)
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
         own = [o for o in observations if not o.source and not o.open]
@@ -225,38 +245,6 @@ class GreyBoxSampler(BaseSampler):
 
 _UNSEEN = (None, None)
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)
-
-
-def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
-    """Mean and sd of ln(score) of one run of ``values`` that lives and arrives."""
-    (ln_samples,), covariance = model.predict_ln_samples([values])
-    speed, first, evals, second = model.predict_speed([values])
-    batch = model.coordinates.batch(values)
-    schedule, goal = model.schedule(batch), model.goal
-    seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
-    normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
-    noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
-    return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
-
-
-def saved(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> tuple[float, float]:
-    """The share of the seconds to the target that ``values`` saves against ``instead``, and its standard deviation.
-
-    Deaths of memory count on both sides: those of ``values`` on average over what is believed of their chance, those of
-    ``instead``, which is what there is, by their mean chance.
-    """
-    pair = [values, instead]
-    samples, doubt = model.predict_ln_samples(pair)
-    speed, speed_doubt, evals, _ = model.predict_speed(pair)
-    first, second = (
-        float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
-        for i, batch in enumerate(map(model.coordinates.batch, pair))
-    )
-    spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
-    death, after = model.oom_probability(pair)
-    same = model.coordinates.memory_features(values) == model.coordinates.memory_features(instead)
-    dies = 0.0 if same else float(death_logs_expected(death, after)[0] - death_logs(death)[1])
-    return -math.expm1(first - second + dies), math.sqrt(max(0.0, spread))
 
 
 def sentence(best: Recommendation) -> str:

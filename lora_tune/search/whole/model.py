@@ -12,6 +12,7 @@ import numpy.typing as npt
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from scipy.special import ndtr
 
+from lora_tune.search.advantage import Advantage
 from lora_tune.search.grey_box.gaussian import Array, matern
 from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 from lora_tune.search.observations import SEED_SD
@@ -68,12 +69,12 @@ class WholeModel:
         (samples, first), (pace, second) = self.samples.predict(x), self.pace.predict(x)
         return samples + pace, np.sqrt(first + second)
 
-    def saved(self, values: Values, instead: Values) -> tuple[float, float]:
-        """The share of the score that ``values`` saves against ``instead``, failures included, and its sd."""
+    def compared(self, values: Values, instead: Values) -> Advantage:
+        """What is believed of the score of ``values`` beside that of ``instead``, failures included."""
         rows = self.encoding.rows([values, instead])
         (first, second), (third, fourth) = self.samples.difference(rows), self.pace.difference(rows)
-        fails, other = np.log(np.maximum(self.succeeds([values, instead]), LEAST_CHANCE))
-        return -math.expm1(first + third - fails + other), math.sqrt(max(0.0, second + fourth))
+        arrives, other = np.log(np.maximum(self.succeeds([values, instead]), LEAST_CHANCE))
+        return Advantage(ln_saved=arrives - other - first - third, sd=math.sqrt(max(0.0, second + fourth)))
 
     @property
     def run_sd(self) -> float:

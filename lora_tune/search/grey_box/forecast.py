@@ -1,0 +1,40 @@
+"""What the grey-box model expects of configurations: the seconds of one run, and of one beside another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lora_tune.search.advantage import Advantage, Deaths
+from lora_tune.search.grey_box.model import SearchModel
+from lora_tune.search.observations import SEED_SD
+
+
+def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
+    """Mean and sd of ln(score) of one run of ``values`` that lives and arrives."""
+    (ln_samples,), covariance = model.predict_ln_samples([values])
+    speed, first, evals, second = model.predict_speed([values])
+    batch = model.coordinates.batch(values)
+    schedule, goal = model.schedule(batch), model.goal
+    seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
+    normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
+    noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
+    return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
+
+
+def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> Advantage:
+    """What is believed of the seconds to the target of ``values`` beside those of ``instead``."""
+    pair = [values, instead]
+    samples, doubt = model.predict_ln_samples(pair)
+    speed, speed_doubt, evals, _ = model.predict_speed(pair)
+    first, second = (
+        float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
+        for i, batch in enumerate(map(model.coordinates.batch, pair))
+    )
+    spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
+    features = model.coordinates.memory_features
+    mine, other = (Deaths(), Deaths()) if features(values) == features(instead) else model.deaths(pair)
+    return Advantage(ln_saved=second - first, sd=math.sqrt(max(0.0, spread)), deaths=mine, other_deaths=other)
