@@ -52,8 +52,8 @@ from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import words
 from lora_tune.objectives import objective_of
 from lora_tune.review.dashboard_notes import tags
-from lora_tune.review.figure_files import write_figures
-from lora_tune.review.plots import charts, svg
+from lora_tune.review.figure_files import page_figures, write_figures
+from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template, write_page
 from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
 from lora_tune.search.race_scale import scale_of
@@ -124,11 +124,7 @@ def report_html(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     seen = overview(study, sweep, now)
     line = partial(from_anywhere, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage)
-    figures = [
-        {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
-        for name, chart in charts(study, sweep, now).items()
-    ]
-    page: str = template("report.html.j2").render(
+    return template("report.html.j2").render(
         study=study,
         objective=objective_of(study),
         study_toml=redact(sweep.study_toml),
@@ -140,11 +136,10 @@ def report_html(
         confirmed=_confirmed(study, sweep),
         missed=scale_of(study).missed,
         scales=scaling(study, sweep),
-        figures=figures,
+        figures=page_figures(study, sweep, now),
         table=(table := trial_rows(study, sweep, now)),
         verdicts=sorted(set(table.states)),
-        requests=[(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
-        remarks=[(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
+        **_people(people),
         clone=line("steer", "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
         export=line("export"),
         provenance=_provenance(study, sweep, now),
@@ -156,7 +151,13 @@ def report_html(
         duration=duration,
         hours=hours,
     )
-    return page
+
+
+def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
+    return {
+        "requests": [(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
+        "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
+    }
 
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:

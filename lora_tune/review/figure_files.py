@@ -1,4 +1,4 @@
-"""Each figure of a report as a file of its own: SVG, PNG for slides, or PDF."""
+"""The figures of a report: in its page, and each as a file of its own: SVG, PNG for slides, or PDF."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
 from lora_tune.review.plots import charts, svg
 from lora_tune.store.records import StudyRecords
+
+
+def page_figures(study: Study, sweep: StudyRecords, now: float) -> list[dict[str, str]]:
+    """Each figure as the page shows it: id, title, note and drawing. now: epoch seconds."""
+    return [
+        {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
+        for name, chart in charts(study, sweep, now).items()
+    ]
 
 
 def write_figures(study: Study, sweep: StudyRecords, folders: Mapping[str, Path | None]) -> list[Path]:

@@ -6,10 +6,13 @@ import functools
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.format import visible
 from lora_tune.review.plots import svg
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def page_file(name: str) -> str:
@@ -18,7 +21,7 @@ def page_file(name: str) -> str:
 
 
 @functools.cache
-def template(name: str) -> Any:
+def template(name: str) -> Template:
     """The Jinja template ``name`` of this folder; every text that it prints is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
