@@ -113,6 +113,22 @@ def _nothing_to_reach(score: str, workload: object) -> bool:
         return False
 
 
+def named_benchmark(study: Study) -> str | None:
+    """The MLPerf benchmark that a study names, in its objective or its workload."""
+    name = study.objective.benchmark or (study.workload.model_extra or {}).get("benchmark")
+    return None if name is None else str(name)
+
+
+def goal_of(study: Study) -> str:
+    """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own."""
+    from lora_tune.mlperf.registry import LORA
+
+    if (name := named_benchmark(study)) is not None:
+        return name
+    own = getattr(WORKLOADS.load(study.workload.kind), "needs_goal", False)
+    return LORA if study.objective.target == LORA_TARGET and not (own or study.rising) else ""
+
+
 def check_goal(text: str, path: Path) -> None:
     """Raise StudyError for a script of one's own without a goal: no other study's target is borrowed for it."""
     try:

@@ -18,7 +18,7 @@ from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.format import number
 from lora_tune.base.kinds import LOG_READERS, WORKLOADS
 from lora_tune.config.checks import check_whole
-from lora_tune.config.objective import LORA_TARGET, ObjectiveSettings, check_goal, filled_in
+from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in, named_benchmark
 from lora_tune.config.parameters import Parameter, Value, as_parameter
 from lora_tune.config.problems import first_problem
 from lora_tune.config.section import Section
@@ -66,25 +66,10 @@ class Study(Section):
         """
         from lora_tune.mlperf.registry import LORA, find_benchmark
 
-        name = self._named_benchmark
+        name = named_benchmark(self)
         if name is None and self.objective.curves != LORA and self.division == "open":
             return None
         return find_benchmark(str(name or LORA), self.objective.ruleset)
-
-    @property
-    def goal_of(self) -> str:
-        """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own."""
-        from lora_tune.mlperf.registry import LORA
-
-        if (name := self._named_benchmark) is not None:
-            return name
-        own = getattr(WORKLOADS.load(self.workload.kind), "needs_goal", False)
-        return LORA if self.objective.target == LORA_TARGET and not (own or self.rising) else ""
-
-    @property
-    def _named_benchmark(self) -> str | None:
-        name = self.objective.benchmark or (self.workload.model_extra or {}).get("benchmark")
-        return None if name is None else str(name)
 
     @property
     def rising(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from lora_tune.base.identity import ATTEMPT_KEY, token_in
+from lora_tune.config.objective import goal_of
 from lora_tune.config.study import Study
 from lora_tune.controller.policy import FLUSH
 from lora_tune.launchers.base import JobStatus
@@ -192,7 +193,7 @@ def _foreign(token: str, attempt: Attempt) -> Diagnosis:
 
 def _other_benchmark(study: Study, run: RunLog) -> Diagnosis | None:
     """The log is of another MLPerf benchmark than the one whose target the study goes by."""
-    goal, announced = study.goal_of, run.hyperparameters.get("submission_benchmark")
+    goal, announced = goal_of(study), run.hyperparameters.get("submission_benchmark")
     if not goal or announced == goal or announced not in benchmark_names():
         return None
     return Diagnosis(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
+from lora_tune.config.objective import goal_of
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.workloads import mlperf_evals
 from lora_tune.workloads.base import some_proposal
@@ -62,7 +63,7 @@ def check(workload: MlperfWorkload) -> list[str]:
 
 def other_benchmark(workload: MlperfWorkload) -> list[str]:
     """A sentence where the folder lies among another benchmark's, by the layout of MLPerf's result repositories."""
-    goal, parts = workload.study.goal_of, workload.implementation.folder.parts
+    goal, parts = goal_of(workload.study), workload.implementation.folder.parts
     place = parts[parts.index("implementations") - 1] if "implementations" in parts else ""
     if not goal or place == goal or place not in benchmark_names():
         return []
