@@ -1,4 +1,4 @@
-"""What breaks exchangeability: a search that moves to other kinds of runs, and references that the rule selected."""
+"""What breaks exchangeability: a search that moves to other kinds of runs than its references are of."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.stopping.tables import Table, recorded, seen
-from lora_tune.curves.conformal import allowed, compare, supported
+from lora_tune.curves.conformal import compare, supported
 from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import Points
 
 DRAWS, EACH, REFERENCES, RATE = 25, 20, 20, 0.05
 SHARE_OF_KINDS = 1 / 3
-STUDIES, FIRST, GROWTH, STATED = 400, 20, 10, 0.1
 
 
 def main() -> None:
-    """Print both figures."""
+    """Print the shares of good runs stopped."""
     print(
         f"\n{REFERENCES} references of a third of the kinds, stated {RATE:.0%}; good runs of the other kinds stopped:"
     )
@@ -29,9 +28,6 @@ def main() -> None:
                 np.mean([_moved(table, kinds, seed, blind=b) for seed in range(DRAWS)]) for b in (False, True)
             )
             print(f"  {table.name}: {told:.1%} by kinds, {blind:.1%} where kinds are ignored", flush=True)
-    honest, naive = (np.mean([_selected(seed, count_all=c) for seed in range(STUDIES)]) for c in (False, True))
-    print(f"{GROWTH} times the {FIRST} free references have ended, stated {STATED:.0%}; good runs stopped after that:")
-    print(f"  {honest:.1%} where only free references count, {naive:.1%} where all do")
 
 
 def _moved(table: Table, kinds: Sequence[object], seed: int, *, blind: bool) -> float:
@@ -51,19 +47,3 @@ def _blind(run: ComparedRun) -> ComparedRun:
     """The run by share of training, as if all were of one kind and length."""
     length = run.length or 1.0
     return ComparedRun(curve=Points(run.curve.samples / length, run.curve.loss), length=1.0)
-
-
-def _selected(seed: int, *, count_all: bool) -> float:
-    """The chance that the rule stops a good run once a study has grown, nonconformities uniform between 0 and 1."""
-    rng = np.random.default_rng(seed)
-    scores = list(rng.random(FIRST))
-    limit = _limit(scores, FIRST)
-    for score in rng.random(GROWTH * FIRST):
-        if score <= limit:
-            scores.append(score)
-            limit = _limit(scores, len(scores) if count_all else FIRST)
-    return 1 - limit
-
-
-def _limit(scores: Sequence[float], count: int) -> float:
-    return float(np.sort(scores)[::-1][allowed(STATED, count) - 1])
