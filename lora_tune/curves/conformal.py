@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.curves.overlay import ROUNDING, ComparedRun, best_nearby, best_so_far, frame_of, spike_at
+from lora_tune.curves.overlay import ROUNDING, ComparedRun, Frame, best_nearby, best_so_far, frame_of, spike_at
 from lora_tune.curves.points import Array, Points
 
 FEWEST = 3
@@ -135,7 +135,11 @@ def _group(run: ComparedRun, references: Sequence[ComparedRun], rate: float) -> 
 
 
 def _beside(run: ComparedRun, group: _Group, target: float, rate: float) -> Comparison:
-    """Where the run lies further above the group than the rate allows."""
+    """Where the run lies further above the group than the rate allows: above the free ones, and above all.
+
+    Those that the rule let through may only widen the band. They come to fill it up to its limit, where each looks
+    ordinary beside the others: by them the limit would close in on runs that are as good as the free ones.
+    """
     references = group.references
     frame = frame_of(run, references)
     curves = np.array([best_so_far(r, frame, target) for r in references])
@@ -143,24 +147,65 @@ def _beside(run: ComparedRun, group: _Group, target: float, rate: float) -> Comp
     judged = np.where(spiky, math.inf, np.array([best_nearby(r, frame, target) for r in references]))
     kinds = list(dict.fromkeys(group.units))
     units = np.array([kinds.index(unit) for unit in group.units])
-    blanks, life = np.array([r.blank / frame.unit(r) for r in references]), float(frame.places[-1])
-    worst = np.maximum(_worst_beside_others(judged, curves, units, target), _blank_beside_others(blanks, units, life))
-    ranked = sorted((worst[i] for i in {*units[np.array(group.ranked)]}), reverse=True)
-    bound = max(0.0, ranked[allowed(rate, group.free) - 1])
-    high, low, said = _edges(curves, _quorum(len(curves)))
-    floor, seen = FLOOR * float(_heights(curves, target).max()), frame.places <= frame.now
-    own = np.where(seen & ~spike_at(run, frame, target), best_so_far(run, frame, target), math.inf)
-    outside = _excess(own, high, low, said, floor, target) > bound
-    unit = frame.unit(run)
-    outside |= (frame.places >= frame.now) & (_later(run.blank / unit, blanks, life) > bound)
+    rows = _Rows(judged, curves, units, np.array(group.ranked), np.array([r.blank / frame.unit(r) for r in references]))
+    free, unit = np.array([r.free for r in references]), frame.unit(run)
+    bands = [
+        _band(r, frame, target, allowed(rate, group.free)) for r in ((rows,) if free.all() else (rows, rows.only(free)))
+    ]
+    limit = np.maximum.reduce([band.limit for band in bands])
+    own = np.where((frame.places <= frame.now) & ~spike_at(run, frame, target), best_so_far(run, frame, target), target)
+    outside = np.isfinite(own) & (own > target) & (own > limit)
+    outside |= (frame.places >= frame.now) & (run.blank / unit > max(band.blank for band in bands))
     above = np.flatnonzero(outside)
-    with np.errstate(invalid="ignore"):
-        limit = np.where(said, high + bound * (high - low + floor), math.inf)
     return Comparison(
         outside=len(above) > 0, supported=supported(rate, group.free), references=len(references), way=group.way,
         at=float(frame.places[above[0]]) * unit if len(above) else math.nan,
         limit=Points(frame.places * unit, limit), usual=np.median(curves, axis=0),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """References in a frame, a row each.
+
+    judged: losses as those of a run that is judged; curves: as others are compared with them. units, ranked: see
+    ``_Group``. blanks: places up to which their metrics were no numbers.
+    """
+
+    judged: Array
+    curves: Array
+    units: NDArray[np.int64]
+    ranked: NDArray[np.bool_]
+    blanks: Array
+
+    def only(self, kept: NDArray[np.bool_]) -> _Rows:
+        """Those of the rows that are ``kept``."""
+        return _Rows(
+            self.judged[kept], self.curves[kept], self.units[kept], self.ranked[kept], self.blanks[kept]
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """The loss above which a run is outside, by place (infinite where nothing is said), and the same for its blank."""
+
+    limit: Array
+    blank: float
+
+
+def _band(rows: _Rows, frame: Frame, target: float, rank: int) -> _Band:
+    """What the ``rank``-th largest nonconformity of the references allows."""
+    life, numbers = float(frame.places[-1]), np.unique(rows.units)
+    worst = np.maximum(
+        _worst_beside_others(rows.judged, rows.curves, rows.units, target),
+        _blank_beside_others(rows.blanks, rows.units, life),
+    )
+    bound = max(0.0, float(np.sort(worst[np.isin(numbers, rows.units[rows.ranked])])[-rank]))
+    high, low, said = _edges(rows.curves, _quorum(len(rows.curves)))
+    floor = FLOOR * float(_heights(rows.curves, target).max())
+    with np.errstate(invalid="ignore"):
+        limit = np.where(said, high + bound * (high - low + floor), math.inf)
+    return _Band(limit, float(rows.blanks.max() + bound * (np.ptp(rows.blanks) + BLANK * life)))
 
 
 def _worst_beside_others(judged: Array, curves: Array, units: NDArray[np.int64], target: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,20 @@ def test_runs_that_were_let_through_support_no_rate() -> None:
     free, selected = good(rng, 9), good(rng, 30, free=False)
     found = compare(course(falling(rng)), [*free, *selected], target=TARGET, rate=0.01)
     assert found.supported == pytest.approx(1 / 10)
+
+
+def test_runs_that_were_let_through_only_widen_the_band() -> None:
+    """They fill it up to its limit, and ranked among them twice as many good runs were stopped as beside free ones."""
+    rng, alone, beside_all = np.random.default_rng(3), 0, 0
+    for _ in range(10):
+        free, through = good(rng, 4), list[ComparedRun]()
+        for run in good(rng, 25):
+            outside = compare(seen(run), [*free, *through], target=TARGET, rate=0.01).outside
+            beside_free = compare(seen(run), free, target=TARGET, rate=0.01).outside
+            assert beside_free or not outside
+            alone, beside_all = alone + beside_free, beside_all + outside
+            through += [] if outside else [replace(run, free=False)]
+    assert 0 < beside_all <= alone <= 250 / 5
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6, 1e60])
