@@ -74,7 +74,7 @@ class TableFile(_Lines):
         """The rows of further bytes."""
         for cells in csv.reader(self.whole(data)):
             if not self._names:
-                self._names = cells
+                self._names = [cell.strip() for cell in cells]
                 continue
             row = {
                 name: number

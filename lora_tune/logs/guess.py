@@ -10,10 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from lora_tune.logs.line_forms import ORDER, NamedNumber, name_score, pairs, pattern, positions
+from lora_tune.logs.line_meters import is_batch, means
+from lora_tune.logs.line_series import Series, Stated, advances, progress_apart, reads, series_of, with_grouping
 from lora_tune.logs.line_tables import columns
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import RunLog, as_number
@@ -70,7 +71,7 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    for form in (_mllog, _hf_trainer, _json_lines, _tables, _plain_text):
+    for form in (_mllog, _hf_trainer, _json_lines, _tables, _means_of_batches, _plain_text):
         for candidate in form(lines):
             if proved := _proved(candidate, lines):
                 return proved
@@ -177,9 +178,26 @@ def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
         )
 
 
+def _means_of_batches(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Evals that print each batch and the mean so far."""
+    for mean in means(lines):
+        yield LogGuess(
+            settings={**mean.settings, **_counts_from_zero("epoch", mean.first)},
+            example=mean.example,
+            unit="epoch",
+            rising=not mean.measure.falls,
+        )
+
+
 def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
-    stated = [(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines]
+    stated = with_grouping(
+        [
+            (line, [*(p for p in pairs(line) if not p.progress), *positions(line)])
+            for line in lines
+            if not is_batch(line)
+        ]
+    )
     named: dict[tuple[int, str], list[int]] = {}
     for at, (_, numbers) in enumerate(stated):
         for pair in numbers:
@@ -194,10 +212,7 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
             yield LogGuess(settings=settings, example=example.strip(), unit=unit, is_eval=whole > 8, rising=not falls)
 
 
-_Stated = Sequence[tuple[str, list[NamedNumber]]]
-
-
-def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
+def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
     for unit in ORDER:
         for at in (*rows[:3], *rows[-3:]):
@@ -208,54 +223,22 @@ def _readings(stated: _Stated, name: str, rows: Sequence[int]) -> Iterator[tuple
                 continue
             for between in (".*?", ".*"):
                 text = pattern(line, loss, place, between)
-                read = _series(text, stated)
-                if _advances(read, ordered=place.bracketed) and _same(text, line, loss):
+                read = series_of(text, stated)
+                if advances(read, ordered=place.bracketed) and reads(text, line, loss):
                     yield {"kind": "regex", "eval": text, **_form(read, unit, line)}, unit, line, loss.falls
     for unit in ORDER:
-        apart = next(
-            ((line, p) for line, numbers in stated for p in numbers if p.progress == unit and not p.bracketed), None
-        )
-        if apart is not None:
+        if (apart := progress_apart(stated, unit)) is not None:
             line, numbers = stated[rows[-1]]
             loss = next(p for p in numbers if " ".join(p.words) == name)
             settings = {
                 "kind": "regex",
                 "eval": pattern(line, loss, None),
-                "progress": pattern(apart[0], None, apart[1]),
+                "progress": pattern(apart.line, None, apart.place),
             }
-            yield settings | _counts_from_zero(unit, apart[1].number), unit, line, loss.falls
+            yield settings | _counts_from_zero(unit, apart.place.number), unit, line, loss.falls
 
 
-def _series(text: str, stated: _Stated) -> list[tuple[float, str]]:
-    """How far and what, of each line that the pattern matches."""
-    matcher = re.compile(text)
-    matches = (matcher.search(line) for line, _ in stated)
-    series = []
-    for match in filter(None, matches):
-        groups = match.groupdict()
-        far = next((as_number(groups[g]) for g in ORDER if groups.get(g)), None)
-        if far is not None:
-            series.append((far, groups["loss"]))
-    return series
-
-
-def _same(text: str, line: str, loss: NamedNumber) -> bool:
-    """Whether the pattern finds this loss in its own line, and not another one."""
-    match = re.search(text, line)
-    return match is not None and match["loss"] == loss.number
-
-
-def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
-    """Whether what should say how far the run is does go on where several different losses are stated.
-
-    ordered: it may not go back either, as the numbers of several ranks do.
-    """
-    if ordered and any(after[0] < before[0] for before, after in pairwise(series)):
-        return False
-    return len(series) > 0 and (len({far for far, _ in series}) > 1 or len({loss for _, loss in series}) == 1)
-
-
-def _form(series: Sequence[tuple[float, str]], unit: str, line: str) -> dict[str, Any]:
+def _form(series: Series, unit: str, line: str) -> dict[str, Any]:
     """What a series says of how the script counts and repeats itself."""
     settings: dict[str, Any] = _counts_from_zero(unit, f"{series[0][0]:g}")
     if _BAR.search(line) and len(series) > len({loss for _, loss in series}):
@@ -267,7 +250,7 @@ def _counts_from_zero(unit: str, first: str) -> dict[str, Any]:
     return {"from_zero": True} if unit == "epoch" and as_number(first) == 0 else {}
 
 
-def _train_pattern(stated: _Stated, unit: str) -> str:
+def _train_pattern(stated: Stated, unit: str) -> str:
     """The pattern for training losses in the same unit that most lines match; "" where none is printed."""
     patterns = dict.fromkeys(
         pattern(line, loss, place)
@@ -276,5 +259,5 @@ def _train_pattern(stated: _Stated, unit: str) -> str:
         for place in pairs_
         if loss.trains and place.progress == unit
     )
-    counted = {text: len(_series(text, stated[:_TRAIN_LINES])) for text in [*patterns][:_TRIED]}
+    counted = {text: len(series_of(text, stated[:_TRAIN_LINES])) for text in [*patterns][:_TRIED]}
     return max(counted, key=lambda text: counted[text], default="")

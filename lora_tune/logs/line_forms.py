@@ -9,13 +9,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?+"
+NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})++(?![\d,])(?:\.\d++)?+|\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?+"
+_COMMA = re.compile(r"\d++,\d")
 _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
     r"(?<![\w])(?P<name>[A-Za-z][\w./@-]*+(?: [A-Za-z][\w./@-]*+){0,3})"
-    r"(?P<between>[\"']?\s{0,12}(?:[:=|]|is|=>)?\s{0,12}(?:tensor\()?)"
-    rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?![\w%])"
+    r"(?P<between>[\"']?\s{0,40}+(?:[:=|]|is|=>)?\s{0,12}(?:tensor\()?)"
+    rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?!\w|\s?%\|)"
 )
+_PERCENT = re.compile(r"\s?%")
 _COUNT = re.compile(r"(?<![\w.])(?P<number>\d++) (?P<name>samples|sequences|steps|iterations|updates|epochs)\b")
+_OPENED = re.compile(  # "Epoch [1/4]", "Epoch: [0][10/196]", "Epoch(val) [1][9/9]"; of an eval's batches nothing
+    r"(?i)(?<![\w.])(?P<name>(?:epoch|step|iter(?:ation)?)(?![a-z])(?<!iter(?=\((?:val|test))))"
+    r"(?:\((?:train|val|valid|test)\))?\s{0,8}:?\s{0,8}[\[(]\s{0,8}(?P<number>\d++)(?=\s?[/\]),])"
+)
 _FORMS = {
     "samples": ("samples", "consumed samples", "sample", "sequences", "tokens", "consumed tokens", "tokens seen"),
     "step": ("step", "steps", "iter", "iters", "iteration", "iterations", "it", "update", "updates"),
@@ -25,11 +31,11 @@ _PROGRESS = {word: group for group, words in _FORMS.items() for word in words}
 ORDER = ("samples", "step", "epoch")
 """Groups that say how far a run is, the finest first."""
 
-EVAL_WORDS = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout"))
+EVAL_WORDS = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout", "validate"))
 _TRAIN_WORDS = frozenset(("train", "training", "tr", "smoothed", "lm"))
 _LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
-_LOSSES |= {"mse": 3, "mae": 3, "ce": 3, "mlm": 3}
-_SHARES = {"accuracy": 3, "acc": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "reward": 8}
+_LOSSES |= {"mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
+_SHARES = {"accuracy": 3, "acc": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "miou": 3, "dice": 3, "reward": 8}
 """Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
 _MEASURES = _LOSSES | _SHARES
 _BEST = frozenset(("best", "lowest", "min", "previous", "target"))
@@ -41,12 +47,14 @@ _SPLIT = re.compile(  # a word that says what the numbers behind it are of; not 
     rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})(?![a-z/.-]|_[a-z])"
 )
 _BRACKETED = re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])")
+_NUMBERED = re.compile(r"\s{0,8}(?P<number>\d++):(?=\s)")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedNumber:
     """A name and its number. begin, end: of the whole; at: where the number begins; tail: what stands behind it.
 
+    grouped: thousands are set apart in it, or in another of its name.
     split, split_at: the word in front that says that it is an eval's, where its name does not: ``valid | loss 2.3``.
     """
 
@@ -56,6 +64,7 @@ class NamedNumber:
     at: int
     end: int
     tail: str = ""
+    grouped: bool = False
     split: str = ""
     split_at: int = 0
 
@@ -82,8 +91,8 @@ class NamedNumber:
 
     @property
     def bracketed(self) -> bool:
-        """Whether it is a number in brackets without a name, which may count anything."""
-        return self.tail == "]"
+        """Whether it is a number without a name, in brackets or before a colon, which may count anything."""
+        return self.tail in ("]", ":")
 
     @property
     def trains(self) -> bool:
@@ -99,7 +108,7 @@ class NamedNumber:
 
 def name_score(parts: list[str]) -> int:
     """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
-    known = {*parts}
+    known = {*parts} | ({"xent"} if {"cross", "entropy"} <= {*parts} else set())
     kind = max((_MEASURES.get(word, 0) for word in known), default=0)
     if not kind or known & _SPREADS:
         return 0
@@ -114,10 +123,19 @@ def pairs(line: str) -> Iterator[NamedNumber]:
         begin = match.start("name") + _idle(match["name"])
         name = line[begin : match.end("name")]
         pair = NamedNumber(name, match["number"], begin, match.start("number"), match.end("number"))
+        if _misread(line, pair):
+            continue
         if pair.score and not pair.progress:
             pair = _of_split(before, pair)
             before = before[:begin] + " " * (pair.end - begin) + before[pair.end :]
         yield pair
+
+
+def _misread(line: str, pair: NamedNumber) -> bool:
+    """Whether the number is not what it seems: it has a decimal comma, or says in percent how far an epoch is."""
+    if _COMMA.match(line, pair.at) and ("," not in pair.number or not (pair.progress or "." in pair.number)):
+        return True
+    return _PERCENT.match(line, pair.end) is not None and not name_score(pair.words)
 
 
 def _of_split(before: str, pair: NamedNumber) -> NamedNumber:
@@ -144,10 +162,22 @@ def _counted(line: str) -> Iterator[NamedNumber]:
         yield NamedNumber(match["name"], match["number"], begin, begin, end, line[match.end("number") : end])
 
 
-def _bracketed(line: str) -> Iterator[NamedNumber]:
-    """A number in brackets, which counts steps where nothing else in the line says how far the run is."""
+def _opened(line: str) -> Iterator[NamedNumber]:
+    """What is counted within brackets behind its name: ``Epoch [1/4]``."""
+    for match in _OPENED.finditer(line):
+        yield NamedNumber(match["name"], match["number"], match.start(), match.start("number"), match.end("number"))
+
+
+def _nameless(line: str) -> Iterator[NamedNumber]:
+    """A number in brackets, or before a colon where the line begins.
+
+    It counts steps where nothing else in the line says how far the run is.
+    """
     for match in _BRACKETED.finditer(line):
         yield NamedNumber("step", match["number"], match.start(), match.start("number"), match.end(), "]")
+    for match in filter(None, (_NUMBERED.match(line),)):
+        begin, end = match.span("number")
+        yield NamedNumber("step", match["number"], begin, begin, end + 1, ":")
 
 
 def losses(line: str) -> list[NamedNumber]:
@@ -157,8 +187,8 @@ def losses(line: str) -> list[NamedNumber]:
 
 def positions(line: str) -> list[NamedNumber]:
     """What says how far the run is, the finest first."""
-    numbers = [p for p in (*pairs(line), *_counted(line)) if p.progress and p.number[:1].isdigit()]
-    return sorted(numbers, key=lambda p: ORDER.index(p.progress)) or [*_bracketed(line)]
+    numbers = [p for p in (*pairs(line), *_counted(line), *_opened(line)) if p.progress and p.number[:1].isdigit()]
+    return sorted(numbers, key=lambda p: ORDER.index(p.progress)) or [*_nameless(line)]
 
 
 def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, between: str = ".*?") -> str:
@@ -177,20 +207,21 @@ def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, b
     for begin, end, piece in pieces:
         gap = "" if last is None else line[last:begin]
         text += between if re.search(r"\w", gap) or len(gap) > 4 else _literal(gap)
-        alone = loss is not None and begin == loss.begin and (last is None or loss.split)
-        text += _guard(line, begin) + piece if alone else piece
+        bare = last is None or (loss is not None and (loss.split or (text.endswith(between) and loss.name.isalpha())))
+        alone = loss is not None and begin == loss.begin and bare
+        text += _guard(line, begin) + piece if alone or loss is None else piece
         last = end
     return text
 
 
 def _piece(line: str, pair: NamedNumber, group: str) -> str:
     """A pair as a pattern with its number as a group."""
-    return _literal(line[pair.begin : pair.at]) + f"(?P<{group}>{_field(group, pair.number)})" + _literal(pair.tail)
+    return _literal(line[pair.begin : pair.at]) + f"(?P<{group}>{_field(group, pair)})" + _literal(pair.tail)
 
 
 def _guard(line: str, begin: int) -> str:
     """What keeps ``loss`` from matching within ``train_loss``, where nothing of its own name stands before it."""
-    return r"(?<![\w/])" if begin and line[begin - 1].isspace() else ""
+    return r"(?<![\w/])" if begin and not re.match(r"[\w/]", line[begin - 1]) else ""
 
 
 def _literal(text: str) -> str:
@@ -199,7 +230,9 @@ def _literal(text: str) -> str:
     return re.sub(r"\s+", r"\\s+", re.sub(r"([:=])\s+$", r"\1\\s*", escaped))
 
 
-def _field(group: str, number: str) -> str:
+def _field(group: str, pair: NamedNumber) -> str:
+    if pair.grouped or "," in pair.number:
+        return r"(?:\d{1,3}(?:,\d{3})*(?:\.\d+)?|nan|inf)" if group == "loss" else r"[\d,]+"
     if group == "loss":
         return r"[-+.\w]+"
-    return r"\d+" if number.isdigit() else r"[\d.eE+-]+"
+    return r"\d+" if pair.number.isdigit() else r"[\d.eE+-]+"

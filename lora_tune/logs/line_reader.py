@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_tune.base.identity import without_head
-from lora_tune.logs.run import LogReader, RunLog, as_number
+from lora_tune.logs.run import LogReader, RunLog, as_count, as_number
 from lora_tune.logs.run_builder import RunBuilder
 from lora_tune.logs.unmatched import Unmatched
 
@@ -157,7 +157,7 @@ def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, 
     first: what the first step and the first epoch are called when they are over, 0 or 1.
     """
     for name, factor in scale.items():
-        number = as_number(fields.get(name))
+        number = as_count(fields.get(name))
         if number is not None:
             return (number + (1 - first if name != "samples" else 0)) * factor
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -109,12 +110,27 @@ class LogReader(Protocol):
         ...
 
 
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+\.\d+|[-+]?\d{1,3}(?:,\d{3}){2,}")
+
+
 def as_number(value: Any) -> float | None:
-    """The value as a float; None for what is no number. NaN, infinities, and digits in a text are numbers."""
+    """The value as a float; None for what is no number. NaN, infinities, and digits in a text are numbers.
+
+    So are ``1,234.5`` and ``1,234,567``; ``1,234`` may have a decimal comma and is none.
+    """
+    if isinstance(value, str) and "," in value and _GROUPED.fullmatch(value):
+        value = value.replace(",", "")
     try:
         return None if value is True or value is False else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def as_count(value: Any) -> float | None:
+    """As :func:`as_number`, for what counts steps, samples or epochs: ``1,234`` is a thousand and more."""
+    grouped = isinstance(value, str) and _THOUSANDS.fullmatch(value)
+    return as_number(value.replace(",", "") if grouped else value)
 
 
 def _seconds_between(start: int | None, stop: int | None) -> float | None:

@@ -59,6 +59,37 @@ GRPO = "".join(
     f"{{'loss': 0.00{n}, 'rewards/format/mean': 0.1, 'reward': 0.{n}, 'reward_std': 0.3, 'kl': 0.01, 'epoch': {n}.0}}\n"
     for n in (1, 2)
 )
+TORCHTITAN = "".join(
+    f"[rank0]:\x1b[31mstep: {n}  \x1b[32mloss: 2.{9 - n}  \x1b[33mmemory: 2.1GiB\x1b[39m\n"
+    f"[rank0]:\x1b[31mvalidate step: {n}  \x1b[32mloss: 3.{9 - n}  \x1b[33mmemory: 2.1GiB\x1b[39m\n"
+    for n in (1, 2)
+)
+MMENGINE = "".join(
+    f"2026/11/23 10:00:0{n} - mmengine - INFO - Epoch(train)  [{n}][100/196]  lr: 1.0e-02  eta: 0:10:00  loss: 1.0\n"
+    f"2026/11/23 10:00:0{n} - mmengine - INFO - Epoch(val) [{n}][100/100]    accuracy/top1: 8{n}.1  time: 0.02\n"
+    for n in (1, 2)
+)
+COMPOSER = "".join(
+    f"[epoch={n}][batch=9/9]:\n\t Train time/epoch: {n - 1}\n\t Train loss/train/total: 3.1\n"
+    f"[Eval batch=5/5] Eval on eval data:\n\t Eval metrics/eval/LanguageCrossEntropy: 2.{9 - n}\n"
+    for n in (1, 2, 3)
+)
+MNIST = "".join(
+    f"Train Epoch: {n} [0/60000 (0%)]\tLoss: 2.9\nTrain Epoch: {n} [640/60000 (1%)]\tLoss: 2.8\n\n"
+    f"Test set: Average loss: 0.{9 - n}, Accuracy: 9{n}00/10000 (9{n}%)\n\n"
+    for n in (1, 2)
+)
+TIMM = "".join(
+    f"Train: {n} [1250/1251 (100%)]  Loss: 2.95 (2.97)  Time: 0.2s,  210.18/s\n"
+    f"Test: [   0/78]  Time: 0.058 (0.070)  Loss:  0.605 ( 0.605)  Acc@1:  87.500 ( 87.500)\n"
+    f"Test: [  78/78]  Time: 0.058 (0.070)  Loss:  0.405 ( 1.{9 - n}45)  Acc@1:  87.500 ( 72.000)\n"
+    for n in (0, 1)
+)
+PADDLE = "".join(
+    f"Epoch {n}/4\nstep 10/10 - loss: 2.{9 - n} - acc: 0.8\nEval begin...\nstep 5/5 - loss: 3.{9 - n} - acc: 0.8\n"
+    f"Eval samples: 100\n"
+    for n in (1, 2, 3, 4)
+)
 
 FORMS = [
     ("{'loss': 1.5, 'epoch': 0.5}\n{'eval_loss': 1.0, 'eval_runtime': 1.0, 'epoch': 1.0}\n", [(1, 1.0)]),
@@ -86,6 +117,20 @@ FORMS = [
     (FAIRSEQ, [(90, 2.8), (180, 2.7)]),
     (LOGURU, [(1, 3.8), (2, 3.7)]),
     (GRPO, [(1, 0.1), (2, 0.2)]),
+    (TORCHTITAN, [(1, 3.8), (2, 3.7)]),
+    (MMENGINE, [(1, 81.1), (2, 82.1)]),
+    (COMPOSER, [(1, 2.8), (2, 2.7), (3, 2.6)]),
+    (MNIST, [(1, 0.8), (2, 0.7)]),
+    (TIMM, [(1, 1.945), (2, 1.845)]),
+    ("Epoch [1/4] train_loss: 1.0 val_acc: 90.1%\nEpoch [2/4] train_loss: 0.9 val_acc: 91.0%\n",
+     [(1, 90.1), (2, 91.0)]),
+    ("0:\tlearn: 2.6\ttest: 2.5\tbest: 2.5 (0)\n10:\tlearn: 2.3\ttest: 2.2\tbest: 2.2 (10)\n", [(0, 2.5), (10, 2.2)]),
+    ("Step 600: validation loss 1,900.50\nStep 1,200: validation loss 900.25\n", [(600, 1900.5), (1200, 900.25)]),
+    ("iter: 1,000 | val_loss: 1.2e+00 | lr: 1e-4\niter: 2,000 | val_loss: 9.0e-01 | lr: 1e-4\n",
+     [(1000, 1.2), (2000, 0.9)]),
+    ("  epoch                   =  1.0\n  eval_loss               =  2.5\n", [(1, 2.5)]),
+    ("Validation 45.2% done\nepoch 1 validation loss 2.5\nValidation 12.5% done\nepoch 2 validation loss 2.4\n",
+     [(1, 2.5), (2, 2.4)]),
     ("step 1 val_acc 0.6 loss 1.2 val_loss 1.1\nstep 2 val_acc 0.7 loss 1.1 val_loss 1.0\n", [(1, 1.1), (2, 1.0)]),
 ]  # fmt: skip
 
@@ -109,6 +154,19 @@ def test_a_reward_counts_beside_a_loss_of_the_policy() -> None:
     assert found is not None
     assert found.rising
     assert not found.is_eval, "it is the training's, so a person is asked to look"
+
+
+@pytest.mark.parametrize("log", ["Epoche 1: Verlust 2,5\n", "epoch 1 val loss 2,5\n", "epoch 1 val loss 2,512\n"])
+def test_a_decimal_comma_is_not_cut_off(log: str) -> None:
+    assert guess(log.encode()) is None
+
+
+def test_batches_that_begin_anew_in_each_epoch_count_nothing() -> None:
+    """What is left is a training loss by epochs, which a person is asked to look at."""
+    guessed = guess(PADDLE.encode())
+    assert guessed is not None
+    assert (guessed.unit, guessed.is_eval) == ("epoch", False)
+    assert len(guessed.run.evals) == 4
 
 
 def test_numbers_in_brackets_that_are_ranks_count_no_steps() -> None:

@@ -43,6 +43,10 @@ ROWS = (
     _python("plain_step_loss", "plain: `step 10 loss 0.81`", "regex"),
     _python("plain_sentence", "plain: `Epoch:   1, Training Loss: 0.88, Validation Loss: 0.81`", "regex"),
     _python("plain_block", "plain: an eval over several lines, `evaluation after 80 samples`", "regex"),
+    _python("timm_prints", "timm: an eval's batches, `Test: [ 78/78]  Loss:  0.60 ( 0.81)`; the mean counts", "regex"),
+    _python("imagenet_example", "PyTorch's ImageNet example: ` *   Acc@1 72.0` behind the batches of an eval", "regex"),
+    _python("olmo_blocks", "OLMo: `[step=1,000/6,000,...]`, and the measures on lines below it", "regex"),
+    _python("percent_accuracy", "an accuracy in percent: `Epoch [1/6] train_loss: 0.88, val_acc: 81.0%`", "regex"),
     Row("c_program", "a C program: `val loss 0.81` and `step 1/60` on lines of their own, options `-l 0.02`", "regex",
         ("./train", "-l", "0.02", "-b", "8"), before=(("cc", "-O1", "-o", "train", "train.c"),)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fifteen kinds of scripts that people have: from ``init`` to a swept trial, without a line of the study edited.
+"""Twenty kinds of scripts that people have: from ``init`` to a swept trial, without a line of the study edited.
 
 Each script under ``scripts/`` prints exactly what its library prints. It runs once by hand, ``init`` gets that log and
 the command line, and two trials are swept. docs/own-scripts.md is made of the same rows.
@@ -57,7 +57,8 @@ def test_a_script_is_swept_as_init_wrote_it(row: Row, tmp_path: Path, monkeypatc
     assert failed == [], swept.output
     losses = [point.loss for evals in Sweep("mine.toml").records.evals.values() for point in evals]
     assert losses, "evals are read"
-    assert all(0.09 < loss < 9 for loss in losses), losses
+    highest = 100 if study.objective.direction == "maximize" else 9
+    assert all(0.09 < abs(loss) < highest for loss in losses), losses  # an accuracy is kept as what it lacks
 
 
 def test_the_page_is_made_of_these_rows() -> None:

@@ -1,0 +1,84 @@
+"""What lines of one form say one after another: whether they go on as a training does. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from lora_tune.logs.line_forms import ORDER, NamedNumber
+from lora_tune.logs.run import as_count
+
+Stated = Sequence[tuple[str, list[NamedNumber]]]
+"""Lines with the named numbers in them."""
+
+Series = Sequence[tuple[float, str]]
+"""How far, and the loss there, as printed."""
+
+
+def with_grouping(stated: Stated) -> Stated:
+    """The same, with the knowledge which names have thousands set apart somewhere: a pattern for one fits all lines."""
+    grouped = {tuple(pair.words) for _, numbers in stated for pair in numbers if "," in pair.number}
+    if not grouped:
+        return stated
+    return [
+        (line, [replace(pair, grouped=tuple(pair.words) in grouped) for pair in numbers]) for line, numbers in stated
+    ]
+
+
+def series_of(text: str, stated: Stated) -> Series:
+    """How far and what, of each line that the pattern matches."""
+    matcher = re.compile(text)
+    read = []
+    for match in filter(None, (matcher.search(line) for line, _ in stated)):
+        groups = match.groupdict()
+        far = next((as_count(groups[g]) for g in ORDER if groups.get(g)), None)
+        if far is not None:
+            read.append((far, groups["loss"]))
+    return read
+
+
+def reads(text: str, line: str, loss: NamedNumber) -> bool:
+    """Whether the pattern finds this loss in its own line, and not another one."""
+    match = re.search(text, line)
+    return match is not None and match["loss"] == loss.number
+
+
+def advances(series: Series, *, ordered: bool) -> bool:
+    """Whether what should say how far the run is does go on where several different losses are stated.
+
+    ordered: it may not go back at all, as the numbers of several ranks do; batches of evals begin anew each time.
+    """
+    if not _goes_on([far for far, _ in series], ordered=ordered):
+        return False
+    return len({far for far, _ in series}) > 1 or len({loss for _, loss in series}) == 1
+
+
+def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
+    """Whether numbers rise, but for a restart now and then unless ``ordered``."""
+    back = sum(after < before for before, after in pairwise(counts))
+    return len(counts) > 0 and not (back and (ordered or 4 * back > len(counts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The first line that says how far the run is, and what of it does."""
+
+    line: str
+    place: NamedNumber
+
+
+def progress_apart(stated: Stated, unit: str) -> Progress | None:
+    """What counts this unit on lines of its own: the first name whose numbers go on; None without one."""
+    named: dict[str, list[tuple[str, NamedNumber]]] = {}
+    for line, numbers in stated:
+        for place in numbers:
+            if place.progress == unit and not place.bracketed:
+                named.setdefault(" ".join(place.words), []).append((line, place))
+    for places in named.values():
+        counts = [as_count(place.number) or 0.0 for _, place in places]
+        if _goes_on(counts) and (len(counts) == 1 or counts[0] != counts[-1]):
+            line, place = places[0]
+            return Progress(line, place)
+    return None
