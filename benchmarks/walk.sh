@@ -10,10 +10,11 @@ find /usr/bin /bin -maxdepth 1 ! -name python ! -type d -exec ln -sf {} "$folder
 
 cat >"$folder/walk.bash" <<'WALK'
 step() {
-  local begin=$EPOCHREALTIME code=0
+  local begin=${EPOCHREALTIME/./} code=0 tenths
   echo "\$ $*" >>"$log"
   eval "$*" >>"$log" 2>&1 </dev/null || code=$?
-  printf '| `%s` | %.1f s | %s |\n' "$*" "$(bc <<<"$EPOCHREALTIME - $begin")" "$code"
+  tenths=$(((${EPOCHREALTIME/./} - begin) / 100000))
+  printf '| `%s` | %d.%d s | %s |\n' "$*" $((tenths / 10)) $((tenths % 10)) "$code"
 }
 log=$PWD/walk.log
 printf '| typed | time | exit code |\n|---|---|---|\n'
@@ -25,7 +26,7 @@ for command in status report explain export; do step "python -m lora_tune.$comma
 step "lora-tune status --study tiny"
 step "timeout 20 python -m lora_tune.dashboard --study tiny"
 step "python -m lora_tune.confirm --study tiny"
-printf 'load at the end: %s\n' "$(cut -d' ' -f1-3 /proc/loadavg)"
+printf 'load now: %s\n' "$(cut -d' ' -f1-3 /proc/loadavg)"
 WALK
-printf 'load at the begin: %s\n' "$(cut -d' ' -f1-3 /proc/loadavg)"
+printf 'load before: %s\n' "$(cut -d' ' -f1-3 /proc/loadavg)"
 cd "$folder" && exec env -i HOME="$folder/home" PATH="$folder/bin" repository="$repository" bash "$folder/walk.bash"

@@ -154,7 +154,9 @@ class FixedParameter(Conditional):
     @classmethod
     def _plain(cls, value: Any) -> Any:
         if not isinstance(value, str | int | float | bool) or not (isinstance(value, str) or _finite(value)):
-            raise ValueError(f"{value!r} is not a string, a truth value or a finite number")
+            listed = isinstance(value, list)
+            remedy = '; for a choice: { type = "categorical", choices = [...] }' if listed else ""
+            raise ValueError(f"{value!r} is not a string, a truth value or a finite number{remedy}")
         return value
 
 

@@ -1,9 +1,10 @@
-"""Pydantic's findings on a study file in plain words: the key, what came, what is allowed."""
+"""What is wrong with a study file in plain words: the line or the key, what came, what is allowed."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,12 +24,18 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
         message = f"is missing; add it{_meant(parts, model)}"
     elif first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         message = "needs type = one of float, int, categorical, layout, derived, fixed"
+        if tag := first.get("ctx", {}).get("tag"):
+            message += f", not {tag!r}" + ("; a logarithmic range has log = true" if "log" in str(tag) else "")
     elif template := _PLAIN_WORDS.get(first["type"]):
         message = template.format(**first.get("ctx", {})) + _what_came(first["input"])
+        if key == "name" and first["type"] == "string_pattern_mismatch":
+            message = f"{_NAME_FORM}{_what_came(first['input'])}; without a name it is that of the file"
         if first["type"] in ("tuple_type", "list_type") and isinstance(first["input"], str):
             message += f"; write {json.dumps(first['input'].split())}"
     return key, message.replace("\n", " ")
 
+
+_NAME_FORM = "must be made of letters from a to z or A to Z, digits, dots, dashes and underscores, at most 64"
 
 _PLAIN_WORDS = {
     "greater_than": "must be above {gt:g}",
@@ -67,11 +74,45 @@ def _meant(parts: list[str], model: type[BaseModel]) -> str:
 
 
 def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
-    """The allowed keys of the section in which an unknown key stands, the nearest first."""
+    """The key that was meant, the nearest of its section or one of another, else all that the section allows."""
+    if parts[0] == "space" and parts[-1] in _PARAMETER_KEYS:
+        return f"did you mean {_PARAMETER_KEYS[parts[-1]]}?"
+    top = model
     for part in parts[:-1]:
         inner = model.model_fields.get(part)
         if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
             return ""
         model = inner.annotation
-    near = difflib.get_close_matches(parts[-1], model.model_fields, n=1)
+    name = parts[-1]
+    sections = {s: f.annotation for s, f in top.model_fields.items() if s in _SECTIONS}
+    homes = [s for s, inner in sections.items() if isinstance(inner, type) and name in inner.model_fields]
+    if homes:
+        return f"{name} belongs in [{homes[0]}]"
+    near = difflib.get_close_matches(name, model.model_fields, n=1)
     return f"did you mean {near[0]}?" if near else f"allowed are {', '.join(model.model_fields)}"
+
+
+_PARAMETER_KEYS = {"min": "low", "max": "high", "lower": "low", "upper": "high", "values": "choices"}
+"""What others call the keys of a parameter -> their names here."""
+
+_SECTIONS = ("objective", "budget", "search", "site")
+
+
+def line_shown(problem: str, text: str) -> str:
+    """The line that a TOML error names, with what most often is wrong in it."""
+    match, lines = re.search(r"at line (\d+)", problem), text.splitlines()
+    if match is None or not 0 < int(match[1]) <= len(lines):
+        return ""
+    line = lines[int(match[1]) - 1].strip()[:100]
+    remedy = next((remedy for words, remedy in _TOML_REMEDIES.items() if words in problem), "texts go in quotes")
+    return f"; the line reads `{line}` ({remedy})"
+
+
+_TOML_REMEDIES = {
+    "Invalid value": "texts go in quotes, numbers begin with a digit, truth is written true or false",
+    "Unescaped": "patterns go in single quotes",
+    "Expected '=' after": "a key gets its value with =",
+    "Cannot overwrite": "each name appears only once in its table",
+    "Cannot declare": "each table appears only once",
+}
+"""What Python's parser of TOML says of a line -> what most often is wrong in it."""

@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import json
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from lora_tune.base.kinds import LOG_READERS, WORKLOADS
 from lora_tune.config.checks import check_whole
 from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in, named_benchmark
 from lora_tune.config.parameters import Parameter, Value, as_parameter
-from lora_tune.config.problems import first_problem
+from lora_tune.config.problems import first_problem, line_shown
 from lora_tune.config.section import Section
 from lora_tune.config.site import Site
 from lora_tune.config.space import Space
@@ -208,11 +207,18 @@ def known_studies(folder: Path = Path("studies")) -> list[str]:
     return sorted({path.stem for place in (folder, SHIPPED) for path in place.glob("*.toml")})
 
 
+_OTHER_FILES = (".yaml", ".yml", ".json", ".py", ".sh")
+
+
 def find_study(name: str, folder: Path = Path("studies")) -> Path:
     """The file of ``--study NAME``, see :func:`study_place`. Raises StudyError where there is none."""
     path = study_place(name, folder)
     if path.is_file():
         return path
+    if not name.endswith(".toml") and ("/" in name or Path(name).is_file() or Path(name).suffix in _OTHER_FILES):
+        raise StudyError(
+            Path(name), "", "is no study: a study file ends in .toml; lora-tune init writes one for a script"
+        )
     if name.endswith(".toml"):
         beside = sorted(str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml")
         near = difflib.get_close_matches(str(path), beside, n=1)
@@ -241,7 +247,7 @@ def parse_study(text: str, path: Path) -> Study:
     try:
         table = tomllib.loads(text)
     except ValueError as error:  # an integer of too many digits raises no other
-        raise StudyError(path, "", f"is not valid TOML: {error}{_line_shown(str(error), text)}") from error
+        raise StudyError(path, "", f"is not valid TOML: {error}{line_shown(str(error), text)}") from error
     table.setdefault("name", path.stem)
     if isinstance(table.get("site"), dict):
         table["site"] = _with_profile(table["site"], path)
@@ -252,15 +258,6 @@ def parse_study(text: str, path: Path) -> Study:
         raise StudyError(path, key, problem) from error
     check_whole(study, path)
     return study
-
-
-def _line_shown(problem: str, text: str) -> str:
-    """The line that a TOML error names, with what most often is wrong in it."""
-    match, lines = re.search(r"at line (\d+)", problem), text.splitlines()
-    if match is None or not 0 < int(match[1]) <= len(lines):
-        return ""
-    line = lines[int(match[1]) - 1].strip()[:100]
-    return f"; the line reads `{line}` (texts go in quotes, and a table appears only once)"
 
 
 def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lora_tune.base.errors import LauncherError, RefusedError
 from lora_tune.base.identity import new_token
+from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.controller import base_watch, healing, node_faults
@@ -68,7 +69,9 @@ class Submissions:
             self.launch(attempt)
 
     def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
-        """Where this trial failed before, and nodes where others fail one after another."""
+        """Where this trial failed before, and nodes where others fail one after another; none on one machine."""
+        if on_this_machine(self._study.site.launcher):
+            return ()
         suspect = node_faults.suspect_nodes(self._work.sweep, self._dependencies.clock.now())
         for node, why in suspect.items():
             self._events.trouble(f"node {node}", f"node {node} is excluded for a day: {why}")

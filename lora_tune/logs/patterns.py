@@ -24,8 +24,9 @@ def compile_safely(name: str, pattern: str, *, progress_apart: bool = False) -> 
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
+        remedy = "; Python writes a named group (?P<name>...)" if "unknown extension ?<" in str(error) else ""
         raise ValueError(
-            f"log setting {name!r} is not a valid regular expression ({error}); got {pattern!r}"
+            f"log setting {name!r} is not a valid regular expression ({error}){remedy}; got {pattern!r}"
         ) from error
     if _repeats_repetition(_parser.parse(pattern)):
         raise ValueError(

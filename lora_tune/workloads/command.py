@@ -22,6 +22,7 @@ from lora_tune.logs.line_reader import SCALES
 from lora_tune.logs.mllog import LogReader
 from lora_tune.logs.readers import make_reader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.command_words import one_word, script_of, shell_variable, shell_words
 from lora_tune.workloads.config_file import needs, render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
@@ -68,15 +69,6 @@ class CommandSettings(Variables):
     prepare: PrepareSettings | None = Field(None, description="what runs once, before the first trial")
 
 
-def _script_of(program: str, arguments: Sequence[str]) -> str:
-    """The script that an interpreter is given to run; "" for another program, for ``-c TEXT`` and for ``-m MODULE``."""
-    if Path(program).stem not in _INTERPRETERS:
-        return ""
-    script = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
-    inline = any(re.fullmatch(r"-\w*[cm]", argument) for argument in arguments[:script])
-    return "" if inline or script == len(arguments) else arguments[script]
-
-
 class CommandWorkload:
     """Runs ``argv`` with every parameter in its environment."""
 
@@ -88,7 +80,11 @@ class CommandWorkload:
         self._settings = settings
         space = study.search_space
         own = _OWN_NAMES if study.objective.target is None else (*_OWN_NAMES, "TARGET")
-        self._check_places("workload", settings, {*space.resolve(space.corner()), *space.conditions.of, *own})
+        known = {*space.resolve(space.corner()), *space.conditions.of, *own}
+        self._check_places("workload", settings, known)
+        if not settings.script and (variable := shell_variable(settings.argv, known)):
+            problem = f'no shell fills ${variable} in; write {{{variable}}}, or argv = ["bash", "-c", "..."]'
+            raise StudyError(f"study {study.name}", "workload.argv", problem)
         if settings.prepare is not None:
             self._check_places("workload.prepare", settings.prepare, {*space.fixed, "folder"})
         self.reader()
@@ -153,7 +149,8 @@ class CommandWorkload:
         missing = self._missing()
         if missing and on_this_machine(self._study.site.launcher):
             raise SetupError(f"study {self._study.name}: {missing}")
-        return [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
+        doubts = [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
+        return [*doubts, *shell_words(self._settings.argv)]
 
     def _missing(self) -> str:
         """What of the command is not there, with the key to correct; "" where all is, or nobody can know."""
@@ -162,12 +159,14 @@ class CommandWorkload:
             return f"workload.cwd = {str(folder)!r}: there is no such folder; correct it, or make it"
         place = "" if self._cwd is None else f" in {folder}"
         program, *arguments = self._settings.argv
-        inner = _script_of(program, arguments)
+        inner = script_of(program, arguments)
         if self._settings.script:
             program, inner = "", program
         if inner.endswith(_SCRIPTS) and not _PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
             where = place or f" in {Path.cwd()}"
             return f"workload.argv: there is no file {inner!r}{where}; correct it, or set workload.cwd"
+        if not self._settings.script and (words := one_word(program, folder)):
+            return words
         unchecked = _PLACE.search(program) or not program or program in ("python", "python3")
         if not unchecked and shutil.which(program if "/" not in program else str(folder.absolute() / program)) is None:
             return f"workload.argv: there is no program {program!r}{place}; correct it, or install it"
@@ -244,7 +243,6 @@ class CommandWorkload:
         return {**places(site), **site.environment, **named, **filled}
 
 
-_INTERPRETERS = ("python", "python3", "bash", "sh")
 _SCRIPTS = (".py", ".sh")
 
 _OWN_NAMES = ("SEED", "folder", "NODES", "GPUS")

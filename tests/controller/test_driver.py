@@ -554,10 +554,24 @@ def test_a_machine_that_fails_a_trial_gets_another_chance_without_a_word_to_the_
     assert_all_accounted_for(there, 2)
 
 
-def test_a_node_where_two_trials_failed_in_a_row_is_left_out(tmp_path: Path) -> None:
+def where_the_node_fails(tmp_path: Path, launcher: str) -> tuple[House, FakeCluster]:
     fault = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024 DUE TO NODE FAILURE ***"
     cluster = FakeCluster(FakeClock(), lambda environment, start: iter([(1.0, fault)]))
-    there = house(tmp_path, cluster, trials=5, parallel=1, attempts=1)
+    study = command_study(trials=5, parallel=1, attempts=1)
+    return House(tmp_path, cluster, study.replace("[site]", f'[site]\nlauncher = "{launcher}"')), cluster
+
+
+def test_the_only_machine_is_never_left_out_nor_said_to_be(tmp_path: Path) -> None:
+    """What ``timeout`` ends with all its jobs leaves two in a row behind that failed on the only node."""
+    there, _ = where_the_node_fails(tmp_path, "local")
+    with pytest.raises(SetupError, match="3 trials in a row failed"):
+        there.driver().run()
+    assert [there.sweep().attempts[number, 0].exclude_nodes for number in range(3)] == [(), (), ()]
+    assert "is excluded" not in there.paths.driver_log.read_text()
+
+
+def test_a_node_where_two_trials_failed_in_a_row_is_left_out(tmp_path: Path) -> None:
+    there, cluster = where_the_node_fails(tmp_path, "slurm")
     with pytest.raises(SetupError, match="3 trials in a row failed"):
         there.driver().run()
     left_out = [there.sweep().attempts[number, 0].exclude_nodes for number in range(3)]
