@@ -74,7 +74,7 @@ def test_resolves_what_a_trial_reads() -> None:
         (("DROPOUT = 0.1", '"a b" = 1'), "space.a b", "is not a variable name"),
         (("[budget]", '[site]\nprofile = "no.toml"\n[budget]'), "site.profile", "cannot be read"),
         (("[budget]", '[budget]\nname = "../x"\n'), "budget.name", "unknown key"),
-        (("[workload]", 'name = "../x"\n[workload]'), "name", "must be of the form"),
+        (("[workload]", 'name = "../x"\n[workload]'), "name", "must be made of letters"),
         (("DROPOUT = 0.1", "DROPOUT = nan"), "space.DROPOUT.value", "finite"),
         (("DROPOUT = 0.1", f"DROPOUT = {'9' * 400}"), "space.DROPOUT.value", "finite"),
         (("DROPOUT = 0.1", f'N = {{ type = "int", low = 1, high = {"9" * 400} }}'), "space.N.high", "at most 18"),

@@ -1,0 +1,27 @@
+"""The words of a command that no shell runs: what only a shell would understand is told, and what is to be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lora_tune.workloads.command_words import one_word, shell_variable, shell_words
+
+
+def test_an_operator_of_the_shell_is_doubted_where_there_is_none() -> None:
+    (doubt,) = shell_words(["python", "train.py", "|", "tee", ">", "log"])
+    assert doubt.startswith("workload.argv: '|': no shell runs this command")
+    assert shell_words(["bash", "-c", "python train.py | tee log"]) == []
+
+
+def test_a_parameter_as_a_variable_is_known_where_no_shell_fills_it_in() -> None:
+    assert shell_variable(["python", "--lr=${LR}"], {"LR"}) == "LR"
+    assert shell_variable(["python", "--home=$HOME"], {"LR"}) == ""
+    assert shell_variable(["srun", "/bin/bash", "-c", "python --lr=$LR"], {"LR"}) == ""
+
+
+def test_a_command_line_in_one_word_is_taken_apart_and_a_name_with_a_space_is_not(tmp_path: Path) -> None:
+    assert one_word("python train.py", tmp_path) == (
+        'workload.argv: \'python train.py\' is one word; write ["python", "train.py"]'
+    )
+    (tmp_path / "my train").touch()
+    assert one_word("my train", tmp_path) == ""
