@@ -193,6 +193,14 @@ def test_what_is_dropped_has_the_asked_rate_and_keeps_the_mean(base: PackedBase)
     assert not torch.equal(drop(torch.ones(2, 400, 100), layer=4)[1], dropped[1])
 
 
+def test_a_base_that_computes_activations_again_trains_the_same_and_is_seen_to_work() -> None:
+    changed: dict[str, object] = {"LORA_DROPOUT": 0.2, "MINIBS": 4, "MBS": 2}
+    again, kept = trial(RECOMPUTE_GRANULARITY="full", **changed), trial(**changed)
+    base = PackedBase(again)
+    assert alone(base, again) == alone(PackedBase(kept), kept)
+    assert base.works(), "a pass of nobody goes through layers that had adapters"
+
+
 def test_the_chunked_loss_is_the_cross_entropy_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lora_tune.recipes.packed.head.CHUNK", 3)
     torch.manual_seed(0)
@@ -296,6 +304,7 @@ def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
         ({"LORA_TARGETS": "qqq"}, "no adapter fits a layer qqq of this model; allowed are"),
         ({"DATADIR": "/"}, "allowed is one file train"),
         ({"TP": 2}, "a trial in a pack has one process"),
+        ({"FSDP": 1}, "FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)"),
         ({"MODULES_TO_SAVE": "head"}, "MODULES_TO_SAVE: this model has no module head; allowed are"),
         ({"LOAD_IN_4BIT": "nf4"}, "LOAD_IN_4BIT=nf4: this pack has nothing"),
         ({"DTYPE": "bfloat16"}, "DTYPE=bfloat16: this pack has auto"),
@@ -457,6 +466,31 @@ def test_out_of_memory_lets_some_wait_and_loses_no_trial(sweep: Sweep, monkeypat
     monkeypatch.setattr(Pack, "round", rounds)
     settings = trial(SEED=3, MAX_STEPS=4, LORA_DROPOUT=0.2)
     assert read(attempts[3]).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]
+
+
+def test_a_trial_that_made_room_for_the_evaluation_of_another_is_evaluated_when_it_is_back(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [sweep.ask(f"{i}", SEED=i, MAX_STEPS=4) for i in range(2)]
+    evaluate, shrunk = Pack.evaluate, []
+
+    def only_alone(pack: Pack, slots: Any) -> list[float]:
+        if len(pack.slots) > 1:
+            shrunk.append(len(slots))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return evaluate(pack, slots)
+
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "evaluate", only_alone)
+    monkeypatch.setattr(Admission, "fits", lambda self, present, new: self.limit is None or not present)
+    sweep.serve()
+    assert shrunk == [2, 1]
+    monkeypatch.setattr(Pack, "evaluate", evaluate)
+    for seed, attempt in enumerate(attempts):
+        settings = trial(SEED=seed, MAX_STEPS=4)
+        assert end_of(attempt)["exit_code"] == 0
+        assert [point.samples for point in read(attempt).run().evals] == [8.0, 16.0]
+        assert read(attempt).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]
 
 
 def poison_of(kind: str, folder: Path) -> dict[str, object]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from lora_tune.base.errors import InputError
 
+Result = TypeVar("Result")
 USED = 0.85
 """Share of the free memory that is filled: the allocator cannot use all of it."""
 BYTES_OF_A_WEIGHT = 16
@@ -22,6 +24,17 @@ def short_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and HOST_SHORT in str(error)
+
+
+def attempted(action: Callable[[], Result]) -> Result | None:
+    """None where the memory was short. What the action held is free again then: its error is gone, too."""
+    try:
+        return action()
+    except (RuntimeError, MemoryError) as error:
+        if not short_of_memory(error):
+            raise
+    torch.cuda.empty_cache()  # nothing where there is no GPU
+    return None
 
 
 class Admission:

@@ -65,7 +65,8 @@ class Speeds:
             len(slot.texts.validation),
         )
         if key not in self._known:
-            self._known[key] = self._measure(settings, slot.texts)
+            with self._base.measuring():
+                self._known[key] = self._measure(settings, slot.texts)
         return self._known[key]
 
     def _measure(self, settings: Settings, texts: Texts) -> SpeedAlone:

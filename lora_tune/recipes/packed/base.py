@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +33,13 @@ OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
 """Knobs that all slots of a pack have in common."""
 
 
+class Meeting(NamedTuple):
+    """What packs agreed on. passes: another one made some meanwhile. ending: all of them are to end now."""
+
+    passes: bool
+    ending: bool
+
+
 class PackedBase:
     """The model of ``settings.model`` on this process's device, frozen.
 
@@ -45,10 +53,8 @@ class PackedBase:
         self.settings = settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.device_name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
-        self.model = load_base(settings).to(self.device).requires_grad_(False)
+        self.model = self._placed(lambda: load_base(settings).requires_grad_(False))
         _refuse_own_dropout(self.model, settings)
-        if self.device.type == "cuda":
-            fuse_norms(self.model)
         if settings.recompute:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train(settings.recompute)
@@ -59,6 +65,30 @@ class PackedBase:
         self._parts: list[Part] = []
         self._head = self._frozen_head()
         self._head_name = _name_of(self.model, self.model.get_output_embeddings())
+
+    def _placed(self, load: Callable[[], Any]) -> Any:
+        """The frozen model on this process's device."""
+        model = load().to(self.device)
+        if self.device.type == "cuda":
+            fuse_norms(model)
+        return model
+
+    def check(self, settings: Settings) -> None:
+        """Raise InputError for a trial that does not go with this base, or that no pack can train."""
+        check_packable(settings)
+        check_shared(settings, self.settings)
+
+    def turn(self, *, training: bool) -> AbstractContextManager[None]:
+        """In it a pass goes through this base. training: a backward pass belongs to it."""
+        return contextlib.nullcontext()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """In it a trial is measured alone: nobody else's pass goes through this base."""
+        return contextlib.nullcontext()
+
+    def meet(self, *, ending: bool) -> Meeting:
+        """After each round of this pack: what the packs over this base agree on. ending: this one is to end."""
+        return Meeting(passes=False, ending=ending)
 
     def texts(self, settings: Settings) -> Texts:
         """The data of a trial, read once. Raises InputError where it cannot be used."""
@@ -119,8 +149,18 @@ class PackedBase:
         own = self._head_name.rpartition(".")[2] in adapters.targets
         return self._head is None or own or self._head_name.endswith(adapters.modules_to_save)
 
-    def losses(self, sequences: Sequence[Sequences], parts: Sequence[Part]) -> torch.Tensor:
-        """The mean loss of each sequence [n], of as many as ``parts`` share; one list item a slot."""
+    @contextlib.contextmanager
+    def through(self, parts: Sequence[Part], *, training: bool) -> Iterator[None]:
+        """A pass through the adapters of ``parts``; to ``training`` belongs its backward pass, which may recompute."""
+        with self.turn(training=training):
+            self._parts[:] = parts
+            try:
+                yield
+            finally:
+                self._parts.clear()
+
+    def losses(self, sequences: Sequence[Sequences]) -> torch.Tensor:
+        """The mean loss of each sequence [n], of as many as the parts of this pass share; one list item a slot."""
         tokens = np.concatenate([s.tokens for s in sequences])
         mask = np.concatenate([s.mask for s in sequences])
         counts = mask / np.maximum(1, mask.sum(axis=1, keepdims=True))
@@ -128,14 +168,13 @@ class PackedBase:
         weight = torch.from_numpy(counts.astype(np.float32)).to(self.device, non_blocking=True)
         read, predict = on_device[:, :-1], on_device[:, 1:]
         told = self._positions(sequences)
-        with self._through(parts):
-            if self._head is None or any(self._head_name in (*part.pairs, *part.copies) for part in parts):
-                logits = self.model(input_ids=read, use_cache=False, **told).logits
-                return weighted_losses(logits, predict, weight).sum(1)
-            hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **told).last_hidden_state
-            flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
-            losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
-            return losses.view_as(weight).sum(1)
+        if self._head is None or any(self._head_name in (*part.pairs, *part.copies) for part in self._parts):
+            logits = self.model(input_ids=read, use_cache=False, **told).logits
+            return weighted_losses(logits, predict, weight).sum(1)
+        hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **told).last_hidden_state
+        flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
+        losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
+        return losses.view_as(weight).sum(1)
 
     def _positions(self, sequences: Sequence[Sequences]) -> dict[str, torch.Tensor]:
         """Where samples begin, of rows that hold several: all slots of a pass have such rows, or none."""
@@ -148,19 +187,15 @@ class PackedBase:
     def works(self) -> bool:
         """Whether the base by itself still computes: after a fault of the device it does not."""
         try:
-            probe = torch.arange(4, device=self.device)[None]
-            self.model(input_ids=probe, use_cache=False).logits.sum().item()
+            with self.turn(training=False):
+                self.model(input_ids=self._probe(), use_cache=False).logits.sum().item()
         except RuntimeError:
             return False
         return True
 
-    @contextlib.contextmanager
-    def _through(self, parts: Sequence[Part]) -> Iterator[None]:
-        self._parts[:] = parts
-        try:
-            yield
-        finally:
-            self._parts.clear()
+    def _probe(self) -> torch.Tensor:
+        """The shortest pass that shows what the base computes."""
+        return torch.arange(4, device=self.device)[None]
 
     @torch.no_grad()
     def _frozen_head(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -171,7 +206,7 @@ class PackedBase:
         head = self.model.get_output_embeddings()
         if head is None or not isinstance(head, torch.nn.Linear):
             return None
-        probe = torch.arange(4, device=self.device)[None]
+        probe = self._probe()
         hidden = self.model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
         same = torch.equal(head(hidden), self.model(input_ids=probe, use_cache=False).logits)
         return (head.weight, head.bias) if same else None
@@ -185,11 +220,17 @@ def check_shared(settings: Settings, shared: Settings) -> None:
                 f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name) or 'nothing'!s}; "
                 "trials of one pack share it: fix it in [space], or take site.slots out"
             )
-    check_packable(settings)
 
 
 def check_packable(settings: Settings) -> None:
-    """Raise InputError for a trial that no pack can train."""
+    """Raise InputError for a trial that no pack with a base of its own can train."""
+    check_process(settings)
+    if settings.fsdp:
+        raise InputError("FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)")
+
+
+def check_process(settings: Settings) -> None:
+    """Raise InputError for a trial that wants more than one process, or passes of one row."""
     for name in ("tp", "cp"):
         if getattr(settings, name) > 1:
             raise InputError(
@@ -199,8 +240,6 @@ def check_packable(settings: Settings) -> None:
         raise InputError(
             "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
         )
-    if settings.fsdp:
-        raise InputError("FSDP=1: a trial in a pack has one process; allowed is 0")
 
 
 def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:

@@ -35,20 +35,33 @@ class LogClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A trial between two steps. step: optimizer steps made. log: what its log says so far."""
+class Progress:
+    """Where a trial is between two steps. step: optimizer steps made.
+
+    evaluates: its log has begun an evaluation that is not made. company: trials that train side by side at most,
+    itself counted, since more could not; 0 where nothing is known.
+    """
 
     step: int
-    rows: Rows
     clock: LogClock
+    evaluates: bool
+    company: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What an interrupted attempt has left. log: what it says so far."""
+
+    progress: Progress
+    rows: Rows
     log: str
 
 
-def save(request: PackRequest, device: str, step: int, rows: Rows, clock: LogClock) -> None:
+def save(request: PackRequest, device: str, rows: Rows, progress: Progress) -> None:
     """Write it into the attempt's folder, whole or not at all. Raises OSError."""
     path = request.attempt.checkpoint
     partial = path.with_suffix(".partial")
-    known = {"knobs": _of_trial(request), "device": device, "step": step, "rows": tuple(rows), "clock": asdict(clock)}
+    known = {"knobs": _of_trial(request), "device": device, "rows": tuple(rows), **asdict(progress)}
     torch.save(known, partial)
     partial.replace(path)
 
@@ -71,13 +84,16 @@ def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Check
             return None
         lines = attempt.log.read_text(encoding="utf-8").splitlines(keepends=True)
         clock = LogClock(**{**saved["clock"], "block": tuple(saved["clock"]["block"])})
+        progress = Progress(
+            step=saved["step"], clock=clock, evaluates=saved.get("evaluates", False), company=saved.get("company", 0)
+        )
         rows = Rows(*saved["rows"])
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)
         return None
     # The log that goes on is the next attempt's, and says so itself.
     own = [line for line in lines if ATTEMPT_KEY not in line and SWEEP_KEY not in line]
-    return Checkpoint(step=saved["step"], rows=rows, clock=clock, log="".join(own))
+    return Checkpoint(progress=progress, rows=rows, log="".join(own))
 
 
 def _of_trial(request: PackRequest) -> dict[str, str]:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed import adapter_file, checkpoint
-from lora_tune.recipes.packed.admission import Admission, short_of_memory
+from lora_tune.recipes.packed import adapter_file, checkpoint, interruption
+from lora_tune.recipes.packed.admission import Admission, attempted, short_of_memory
 from lora_tune.recipes.packed.alone import Speeds
-from lora_tune.recipes.packed.base import PackedBase, check_shared
-from lora_tune.recipes.packed.pack import Pack
+from lora_tune.recipes.packed.base import Meeting, PackedBase
+from lora_tune.recipes.packed.lockstep import PassLost
+from lora_tune.recipes.packed.pack import Pack, numbers
+from lora_tune.recipes.packed.sharded import ShardedBase
+from lora_tune.recipes.packed.shares import Shares
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.tenant import STOPPED, Tenant
+from lora_tune.recipes.packed.together import Together
 
-Result = TypeVar("Result")
 LOOK_SECONDS = 0.2
 """Between two looks for requests and stops."""
-TELL_SECONDS = 2.0
-"""Between two reports of the pack's state."""
 PAUSE = 0.05
 
 
@@ -31,15 +31,22 @@ class Host:
     """Serves the requests in ``folder`` until none came for ``idle`` seconds.
 
     packs: how many share the folder, and the node. slots: trials that this one has at most where others share it.
+    together: how they share their base, too.
     """
 
-    def __init__(self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1) -> None:
+    def __init__(
+        self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1, together: Together | None = None
+    ) -> None:
         self._folder, self._idle, self._packs, self._slots = folder, idle, packs, slots
+        self._together = together
         self._base: PackedBase | None = None
+        self._unusable: Exception | None = None
         self._tenants: list[Tenant] = []
         self._waiting: list[Tenant] = []
-        self._ending = False
-        self._looked_at = self._told_at = self._shared_at = self._busy_at = time.monotonic()
+        self._measured: Tenant | None = None
+        self._ending = self._others_train = False
+        self._shares = Shares(folder, packs)
+        self._looked_at = self._busy_at = time.monotonic()
 
     def stop(self) -> None:
         """End after the round in progress; may be called from a signal handler."""
@@ -51,42 +58,61 @@ class Host:
         Raises what the arithmetic raises; each trial's log says what it was.
         """
         try:
-            while not self._ending:
+            self._begin_together()
+            over = False
+            while not over:
                 self._look()
-                self._tell()
+                self._shares.tell(self._tenants)
                 self._admit()
                 if self._tenants:
                     self._round()
                     self._busy_at = time.monotonic()
-                elif not self._waiting:
-                    if time.monotonic() - self._busy_at > self._idle and self._folder.close():
-                        return True
-                    time.sleep(PAUSE)
-            self._leave_behind()
-            return False
+                elif not self._waiting and time.monotonic() - self._busy_at > self._idle and self._folder.close():
+                    return True
+                over = self._meet()
+        except PassLost as lost:
+            self._give_up(lost)
         except Exception as error:
             # Whoever reads a trial's log must find there why it ended; a machine's fault is tried again.
             for tenant in (*self._tenants, *self._waiting):
                 tenant.fail(error)
             raise
+        if self._base is not None:
+            interruption.leave_behind(self._pack, self._tenants, self._waiting)
+        return False
 
-    def _leave_behind(self) -> None:
-        """Save every trial that has begun: the next attempt of each goes on from there, in another pack."""
-        saved = 0
-        for tenant in (*self._tenants, *self._waiting):
-            rows = self._pack.group(tenant.slot).state(tenant.slot) if tenant in self._tenants else tenant.left_at
-            if rows is None:
-                continue
+    def _begin_together(self) -> None:
+        """Make the base that the packs of the job share, all at the same time."""
+        if self._together is not None:
             try:
-                tenant.save(self._pack.base.device.type, rows)
-                saved += 1
-            except OSError as error:  # its next attempt begins anew; the others' need not
-                print(f"{tenant.name} is not saved: {error}", flush=True)
-        print(f"asked to end: {saved} trials are saved", flush=True)
+                self._use(ShardedBase(knobs.read(self._together.base_knobs), self._together))
+            except Exception as error:  # noqa: BLE001 - every trial is told, whatever it was
+                self._unusable = error
+
+    def _use(self, base: PackedBase) -> None:
+        self._base, self._pack, self._speeds = base, Pack(base), Speeds(base)
+        self._admission = Admission(base.device)
+
+    def _meet(self) -> bool:
+        """After a round: join in what other packs over this base still do; whether this pack is to end now."""
+        alone = Meeting(passes=False, ending=self._ending)
+        met = alone if self._base is None else self._base.meet(ending=self._ending)
+        self._others_train = met.passes
+        if not (met.passes or self._tenants or self._waiting):
+            time.sleep(PAUSE)
+        return met.ending
+
+    def _give_up(self, lost: PassLost) -> None:
+        """No pass can follow: what is over ends, and so does the trial that is to blame, where that is one alone."""
+        self._end_over()
+        guilty = interruption.learn(lost, self._tenants, self._measured)
+        if guilty is not None:
+            self._let_go(guilty)
+            guilty.fail(lost.__cause__ or lost)
 
     def _look(self) -> None:
         """Take in new trials, and end those that are to be stopped."""
-        if self._tenants and time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if (self._tenants or self._others_train) and time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
         requests = self._folder.take()
@@ -114,15 +140,16 @@ class Host:
     def _house(self, tenant: Tenant) -> None:
         """Read a trial's knobs and data; it waits for room then."""
         settings = knobs.read(tenant.request.knobs)
+        if self._unusable is not None:
+            raise self._unusable
         if self._base is None:
-            self._base = PackedBase(settings)
-            self._pack, self._speeds = Pack(self._base), Speeds(self._base)
-            self._admission = Admission(self._base.device)
-        check_shared(settings, self._base.settings)
+            self._use(PackedBase(settings))
+        assert self._base is not None
+        self._base.check(settings)
         # Refuses modules that the model lacks, and what fits nowhere.
         self._admission.check(self._pack.weights(settings))
         left = checkpoint.of_earlier_attempt(tenant.request, self._base.device.type)
-        slot = Slot(settings, self._base.texts(settings), left.step if left else 0)
+        slot = Slot(settings, self._base.texts(settings), left.progress.step if left else 0)
         tenant.open(slot, self._base.device_name, left)
         self._waiting.append(tenant)
 
@@ -137,8 +164,12 @@ class Host:
     def _enters(self, tenant: Tenant) -> bool:
         """Give the trial a slot; False where there is none now. Raises what the trial itself is to blame for."""
         present = [other.bytes for other in self._tenants]
+        if 0 < min((t.company for t in (*self._tenants, tenant) if t.company), default=0) <= len(present):
+            return False  # more of them could not train side by side
         try:
+            self._measured = tenant
             speed = self._speeds.of(tenant.slot)
+            self._measured = None
             if self._tenants and not (speed.packs and all(t.packs for t in self._tenants)):
                 return False  # company would only cost memory
             if not self._admission.fits(present, speed.bytes):
@@ -148,17 +179,20 @@ class Host:
             if self._tenants and short_of_memory(error):
                 return False  # tried again when others have gone
             raise
-        self._share()
+        self._shares.share(self._tenants)
         self._tenants.append(tenant)
         self._waiting.remove(tenant)
         tenant.begin(speed)
+        if tenant.trial.evaluates:
+            self._evaluate([tenant])
+            self._end_over()
         return True
 
     def _round(self) -> None:
         rates = {tenant: tenant.slot.rate() for tenant in self._tenants}
         done: dict[Slot, torch.Tensor] = {}
         try:
-            whole = self._attempt(lambda: self._pack.round(done)) is not None
+            whole = attempted(lambda: self._pack.round(done)) is not None
         except Exception as error:  # noqa: BLE001 - whatever it is, the trials that it is not about go on
             self._pack.rewind()
             self._blame(error)
@@ -173,17 +207,20 @@ class Host:
         self, tenants: Sequence[Tenant], done: Mapping[Slot, torch.Tensor], rates: Mapping[Tenant, float]
     ) -> None:
         """After a step of these: their logs, evaluations and ends."""
-        losses = _read({t: done[t.slot] for t in tenants if t.trial.wants_loss})
+        losses = numbers({t: done[t.slot] for t in tenants if t.trial.wants_loss})
         for tenant in tenants:
             with self._alone(tenant):
                 tenant.trial.stepped(rates[tenant], losses.get(tenant))
-        self._evaluate([tenant for tenant in self._tenants if tenant in tenants and tenant.trial.wants_evaluation])
+        self._evaluate([tenant for tenant in self._tenants if tenant in tenants and tenant.trial.evaluates])
+        self._end_over()
+
+    def _end_over(self) -> None:
+        """Let those go that have come to their own end."""
         for tenant in [tenant for tenant in self._tenants if tenant.trial.over]:
             with self._alone(tenant):
                 self._finish(tenant)
 
     def _finish(self, tenant: Tenant) -> None:
-        """A trial has come to its own end."""
         settings = tenant.slot.settings
         if settings.save_adapter:
             adapter_file.save(settings.save_adapter, self._pack.group(tenant.slot), tenant.slot)
@@ -191,13 +228,9 @@ class Host:
         tenant.end(0)
 
     def _blame(self, error: Exception) -> None:
-        """A round has failed: end the trials that fail by themselves, too. Raises ``error`` where that is the pack's.
-
-        It is the pack's where nothing trains any more; of a single trial, where the base does not compute either.
-        """
-        guilty = [tenant for tenant in self._tenants if not self._pack.trains(tenant.slot)]
-        alone = len(self._tenants) == 1 and self._pack.base.works()
-        if not guilty or (len(guilty) == len(self._tenants) and not alone):
+        """A round has failed: end the trials that are to blame. Raises ``error`` where the pack itself is."""
+        guilty = interruption.to_blame(self._pack, self._tenants)
+        if not guilty:
             raise error
         for tenant in guilty:
             self._let_go(tenant)
@@ -205,11 +238,15 @@ class Host:
         print(f"{len(guilty)} trials cannot train: {' '.join(str(error).split())}", flush=True)
 
     def _evaluate(self, due: Sequence[Tenant]) -> None:
-        """Evaluate trials together, or by halves, or with others gone, as memory allows."""
+        """Evaluate trials together, or by halves, or with others gone, as memory allows.
+
+        Those that have made room meanwhile are evaluated when they come back.
+        """
+        due = [tenant for tenant in due if tenant in self._tenants]
         if not due:
             return
         try:
-            losses = self._attempt(lambda: self._pack.evaluate([tenant.slot for tenant in due]))
+            losses = attempted(lambda: self._pack.evaluate([tenant.slot for tenant in due]))
         except Exception as error:
             if not self._pack.base.works():
                 raise
@@ -227,18 +264,7 @@ class Host:
             self._evaluate(due[len(due) // 2 :])
         else:
             self._shrink([*due, *(tenant for tenant in self._tenants if tenant not in due)])
-            self._evaluate([tenant for tenant in due if tenant in self._tenants])
-
-    def _attempt(self, action: Callable[[], Result]) -> Result | None:
-        """None where the memory was short. What the action held is free again then: its error is gone, too."""
-        try:
-            return action()
-        except (RuntimeError, MemoryError) as error:
-            if not short_of_memory(error):
-                raise
-        if self._pack.base.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return None
+            self._evaluate(due)
 
     def _shrink(self, order: Sequence[Tenant]) -> None:
         """Memory was short: the last quarter of ``order`` waits, with what it has learnt; a single one has failed."""
@@ -256,7 +282,7 @@ class Host:
 
     def _let_go(self, tenant: Tenant) -> None:
         """Take a trial out of the pack, or of those that wait."""
-        self._share()
+        self._shares.share(self._tenants)
         if tenant in self._tenants:
             self._tenants.remove(tenant)
             self._pack.leave(tenant.slot)
@@ -272,23 +298,3 @@ class Host:
             self._let_go(tenant)
             # The job of several packs ends when no trial is without an end: it must not wait for this one's.
             self._ending |= not tenant.fail(error) and self._packs > 1
-
-    def _share(self) -> None:
-        """Share the time since this was last called among the trials that train."""
-        now = time.monotonic()
-        for tenant in self._tenants:
-            tenant.share += (now - self._shared_at) / len(self._tenants) / self._packs
-        self._shared_at = now
-
-    def _tell(self) -> None:
-        if time.monotonic() - self._told_at >= TELL_SECONDS:
-            self._told_at = time.monotonic()
-            self._share()
-            self._folder.tell({tenant.name: tenant.share for tenant in self._tenants})
-
-
-def _read(losses: dict[Tenant, torch.Tensor]) -> dict[Tenant, float]:
-    """The numbers of several losses, in one transfer from the device."""
-    if not losses:
-        return {}
-    return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))

@@ -46,6 +46,8 @@ class PackedLayer(torch.nn.Module):
         if self._parts and all(self._name in part.copies for part in self._parts):
             return torch.cat([self._copied(part, x[part.rows]) for part in self._parts])
         y: torch.Tensor = self.base(x)
+        if not self._parts:
+            return y
         if len(self._parts) == 1:
             return self._through(self._parts[0], x, y)
         return torch.cat([self._through(part, x[part.rows], y[part.rows]) for part in self._parts])

@@ -7,8 +7,8 @@ whoever trains beside it; on a GPU the products of a batch are rounded by the sh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from lora_tune.recipes.packed.layers import Part
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.settings import Settings
 
+Key = TypeVar("Key")
 EVAL_TOKENS = 2**17
 """Tokens of one pass of an evaluation on a GPU."""
 RANKS = (16, 64, 256)
@@ -39,6 +40,13 @@ class SlotShape(NamedTuple):
     dora: bool
     drops: bool
     """Of DoRA, whether the adapters drop anything: the frozen product that they scale is another one then."""
+
+
+def numbers(losses: Mapping[Key, torch.Tensor]) -> dict[Key, float]:
+    """The numbers of several losses, in one transfer from the device."""
+    if not losses:
+        return {}
+    return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
 
 class Pack:
@@ -153,12 +161,10 @@ class Pack:
             rows = slice(at, at + count)
             parts.append(Part(rows, len(group.slots), group.leaves, group.scales, group.copies, dropout))
             at += count
-        losses = self.base.losses(sequences, parts)
-        own = [
-            losses[part.rows].view(part.slots, -1).sum(1) / self._batches(group)
-            for part, group in zip(parts, groups, strict=True)
-        ]
-        with warnings.catch_warnings():
+        batches = [self._batches(group) for group in groups]
+        with self.base.through(parts, training=True), warnings.catch_warnings():
+            losses = self.base.losses(sequences)
+            own = [losses[p.rows].view(p.slots, -1).sum(1) / size for p, size in zip(parts, batches, strict=True)]
             # Gradients lie in columns of one matrix on purpose; torch warns that this is not its own layout.
             warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
             torch.cat(own).sum().backward()
@@ -198,5 +204,6 @@ class Pack:
         for start in range(0, len(validation), size):
             rows = validation.rows(np.arange(start, min(start + size, len(validation))))
             part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scales, copies)
-            total += self.base.losses([rows] * len(slots), [part]).view(len(slots), -1).sum(1)
+            with self.base.through([part], training=False):
+                total += self.base.losses([rows] * len(slots)).view(len(slots), -1).sum(1)
         return [float(loss) for loss in total / len(validation)]

@@ -15,7 +15,7 @@ from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackRequest
 from lora_tune.recipes.packed import checkpoint
 from lora_tune.recipes.packed.alone import SpeedAlone
-from lora_tune.recipes.packed.checkpoint import Checkpoint
+from lora_tune.recipes.packed.checkpoint import Checkpoint, Progress
 from lora_tune.recipes.packed.group import Rows
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.trial import PackedTrial
@@ -28,12 +28,12 @@ class Tenant:
     """A claimed trial and its records.
 
     share: seconds of the node that the trial has had. bytes: what it takes of the memory. packs: whether it gains by
-    company. left_at: where it left off when memory was short.
+    company. left_at: where it left off when memory was short. company: see Progress.
     """
 
     def __init__(self, request: PackRequest) -> None:
         self.request, self.name = request, request.name
-        self.share, self.bytes, self.packs = 0.0, 0, True
+        self.share, self.bytes, self.packs, self.company = 0.0, 0, True, 0
         self.left_at: Rows | None = None
         self.slot: Slot
         self.trial: PackedTrial
@@ -58,14 +58,17 @@ class Tenant:
     def open(self, slot: Slot, device: str, left: Checkpoint | None) -> None:
         """Its knobs and data are good: begin its log, or go on where an earlier attempt ``left`` off."""
         self.slot = slot
-        self.left_at = left.rows if left else None
+        if left is not None:
+            self.left_at, self.company = left.rows, left.progress.company
         whose = {ATTEMPT_VARIABLE: self.request.token, SWEEP_VARIABLE: self.request.sweep}
         self.trial = PackedTrial(slot, self._log, device, whose, left)
 
     def save(self, device: str, rows: Rows) -> None:
         """Write down where it is, for the attempt that goes on from there."""
         self._log.flush()
-        checkpoint.save(self.request, device, self.slot.step, rows, self.trial.clock())
+        trial = self.trial
+        left = Progress(step=self.slot.step, clock=trial.clock(), evaluates=trial.evaluates, company=self.company)
+        checkpoint.save(self.request, device, rows, left)
 
     def begin(self, speed: SpeedAlone) -> None:
         """It has a slot, again or for the first time. speed: of the trial alone."""

@@ -31,13 +31,13 @@ class PackedTrial:
     device: the name of the device. whose: the variables that name attempt and sweep. left: where an earlier attempt
     was interrupted; its log goes on in this one.
 
-    over: the trial has come to its own end.
+    over: the trial has come to its own end. evaluates: an evaluation has begun.
     """
 
     def __init__(
         self, slot: Slot, stream: TextIO, device: str, whose: Mapping[str, str], left: Checkpoint | None = None
     ) -> None:
-        self.slot, self.over = slot, False
+        self.slot, self.over, self.evaluates = slot, False, False
         self._began, self._alone, self._spent = time.time(), 0.0, 0.0
         self._entered = time.monotonic()
         self._log = TrialLog(enabled=True, stream=stream, now=self._now)
@@ -59,7 +59,7 @@ class PackedTrial:
 
     def _resume(self, left: Checkpoint, stream: TextIO, whose: Mapping[str, str]) -> None:
         """Go on where the log of the earlier attempt ends, and by its clock."""
-        clock = left.clock
+        clock, self.evaluates = left.progress.clock, left.progress.evaluates
         self._began, self._alone, self._spent, self._speed = clock.began, clock.alone, clock.spent, clock
         self._log.identity(whose)
         stream.write(left.log)
@@ -103,7 +103,7 @@ class PackedTrial:
         return self.slot.step % TRAIN_LOSS_EVERY == 0
 
     @property
-    def wants_evaluation(self) -> bool:
+    def _due_for_evaluation(self) -> bool:
         """Whether an evaluation follows the step just made."""
         settings = self.slot.settings
         step = self.slot.step
@@ -118,17 +118,19 @@ class PackedTrial:
             if not math.isfinite(loss):
                 self._log.block_stop(self._samples, self.slot.settings.minibs)
                 self._end(reached=False)
-        if self.wants_evaluation:
+        if self._due_for_evaluation:
             self._log.block_stop(self._samples, self.slot.settings.minibs)
             settings = self.slot.settings
             if settings.probe and self.slot.step > settings.interval(settings.minibs):
                 self._end(reached=False)
             else:
+                self.evaluates = True
                 self._log.start(constants.EVAL_START, samples_count=self._samples)
 
     def evaluated(self, loss: float) -> None:
         """After the evaluation that was wanted."""
         assert self._speed is not None, "a trial begins before it is evaluated"
+        self.evaluates = False
         self._alone += self._speed.eval_seconds
         settings = self.slot.settings
         self._log.eval_loss(loss, self._samples)
