@@ -62,7 +62,7 @@ class StallPruner(BasePruner):
     Raises
     ------
     ValueError
-        Where a share, a step or a count is out of its range.
+        Where a share, a step, a count or a trial's ``stall_length`` is out of its range.
     """
 
     def __init__(
@@ -77,9 +77,13 @@ class StallPruner(BasePruner):
     ) -> None:
         if not 0 < false_prune_rate < 1:
             raise ValueError(f"false_prune_rate is a share between 0 and 1, not {false_prune_rate}")
-        if references < 3:
+        if not math.isfinite(target):
+            raise ValueError(f"target is a finite number, not {target}")
+        if references < 3 or references % 1:
             raise ValueError(f"references is a count of 3 or more, not {references}: two others are compared with each")
-        if max_steps is not None and not max_steps > 0:
+        if not no_verdict_before >= 0:
+            raise ValueError(f"no_verdict_before is a step of 0 or more, not {no_verdict_before}")
+        if max_steps is not None and not 0 < max_steps < math.inf:
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, references
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
@@ -152,8 +156,13 @@ class StallPruner(BasePruner):
         return since, until, told.shown.get((), ())
 
     def _length(self, trial: FrozenTrial) -> float | None:
-        length: float | None = trial.user_attrs.get(LENGTH, self._max_steps)
-        return length
+        length = trial.user_attrs.get(LENGTH, self._max_steps)
+        if length is None or (isinstance(length, int | float) and 0 < length < math.inf):
+            return length
+        raise ValueError(
+            f"user attribute '{LENGTH}' of trial {trial.number} is a step above 0, or not set where it is not known, "
+            f"not {length!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,12 +259,26 @@ def run_example(code: str) -> optuna.Study:
     [
         ({"false_prune_rate": 1}, "between 0 and 1, not 1"),
         ({"references": 2}, "3 or more, not 2"),
+        ({"references": 3.5}, "3 or more, not 3.5"),
         ({"max_steps": 0}, "above 0, or None where it is not known, not 0"),
+        ({"max_steps": math.inf}, "above 0, or None where it is not known, not inf"),
+        ({"no_verdict_before": math.nan}, "0 or more, not nan"),
+        ({"target": math.nan}, "a finite number, not nan"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StallPruner(TARGET, **settings)  # type: ignore[arg-type]
+        StallPruner(**{"target": TARGET, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [0, -5, math.nan, math.inf, "1000"])
+def test_a_length_that_no_trial_can_have_is_refused_by_name(length: object) -> None:
+    study = optuna.create_study(pruner=StallPruner(TARGET))
+    trial = study.ask()
+    trial.set_user_attr("stall_length", length)
+    trial.report(1.0, 100)
+    with pytest.raises(ValueError, match=f"'stall_length' of trial 0 is a step above 0.*not {length!r}"):
+        trial.should_prune()
 
 
 def test_the_pruner_works_on_a_database(tmp_path: object) -> None:
