@@ -40,37 +40,35 @@ class Registry:
 
     def known(self, name: str) -> str:
         """``name``, where it is known or names a file; nothing is imported. Raises ValueError, as pydantic wants it."""
-        if name in self._shipped or self._is_file(name, Path()) or any(e.name == name for e in self._installed()):
+        if name in self._shipped or self._is_file(name) or any(e.name == name for e in self._installed()):
             return name
-        raise ValueError(self._unknown(name, Path()))
+        raise ValueError(self._unknown(name))
 
-    def load(self, name: str, folder: Path = Path()) -> Any:
+    def load(self, name: str) -> Any:
         """The object behind ``name``.
 
         Parameters
         ----------
         name : str
-            A known name, or ``path/to/file.py:attribute``.
-        folder : Path
-            What a relative path is relative to.
+            A known name, or ``path/to/file.py:attribute``, relative to the folder where the command runs.
 
         Raises
         ------
         InputError
-            The name is unknown (the nearest known one is offered), or its module has no such attribute.
+            The name is unknown (the nearest known one is offered), its module fails, or has no such attribute.
         """
         if name in self._shipped:
             module, _, attribute = self._shipped[name].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        if self._is_file(name, folder):
-            key = (name, folder.resolve())
+        if self._is_file(name):
+            key = (name, Path.cwd())
             if key not in self._files:
-                self._files[key] = self._from_file(name, folder)
+                self._files[key] = self._from_file(name)
             return self._files[key]
         for entry in self._installed():
             if entry.name == name:
                 return self._of_entry(entry)
-        raise InputError(self._unknown(name, folder))
+        raise InputError(self._unknown(name))
 
     def _installed(self) -> metadata.EntryPoints:
         return metadata.entry_points(group=self.group)
@@ -78,32 +76,40 @@ class Registry:
     def _of_entry(self, entry: metadata.EntryPoint) -> Any:
         try:
             return entry.load()
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # whatever somebody else's module does when it is imported
             where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-            raise InputError(f"{self.kind} {entry.name!r} of {where} cannot be loaded: {error}") from error
+            raise InputError(f"{self.kind} {entry.name!r} of {where} cannot be loaded: {_reason(error)}") from error
 
     @staticmethod
-    def _is_file(name: str, folder: Path) -> bool:
+    def _is_file(name: str) -> bool:
         file, _, attribute = name.rpartition(":")
-        return bool(file and attribute) and file.endswith(".py") and (folder / file).is_file()
+        return bool(file and attribute) and file.endswith(".py") and Path(file).is_file()
 
-    def _from_file(self, name: str, folder: Path) -> Any:
+    def _from_file(self, name: str) -> Any:
         file, _, attribute = name.rpartition(":")
-        path = folder / file
+        path = Path(file)
         spec = importlib.util.spec_from_file_location(f"lora_tune_{self.kind.replace(' ', '_')}_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # whatever a user's own file does when it runs
+            raise InputError(f"{self.kind} {name!r}: {path} cannot be loaded: {_reason(error)}") from error
         if not hasattr(module, attribute):
             raise InputError(f"{self.kind} {name!r}: {path} has no {attribute!r}; define it or name another")
         return getattr(module, attribute)
 
-    def _unknown(self, name: str, folder: Path) -> str:
+    def _unknown(self, name: str) -> str:
         file, _, attribute = name.rpartition(":")
         if attribute and file.endswith(".py"):
-            return f"{self.kind} {name!r}: there is no file {folder / file}"
+            return f"{self.kind} {name!r}: there is no file {file!r} in {Path.cwd()}, where this command runs"
         known = self.names()
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{self.kind} {name!r} is unknown{hint}; known are {', '.join(known)}, or path/to/file.py:name"
+
+
+def _reason(error: Exception) -> str:
+    """The error with its kind, and the file and line where it is one of syntax."""
+    return f"{type(error).__name__}: {error}"

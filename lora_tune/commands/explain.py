@@ -92,10 +92,12 @@ def why_proposed(study: Study, sweep: StudyRecords, trial: Trial) -> str:
 
 
 def _sampler_words(study: Study, sweep: StudyRecords, number: int) -> str:
-    search = study.search
-    if search.sampler == "random":
+    from lora_tune.search.samplers import sampler_kind
+
+    search, kind = study.search, sampler_kind(study)
+    if kind.draws_always:
         return "drawn at random, as search.sampler asks"
-    if number < search.startup_trials:
+    if kind.draws_first and number < search.startup_trials:
         return f"drawn at random: the first {search.startup_trials} are, so that the {search.sampler} model has a start"
     begin = sweep.trials[number].proposed_at if number in sweep.trials else math.inf
     ended = sum(t.finished_at is not None and t.finished_at <= begin for t in sweep.trials.values())

@@ -11,6 +11,7 @@ from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES, announced, keys_of
 from lora_tune.mlperf.log_check import findings, parse
+from lora_tune.mlperf.rulesets import benchmarks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +27,35 @@ class Violation:
 
 
 def check_header(benchmark: Benchmark, values: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What the compliance checker says against a log with these values by MLLOG key, each with the key it is about."""
+    """What the compliance checker says against a log with these values by MLLOG key, each with the key it is about.
+
+    Nothing of a benchmark of another package: the checker has no rules for it.
+    """
+    if not _has_checker(benchmark):
+        return []
     return findings(parse(log_lines(benchmark, values), benchmark.ruleset), benchmark.ruleset)
 
 
 def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Violation]:
     """What a configuration breaks of the closed division, by the checker and by the rules' text; empty when nothing.
 
-    values: the trial's variables by name, GBS among them where it is known.
+    A benchmark of another package is judged by its own rules alone. values: the trial's variables by name, GBS among
+    them where it is known.
     """
     said = announced(benchmark.name, values)
     names = {keys_of(benchmark.name).get(name.upper(), ""): name for name in values}
-    by_text = benchmark.by_text(said)
-    broken = [key for key, _ in check_header(benchmark, said)]
-    broken += [key for key, wanted in by_text.items() if key in said and not _equal(said[key], wanted)]
     demanded = benchmark.demanded(said)
+    compared = benchmark.by_text(said) if _has_checker(benchmark) else demanded
+    broken = [key for key, _ in check_header(benchmark, said)]
+    broken += [key for key, wanted in compared.items() if key in said and not _equal(said[key], wanted)]
     return [
         _violation(benchmark, names.get(key, key), said.get(key), said.get("global_batch_size"), demanded.get(key), key)
         for key in dict.fromkeys(broken)
     ]
+
+
+def _has_checker(benchmark: Benchmark) -> bool:
+    return benchmark.name in benchmarks_of(benchmark.ruleset)
 
 
 def check_range(
@@ -213,7 +224,8 @@ def _tuned(violation: Violation) -> Violation:
 def _violation(benchmark: Benchmark, name: str, came: object, batch: object, wanted: object, key: str) -> Violation:
     at = f" at GBS {batch}" if batch is not None and key != "global_batch_size" else ""
     source = benchmark.text.sources.get(key)
-    rule = f"training rules, {source}" if source else f"closed_{benchmark.name}.yaml of mlperf_logging"
+    rules = f"closed_{benchmark.name}.yaml of mlperf_logging" if _has_checker(benchmark) else "its own rules"
+    rule = f"training rules, {source}" if source else rules
     must = f"{key} must be {wanted}" if wanted is not None else f"{key} may not be that"
     return Violation(
         name,

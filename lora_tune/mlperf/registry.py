@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 from lora_tune.base.errors import InputError
 from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
-from lora_tune.mlperf.rulesets import benchmarks_of, newest_with, rulesets
+from lora_tune.mlperf.rulesets import benchmarks_of, rulesets, unknown_benchmark
 
 GROUP = "lora_tune.benchmarks"
 """Entry points of a package that brings benchmarks: name -> a callable that takes a ruleset or None for its newest."""
@@ -23,8 +23,11 @@ def find_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
 
     Raises InputError for a name that neither mlperf_logging nor an installed package knows, and for such a ruleset.
     """
-    maker = _outside().get(name)
-    return maker(ruleset) if maker else read_benchmark(name, ruleset)
+    if maker := _outside().get(name):
+        return maker(ruleset)
+    if name not in (known := benchmark_names()):
+        raise InputError(unknown_benchmark(name, known))
+    return read_benchmark(name, ruleset)
 
 
 @cache
@@ -35,11 +38,8 @@ def benchmark_names() -> tuple[str, ...]:
 
 def check_name(name: str) -> str:
     """The name itself. Raises ValueError where no benchmark is called so: for the validation of study files."""
-    if name not in _outside():
-        try:
-            newest_with(name)
-        except InputError as error:
-            raise ValueError(str(error)) from error
+    if name not in (known := benchmark_names()):
+        raise ValueError(unknown_benchmark(name, known))
     return name
 
 

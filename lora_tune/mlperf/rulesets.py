@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Collection
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,5 +88,11 @@ def newest_with(benchmark: str) -> str:
     """The newest ruleset that has a benchmark. Raises InputError naming the nearest benchmarks."""
     if having := rulesets_with(benchmark):
         return having[-1]
-    known = sorted({name for r in rulesets() for name in benchmarks_of(r)})
-    raise InputError(f"no installed ruleset has a benchmark {benchmark!r}; the benchmarks are {', '.join(known)}")
+    raise InputError(unknown_benchmark(benchmark, {name for r in rulesets() for name in benchmarks_of(r)}))
+
+
+def unknown_benchmark(name: str, known: Collection[str]) -> str:
+    """What to say of a name that no benchmark has, with the nearest of those that are known."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"no installed ruleset has a benchmark {name!r}{hint}; the benchmarks are {', '.join(sorted(known))}"

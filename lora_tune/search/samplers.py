@@ -57,6 +57,10 @@ class SamplerKind:
         It starts from ingested logs and published results.
     several_node_counts : bool
         It can compare trials that run on different numbers of nodes.
+    draws_first : bool
+        The first ``search.startup_trials`` proposals are drawn at random.
+    draws_always : bool
+        All proposals are.
     objectives : tuple of str, or None
         The scores that it models; None: any, and two at a time.
     believes : callable
@@ -74,6 +78,8 @@ class SamplerKind:
     proposes_probes: bool = False
     takes_old_runs: bool = False
     several_node_counts: bool = True
+    draws_first: bool = False
+    draws_always: bool = False
     objectives: tuple[str, ...] | None = None
 
 
@@ -260,10 +266,10 @@ def _throughput(study: Study) -> BaseSampler:
     )
 
 
-TPE = SamplerKind(make=_tpe)
-RANDOM = SamplerKind(make=_random)
-GP = SamplerKind(make=_gp)
-CMAES = SamplerKind(make=_cmaes)
+TPE = SamplerKind(make=_tpe, draws_first=True)
+RANDOM = SamplerKind(make=_random, draws_always=True)
+GP = SamplerKind(make=_gp, draws_first=True)
+CMAES = SamplerKind(make=_cmaes, draws_first=True)
 GREY_BOX = SamplerKind(
     make=_grey_box,
     believes=_by_model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from lora_tune.base.kinds import LAUNCHERS, SAMPLERS
 from lora_tune.base.registry import Registry
 from lora_tune.config.study import Study
 from lora_tune.search.samplers import make_sampler
+from tests.conftest import REPOSITORY
 
 LAUNCHER = '''
 from lora_tune.launchers.base import LauncherKind
@@ -91,9 +93,31 @@ attempts = 1
 """
 
 
+BENCHMARK_STUDY = """
+division = "closed"
+
+[objective]
+benchmark = "my_accuracy"
+
+[workload]
+kind = "command"
+argv = ["{python}", "-uc", "print('320 samples: loss 0.7'); print('480 samples: loss 0.9')"]
+log = {{ kind = "percent" }}
+
+[space]
+GBS = 16
+MAX_GRAD_NORM = {norm}
+LR = {{ type = "float", low = 0.001, high = 0.01 }}
+
+[budget]
+trials = 1
+attempts = 1
+"""
+
+
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A package that somebody else installed: three modules and their entry points."""
+    """A package that somebody else installed: four modules and their entry points."""
     site = tmp_path / "site"
     info = site / "their_kinds-1.0.dist-info"
     info.mkdir(parents=True)
@@ -102,27 +126,53 @@ def outside(tmp_path: Path) -> Path:
         "[lora_tune.launchers]\ncounting = their_launcher:KIND\nbroken = their_launcher:NOTHING\n"
         "[lora_tune.samplers]\nlowest = their_sampler:lowest\n"
         "[lora_tune.log_readers]\npercent = their_reader:Percent\n"
+        "[lora_tune.benchmarks]\nmy_accuracy = their_benchmark:my_accuracy\n"
     )
-    for name, text in (("launcher", LAUNCHER), ("sampler", SAMPLER), ("reader", READER)):
+    kinds = (("launcher", LAUNCHER), ("sampler", SAMPLER), ("reader", READER), ("benchmark", documented("my_accuracy")))
+    for name, text in kinds:
         (site / f"their_{name}.py").write_text(text)
     return site
 
 
-def test_a_launcher_a_sampler_and_a_log_format_of_another_package_drive_a_sweep(outside: Path, tmp_path: Path) -> None:
-    study = tmp_path / "theirs.toml"
-    study.write_text(STUDY.format(python=sys.executable))
+def documented(name: str) -> str:
+    """The example of docs/extending.md that defines ``name``."""
+    blocks = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8").split("```python\n")[1:]
+    return next(code for block in blocks if f" {name}(" in (code := block.split("```")[0]))
+
+
+def sweep(study: Path, outside: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The real command in the study's folder, with the other package installed."""
     path = os.pathsep.join(filter(None, [str(outside), os.environ.get("PYTHONPATH")]))
-    swept = subprocess.run(
-        [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--quiet"],
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), *options],
+        cwd=study.parent,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def test_a_launcher_a_sampler_and_a_log_format_of_another_package_drive_a_sweep(outside: Path, tmp_path: Path) -> None:
+    study = tmp_path / "theirs.toml"
+    study.write_text(STUDY.format(python=sys.executable))
+    swept = sweep(study, outside, "--quiet")
     assert swept.returncode == 0, swept.stderr + swept.stdout
     assert (tmp_path / "submitted.txt").read_text().split() == ["theirs-0000-0", "theirs-0001-0"]
     assert "LR=0.001" in swept.stdout
+
+
+def test_a_benchmark_of_another_package_gives_target_direction_and_rules(outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text(BENCHMARK_STUDY.format(python=sys.executable, norm=1.0))
+    swept = sweep(tmp_path / "good.toml", outside)
+    assert swept.returncode == 0, swept.stderr + swept.stdout
+    assert re.search(r"trial 0 +reached +eval accuracy 0.9000 at 480 samples", swept.stdout)
+    (tmp_path / "bad.toml").write_text(BENCHMARK_STUDY.format(python=sys.executable, norm=0.5))
+    refused = sweep(tmp_path / "bad.toml", outside, "--dry-run")
+    assert refused.returncode == 2
+    assert "in the closed division of my_accuracy opt_gradient_clip_norm must be 1.0 (its own rules" in refused.stderr
+    (tmp_path / "misspelt.toml").write_text((tmp_path / "good.toml").read_text().replace("my_accuracy", "my_acuracy"))
+    assert "did you mean 'my_accuracy'?" in sweep(tmp_path / "misspelt.toml", outside, "--dry-run").stderr
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
@@ -138,15 +188,33 @@ def test_an_entry_point_that_cannot_be_loaded_names_its_package(outside: Path, m
         LAUNCHERS.load("broken")
 
 
-def test_a_file_of_ones_own_serves_as_well(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_serves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("KIND = object()\n")
     registry = Registry("lora_tune.tests_only", "launcher", {})
-    found = registry.load("mine.py:KIND", tmp_path)
-    assert registry.load("mine.py:KIND", tmp_path) is found, "a file is executed once"
+    kind = registry.load("mine.py:KIND")
+    assert registry.load("mine.py:KIND") is kind, "a file is executed once"
     with pytest.raises(InputError, match="has no 'OTHER'"):
-        registry.load("mine.py:OTHER", tmp_path)
-    with pytest.raises(InputError, match="there is no file"):
-        registry.load("yours.py:KIND", tmp_path)
+        registry.load("mine.py:OTHER")
+    with pytest.raises(InputError, match=f"there is no file 'yours.py' in {re.escape(str(tmp_path))}"):
+        registry.load("yours.py:KIND")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def made(:", r"SyntaxError: invalid syntax \(mine\.py, line 1\)"),
+        ("import nothing_such", "ModuleNotFoundError: No module named 'nothing_such'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_fails_is_told_with_its_error(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(InputError, match=rf"launcher 'mine\.py:KIND': mine\.py cannot be loaded: {reason}"):
+        Registry("lora_tune.tests_only", "launcher", {}).load("mine.py:KIND")
 
 
 def test_a_sampler_that_needs_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
