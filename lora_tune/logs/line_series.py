@@ -62,14 +62,14 @@ def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressLine:
     """The first line that says how far the run is, and what of it does."""
 
     line: str
     place: NamedNumber
 
 
-def progress_apart(stated: Stated, unit: str) -> Progress | None:
+def progress_apart(stated: Stated, unit: str) -> ProgressLine | None:
     """What counts this unit on lines of its own: the first name whose numbers go on; None without one."""
     named: dict[str, list[tuple[str, NamedNumber]]] = {}
     for line, numbers in stated:
@@ -80,5 +80,5 @@ def progress_apart(stated: Stated, unit: str) -> Progress | None:
         counts = [as_count(place.number) or 0.0 for _, place in places]
         if _goes_on(counts) and (len(counts) == 1 or counts[0] != counts[-1]):
             line, place = places[0]
-            return Progress(line, place)
+            return ProgressLine(line, place)
     return None
