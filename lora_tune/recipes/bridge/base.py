@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
+from torch.distributed.checkpoint.api import CheckpointException
 
 from lora_tune.base.errors import InputError
 from lora_tune.recipes.bridge import adapter_files
@@ -60,7 +61,7 @@ def _load_distributed(core: Any, folder: Path, prefix: str) -> None:
     weights = {key: value for key, value in wanted.items() if "_extra_state" not in key}
     try:
         loaded = dist_checkpointing.load({"model": weights}, str(folder), validate_access_integrity=False)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise InputError(
             f"CKPT_ROOT={str(folder)!r}: cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error

@@ -26,8 +26,7 @@ def convert(source: Path, out: Path, *, dtype_name: str = "bfloat16") -> None:
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out}: is not empty; name a new folder")
     shape = hf.shape_of(source) if hf.is_hf(source) else read_shape(Knobs(os.environ))
-    if not hf.is_hf(source):
-        checkpoint.check(source, shape)
+    checkpoint.check(source, shape)
     imports.prepare()
     import torch
     from megatron.bridge.models.gpt_provider import GPTModelProvider, transformer_engine_layer_spec

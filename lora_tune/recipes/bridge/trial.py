@@ -22,7 +22,7 @@ from lora_tune.recipes.bridge.model import (  # noqa: E402
 from lora_tune.recipes.bridge.run import BridgeRun  # noqa: E402
 from lora_tune.recipes.bridge.settings import BridgeSettings  # noqa: E402
 from lora_tune.recipes.bridge.step import forward_step  # noqa: E402
-from lora_tune.recipes.megatron import checkpoint, hf, start  # noqa: E402
+from lora_tune.recipes.megatron import checkpoint, start  # noqa: E402
 from lora_tune.recipes.megatron.processes import Processes  # noqa: E402
 
 
@@ -35,10 +35,12 @@ def run(settings: BridgeSettings, processes: Processes, *, cuda: bool) -> bool:
     log = start.open_log(processes)
     warnings.filterwarnings("ignore")
     check_machine(settings, cuda=cuda)
-    if settings.model and not hf.is_hf(settings.model):
+    if settings.model is not None:
         checkpoint.check(settings.model, settings.shape)
     if settings.adapter is not None:
         adapter_files.check(settings.adapter, settings)
+    if settings.save_adapter is not None:
+        adapter_files.make_folder(settings.save_adapter)
     start.set_environment(settings, processes)
     data = packed_data(settings, cuda=cuda)
     texts = (len(data.train), len(data.validation))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import InputError
+from lora_tune.recipes.megatron import hf
 from lora_tune.recipes.megatron.shapes import Shape
 
 
@@ -30,8 +31,8 @@ def weights_folder(model: Path) -> Path:
     latest one names.
     """
     named = model / "latest_checkpointed_iteration.txt"
-    latest = named.read_text(encoding="utf-8").strip() if named.is_file() else "0"
-    iteration = f"iter_{int(latest):07d}" if latest.isdigit() else latest
+    latest = named.read_text(encoding="utf-8", errors="replace").strip() if named.is_file() else "0"
+    iteration = f"iter_{int(latest):07d}" if latest.isdecimal() else "release"
     for folder in (model / "weights", model / iteration, model):
         if (folder / ".metadata").is_file() or (folder / "metadata.json").is_file():
             return folder
@@ -43,18 +44,22 @@ def weights_folder(model: Path) -> Path:
 
 def is_nemo(folder: Path) -> bool:
     """Whether a folder of distributed weights was written by NeMo 2, which puts ``module.`` before every name."""
-    return any(key.startswith("module.") for key in _sizes(folder))
+    return any(key.startswith("module.") for key in _sizes(_metadata(folder)))
 
 
 def check(model: Path, shape: Shape) -> None:
-    """Raise InputError where the checkpoint is of another shape than ``shape``.
+    """Raise InputError where the checkpoint is of another shape than ``shape``, or not all of it is there.
 
-    Only torch_dist checkpoints say their sizes in one file; others are left to the loader.
+    Of distributed ones only torch_dist checkpoints say their sizes in one file; others are left to the loader.
     """
+    if hf.is_hf(model):
+        hf.check(model, shape)
+        return
     folder = weights_folder(model)
     if not (folder / ".metadata").is_file():
         return
-    sizes = _sizes(folder)
+    metadata = _metadata(folder)
+    sizes = _sizes(metadata)
     for ending, size in expected(shape).items():
         stored = next((s for key, s in sizes.items() if key.endswith(ending)), None)
         if stored is None:
@@ -66,14 +71,36 @@ def check(model: Path, shape: Shape) -> None:
                 f"MODEL={str(model)!r}: {ending} is {stored}, but LLAMA and the sizes beside it ask for {size};"
                 " give the checkpoint's shape"
             )
+    _check_files(folder, metadata)
 
 
-def _sizes(folder: Path) -> dict[str, tuple[int, ...]]:
+def _check_files(folder: Path, metadata: Any) -> None:
+    """Raise InputError for the first file of weights that is missing or shorter than ``.metadata`` says.
+
+    The loader would find out after the model has been built, and on one rank of many.
+    """
+    ends: dict[str, int] = {}
+    for stored in (metadata.storage_data or {}).values():
+        ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
+    for name, end in sorted(ends.items()):
+        file = folder / name
+        held = file.stat().st_size if file.is_file() else None
+        if held is None or held < end:
+            found = "is missing" if held is None else f"has {held} bytes"
+            raise InputError(
+                f"MODEL={str(folder)!r}: {name} {found}; .metadata says {end} bytes: copy or convert it again"
+            )
+
+
+def _metadata(folder: Path) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     try:
-        metadata: Any = FileSystemReader(folder).read_metadata()
+        return FileSystemReader(folder).read_metadata()
     except Exception as error:
         raise InputError(f"MODEL={str(folder)!r}: .metadata cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _sizes(metadata: Any) -> dict[str, tuple[int, ...]]:
     entries = metadata.state_dict_metadata.items()
     return {key: tuple(entry.size) for key, entry in entries if hasattr(entry, "size")}

@@ -51,7 +51,7 @@ def run(settings: NemoSettings, processes: Processes, *, cuda: bool) -> bool:
     nemo_logging.setLevel(nemo_logging.ERROR)
     check_machine(settings, cuda=cuda)
     foreign = settings.model is not None and hf.is_hf(settings.model)
-    if settings.model and not foreign:
+    if settings.model is not None:
         checkpoint.check(settings.model, settings.shape)
     start.set_environment(settings, processes)
     pl.seed_everything(settings.seed, workers=True, verbose=False)
