@@ -9,6 +9,7 @@ level of their last eval before it up to the end of training.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,8 +19,10 @@ from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, lo
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
 from lora_tune.controller.public_runs import EVALS_TO_HEAL, HEALED
+from lora_tune.curves.conformal import supported
 from lora_tune.curves.credibility import PUBLISHED_STEP
-from lora_tune.curves.stopping import Evidence, verdict
+from lora_tune.curves.overlay import course
+from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf.published_curves import published
 
@@ -38,6 +41,8 @@ HEALING = FP4[:2]
 HEALING_SAMPLES = 350 * 8
 Height = Callable[[PublicRun], float]
 """How bad a run looks by its first eval after the change."""
+OWN_DRAWS = 10
+"""Draws of a sweep's own references."""
 NEVER = 60
 """Simulated runs of each shape that never reaches the target."""
 
@@ -68,6 +73,8 @@ def main() -> None:
     _never_reach()
     _never_heal([r for r in load() if r.submission in HEALING])
     _by_one_eval([r for r in load() if is_fp4(r)])
+    for name in HEALING:
+        _by_own_references(name, [r for r in load() if r.submission == name])
 
 
 def _never_reach() -> None:
@@ -120,6 +127,20 @@ def _by_one_eval(runs: Sequence[PublicRun]) -> None:
         )
 
 
+def _by_own_references(name: str, runs: Sequence[PublicRun]) -> None:
+    """What a sweep's own good FP4 runs tell: each run, and it without its fall, beside others of its submission."""
+    good, never = [], []
+    for seed, (i, run) in itertools.product(range(OWN_DRAWS), enumerate(runs)):
+        others = np.random.default_rng(seed).permutation([j for j in range(len(runs)) if j != i])[:FEWEST]
+        evidence = Evidence(references=[course(runs[j].run.evals, length=_end(runs[j])) for j in others], rate=0.01)
+        good.append(_stop(run.run.evals, evidence, _end(run)) is not None)
+        never.append((_stop(never_healing(run), evidence, _end(run)) or np.inf) <= EARLY * _end(run))
+    print(
+        f"| {FEWEST} good ones of a sweep of its own ({supported(0.01, FEWEST):.1%} supported), {name}: never healing "
+        f"stopped by {EARLY:.0%} of the end; good stopped | any | {np.mean(never):.0%}; {np.mean(good):.0%} | | |"
+    )
+
+
 def _before(run: PublicRun) -> float:
     return [e.loss for e in run.run.evals if e.samples < HEALING_SAMPLES][-1]
 
@@ -157,6 +178,11 @@ def judged(evals: Sequence[Eval], gbs: float, length: float, rate: float, begin:
     healed = HEALING_SAMPLES + EVALS_TO_HEAL * PUBLISHED_STEP
     start = healed if begin is None else begin * float(np.exp(envelope.family.log_samples[-1]))
     evidence = Evidence(published=envelope, rate=rate, published_from=start)
+    return _stop(evals, evidence, length)
+
+
+def _stop(evals: Sequence[Eval], evidence: Evidence, length: float) -> float | None:
+    """Samples at which a run is stopped, asked after each eval."""
     stops = (e.samples for i, e in enumerate(evals) if verdict(evals[: i + 1], TARGET, evidence, length=length).stop)
     return next(stops, None)
 

@@ -7,18 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune import curves
 from lora_tune.config.study import Study
-from lora_tune.controller import healing, results
+from lora_tune.controller import healing, pruning, results
 from lora_tune.logs.mllog import Eval, MllogReader, RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of
 
@@ -218,6 +219,26 @@ class TestWhatItCosts:
         assert cap(evals, timing, rival, 1e4, 0.1, target=TARGET, healing=HEALING).stop, "the clock counts for all"
 
 
+@pytest.mark.parametrize("declared", [{"HEALING_ITER": 350}, {}])
+def test_a_run_that_does_not_heal_is_stopped_soon_after_the_others_of_its_sweep_did(declared: dict[str, float]) -> None:
+    """At its first eval after the change, at 55% of 700 steps."""
+    own = study().with_options({"objective": {"curves": "own"}, "pruning": {"cap": False, "audit": 0.0}})
+    known = trial(MAX_STEPS=700, **declared)
+    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, "finished_at": 1.0}
+    runs = {n: fp4_run(FP4_RUNS[n % len(FP4_RUNS)]) for n in range(8)}
+    change = {n: TrialMetrics(healing_samples=healing.healing_samples(known, run)) for n, run in runs.items()}
+    sweep = _sweep({n: replace(known, number=n, metrics=change[n], **done) for n in runs}, runs)
+
+    def stopped(losses: tuple[float, ...]) -> bool:
+        return pruning.judge_curve(own, sweep, replace(known, number=9), fp4_run(losses)) is not None
+
+    before, healed = FP4_RUNS[1][:4], FP4_RUNS[1][4]
+    assert not any(stopped(before[:n]) for n in range(1, 5))
+    assert stopped((*before, before[-1]))
+    assert not stopped((*before, healed))
+
+
+@settings(deadline=None)
 @given(
     evals=st.lists(st.builds(Eval, st.floats(), st.floats(), st.floats()), max_size=12),
     at=st.floats(min_value=0),
