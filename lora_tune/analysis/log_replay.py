@@ -18,7 +18,7 @@ from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
 from lora_tune.config.study import Study
 from lora_tune.controller import conclusion, policy, pruning, results
-from lora_tune.controller.acceptance import impossible_times
+from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.mllog import LogReader, MllogReader
@@ -193,8 +193,8 @@ class _Player:
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run)
         action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
         if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
-            # Whether it ran with the study's own values is another question: old logs mostly did not.
-            untrue = impossible_times(run, _ENDED, stamped=self._stamped)
+            nobodys = replace(self._trial, parameters={})  # old logs mostly ran with other values than the study's
+            untrue = why_untrue(self._study, nobodys, self._attempt, _ENDED, run, stamped=self._stamped)
             action = conclusion.refuse(self._study, [self._attempt], untrue) if untrue else action
         kind = _KINDS.get(action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED)
         if kind is not None and kind not in self._verdicts:

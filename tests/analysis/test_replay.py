@@ -214,6 +214,20 @@ def test_a_log_of_another_benchmark_is_measured_by_that_ones_metric(
     assert one["low"] <= one["objective_seconds"] <= one["high"]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (r'"eval_accuracy", "value": [\d.]+(.*)', r'"eval_accuracy", "value": -Infinity\1'),
+        (r'"time_ms": \d+', '"time_ms": 0'),
+    ],
+    ids=["no loss can be that", "no clock"],
+)
+def test_what_a_sweep_would_not_believe_is_no_result(tmp_path, change: str, words: str) -> None:
+    """An infinite loss reached the target; a run of no time ended in an error."""
+    (one,) = played(tmp_path, re.sub(change, words, log_of()))
+    assert (one["objective_seconds"], kinds(one)) == (None, ["failed"])
+
+
 def test_a_training_that_only_the_target_ends_is_played(tmp_path) -> None:
     text = log_of().replace(
         '"opt_learning_rate_training_steps", "value": 800', '"opt_learning_rate_training_steps", "value": -1'
