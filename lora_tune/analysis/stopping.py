@@ -129,11 +129,11 @@ def promise_words(study: Study) -> str:
         once = "by published curves once a good run has been like them"
         return f"stopping: {_percent(rate)} of good runs by error, {once}{audits}"
     kept, free = _percent(supported(rate, first)), fewest_free(study)
-    terms = f"the first {free} good runs go free and support {kept}"
+    terms = f"the first {free} good runs are let through; judged by these"
     if not objective_of(study).has_target:
-        terms = f"the first {free} runs go free, and the {first} of their better half support {kept}"
+        terms = f"the first {free} runs are let through; judged by the {first} of their better half"
     short = f"; the stated {_percent(rate)} needs {needed(rate)}" if needed(rate) > first else ""
-    return f"stopping: {terms} of good runs stopped by error{short}{audits}"
+    return f"stopping: {terms}, at most {kept} of good runs are stopped by error{short}{audits}"
 
 
 def account_words(account: StoppingAccount) -> str:
@@ -162,14 +162,18 @@ def account_words(account: StoppingAccount) -> str:
 
 def _support_words(account: StoppingAccount) -> str:
     if account.published and account.kept is not None:
-        return f"published runs support {_percent(account.kept)} of good runs stopped by error"
+        return f"judged by published runs, at most {_percent(account.kept)} of good runs are stopped by error"
     rest = account.good - account.references
-    others = f" ({rest} more good runs were let through by the rule and support nothing)" if rest > 0 else ""
-    count = f"so far {account.references} finished references{others}"
+    others = f" (not by {rest} more, which the rule itself let through)" if rest > 0 else ""
     if account.kept is None:
-        return f"{count}; runs are compared from {account.wanted} on"
+        return f"{_good_runs(account.references)} so far; runs are compared from {account.wanted} on"
     more = f"; {_percent(account.stated)} from {account.full} on" if account.kept > account.stated else ""
-    return f"{count} support {_percent(account.kept)}{more}"
+    judged = f"judged by {_good_runs(account.references)}{others}"
+    return f"{judged}, at most {_percent(account.kept)} of good runs are stopped by error{more}"
+
+
+def _good_runs(count: int) -> str:
+    return "1 good run" if count == 1 else f"{count} good runs"
 
 
 def _percent(share: float) -> str:

@@ -39,14 +39,16 @@ def words(study: Study, sweep: StudyRecords) -> str:
 
 
 def test_before_enough_references_it_says_when_runs_are_compared() -> None:
-    assert words(study(), finished_well(3)) == "so far 3 finished references; runs are compared from 8 on"
+    assert words(study(), finished_well(3)) == "3 good runs so far; runs are compared from 8 on"
 
 
 def test_it_says_what_the_references_support_and_when_the_stated_rate_is() -> None:
     more = study().with_options({"pruning": {"references": 14}})
-    assert words(more, finished_well(14)) == "so far 14 finished references support 6.67%; 1% from 99 on"
-    selected = "so far 8 finished references (22 more good runs were let through by the rule and support nothing)"
-    assert words(study(), finished_well(30)).startswith(f"{selected} support 11.1%")
+    assert words(more, finished_well(14)) == (
+        "judged by 14 good runs, at most 6.67% of good runs are stopped by error; 1% from 99 on"
+    )
+    selected = "judged by 8 good runs (not by 22 more, which the rule itself let through)"
+    assert words(study(), finished_well(30)).startswith(f"{selected}, at most 11.1%")
 
 
 def test_it_says_what_was_caught_and_for_how_much() -> None:
@@ -77,8 +79,8 @@ def test_the_interval_of_the_measured_rate_is_clopper_and_pearsons() -> None:
 def test_a_study_says_its_promise_and_its_price_before_the_first_run() -> None:
     audited = study().with_options({"pruning": {"audit": 0.05}})
     assert promise_words(audited) == (
-        "stopping: the first 8 good runs go free and support 11.1% of good runs stopped by error; "
-        "the stated 1% needs 99; 5% of condemned runs go on as audits"
+        "stopping: the first 8 good runs are let through; judged by these, at most 11.1% of good runs are stopped by "
+        "error; the stated 1% needs 99; 5% of condemned runs go on as audits"
     )
     assert promise_words(study().with_options({"pruning": {"rule": "none"}})) == ""
     assert stopping_account(study().with_options({"pruning": {"rule": "none"}}), finished_well(3), NOW) is None
@@ -100,13 +102,13 @@ class TestWithoutATarget:
         return replace(found, evals={(n, 0): run(9.5, 9.2, low).evals for n, low in lowest.items()})
 
     def test_runs_are_compared_when_twice_as_many_have_ended(self) -> None:
-        assert words(self.study(), self.measured(12)) == "so far 12 finished references; runs are compared from 16 on"
-        assert words(self.study(), self.measured(16)).startswith("so far 8 finished references support 11.1%")
+        assert words(self.study(), self.measured(12)) == "12 good runs so far; runs are compared from 16 on"
+        assert words(self.study(), self.measured(16)).startswith("judged by 8 good runs, at most 11.1%")
 
     def test_the_promise_is_said_before_the_first_run(self) -> None:
         assert promise_words(self.study(audit=0.05)) == (
-            "stopping: the first 16 runs go free, and the 8 of their better half support 11.1% of good runs stopped by "
-            "error; the stated 1% needs 99; 5% of condemned runs go on as audits"
+            "stopping: the first 16 runs are let through; judged by the 8 of their better half, at most 11.1% of good "
+            "runs are stopped by error; the stated 1% needs 99; 5% of condemned runs go on as audits"
         )
 
     @pytest.mark.parametrize(("level", "good"), [(9.0, 0), (0.3, 2)])

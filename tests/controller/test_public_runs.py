@@ -110,7 +110,7 @@ def test_public_runs_stop_no_trial_before_a_good_one_has_lain_among_them() -> No
     assert judged(later, running(2, BEGAN + 200), *LEVEL).startswith("stalled: two evals in a row")
     known = stopping_account(study(), later, BEGAN + 300)
     assert known is not None
-    assert account_words(known).startswith("published runs support 1%")
+    assert account_words(known).startswith("judged by published runs, at most 1%")
 
 
 def test_a_good_run_says_nothing_of_the_public_runs_at_another_batch() -> None:
@@ -181,7 +181,7 @@ def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_w
     account = stopping_account(study(), sweep, BEGAN + 300)
     assert account is not None
     assert "trial 0 reached the target outside of the published curves" in account_words(account)
-    assert "published runs support" not in account_words(account)
+    assert "judged by published runs" not in account_words(account)
 
 
 def test_a_good_run_among_the_public_ones_and_one_that_never_got_there_leave_them_believed() -> None:

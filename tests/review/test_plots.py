@@ -125,6 +125,16 @@ def test_a_trial_that_failed_at_first_shows_both_colours(sweep: StudyRecords) ->
         assert stays[-1].colour == "good"
 
 
+def test_ends_of_trials_have_colours_that_can_be_told_apart(sweep: StudyRecords) -> None:
+    """Two names of one colour made reached and censored trials look the same."""
+    late = next(t for t in sweep.trials.values() if t.verdict is Verdict.PRUNED)
+    ended = replace(sweep, trials={**sweep.trials, late.number: replace(late, verdict=Verdict.CENSORED)})
+    shown = {stay.outcome: stay.colour for stay in spending.stays(ended, NOW)}
+    assert {"reached", "censored"} <= shown.keys()
+    for theme in (svg.LIGHT, svg.DARK):
+        assert len({theme[colour] for colour in shown.values()}) == len(shown)
+
+
 def test_a_study_without_layout_numbers_or_trials_still_draws(sweep: StudyRecords) -> None:
     text = STUDY.replace('layout = { type = "layout", tp = [1, 2, 4, 8], minibs = [1, 2, 4] }', "GBS = 8")
     text = text.replace('LR = { type = "float", low = 1e-4, high = 2e-3, log = true }\n', "")

@@ -152,12 +152,12 @@ def too_short(study: Study, sweep: StudyRecords) -> Advice | None:
             short.append((trial.number, crossing / end))
     if not short:
         return None
-    numbers = tuple(n for n, _ in short)
+    numbers, factors = tuple(n for n, _ in short), sorted(f"{f:.2f}" for _, f in short)
+    span = factors[0] if factors[0] == factors[-1] else f"{factors[0]} to {factors[-1]}"
     return Advice(
         seen="trials end before they get there",
         do=f"allow more steps: about {max(f for _, f in short) - 1:.0%} more would have been enough",
-        evidence=f"{listed(numbers)} still fell at the end; the forecast crossing lies "
-        f"{min(f for _, f in short):.2f} to {max(f for _, f in short):.2f} times as far",
+        evidence=f"{listed(numbers)} still fell at the end; the forecast crossing lies {span} times as far",
         trials=numbers,
     )
 

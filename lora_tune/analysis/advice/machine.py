@@ -181,7 +181,7 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
     stale = sum(hours[last_gain + 1 :])
     if stale <= STALE * sum(hours):
         return None
-    since = tuple(t.number for t in ended[last_gain + 1 :])
+    since = tuple(sorted(t.number for t in ended[last_gain + 1 :]))
     return Advice(
         seen="more trials bring nothing",
         do="stop here and confirm the best with more seeds, or change the space",

@@ -19,7 +19,7 @@ _COLOURS: dict[Verdict | None, tuple[Colour, str]] = {
     Verdict.REACHED: ("good", "reached"),
     Verdict.PRUNED: ("stopped", "stopped early"),
     Verdict.CAPPED: ("stopped", "stopped early"),
-    Verdict.CENSORED: ("three", "censored"),
+    Verdict.CENSORED: ("muted", "censored"),
     None: ("one", "open"),
 }
 
