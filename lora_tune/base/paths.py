@@ -91,6 +91,11 @@ class PackPaths:
         """A file for each trial that is to end, by its name."""
         return self.folder / "stops"
 
+    @property
+    def slots(self) -> Path:
+        """How many trials each pack may train side by side, where that has changed since the job began."""
+        return self.folder / "slots.json"
+
     def state(self, pack: int) -> Path:
         """What the job's pack of this number wrote of itself last."""
         return self.folder / (f"state-{pack}.json" if pack else "state.json")

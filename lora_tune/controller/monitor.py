@@ -15,7 +15,7 @@ from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
 from lora_tune.controller.verdict_line import first_clause, verdict_line
-from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.launchers.base import JobState, JobStatus, Widens
 from lora_tune.logs.arrival_times import LOOK_SECONDS
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
@@ -163,6 +163,8 @@ class JobMonitor:
     def follow(self, study: Study) -> None:
         """Go by this study from now on: a person has changed its budget."""
         self._study = study
+        if isinstance(self._dependencies.launcher, Widens):
+            self._dependencies.launcher.widen(study.budget.parallel)
 
     def _cancel(self, attempt: Attempt, *, force: bool) -> None:
         try:

@@ -22,11 +22,9 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
         return _plain(study, jobs=study.budget.parallel)
     from lora_tune.launchers.packed import PackedLauncher
 
-    number = study.site.packs
-    if number > 1:  # the first pack of a job is to leave the others their part
-        slots = min(slots, -(-study.budget.parallel // number))
-    jobs = -(-study.budget.parallel // (slots * number))
-    return PackedLauncher(_plain(study, jobs), slots, packs, number)
+    launcher = PackedLauncher(_plain(study, jobs=1), slots, packs, study.site.packs)
+    launcher.widen(study.budget.parallel)
+    return launcher
 
 
 def _plain(study: Study, jobs: int) -> Launcher:

@@ -107,6 +107,15 @@ class Surveys(Protocol):
         ...
 
 
+@runtime_checkable
+class Widens(Protocol):
+    """A launcher that keeps room for as many jobs as run at one time, and can be told that they are more."""
+
+    def widen(self, jobs: int) -> None:
+        """From now on up to ``jobs`` are submitted at one time; told again and again."""
+        ...
+
+
 class Launcher(Protocol):
     """Submits, polls and cancels jobs. Contract: ``tests/contracts/launcher.py``."""
 

@@ -25,11 +25,11 @@ from lora_tune.workloads.base import Job
 class LocalLauncher:
     """Starts each job as a process of this machine that outlives the driver.
 
-    gpus: device ids that may be handed out, each to one job at a time.
+    gpus: device ids that may be handed out, each to one job at a time. gpus_of_job: of each of further jobs.
     """
 
-    def __init__(self, gpus: Sequence[int] = ()) -> None:
-        self._gpus = tuple(gpus)
+    def __init__(self, gpus: Sequence[int] = (), gpus_of_job: int = 0) -> None:
+        self._gpus, self._gpus_of_job = tuple(gpus), gpus_of_job
         self._busy: dict[str, tuple[int, ...]] = {}
         self._children: dict[str, Any] = {}
 
@@ -54,6 +54,10 @@ class LocalLauncher:
         self._busy[job.name] = devices
         self._children[job.name] = submitted
         return str(submitted.job_id)
+
+    def widen(self, jobs: int) -> None:
+        """Hand out the devices of so many jobs."""
+        self._gpus += tuple(range(len(self._gpus), jobs * self._gpus_of_job))
 
     def _take_devices(self, job: Job) -> tuple[int, ...]:
         wanted = job.resources.gpus_per_node if self._gpus else 0
@@ -147,7 +151,8 @@ def _deaf_to_the_terminal() -> Iterator[None]:
 
 
 def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
-    return LocalLauncher(range(study.site.packs * study.site.gpus_per_node * jobs))
+    gpus_of_job = study.site.packs * study.site.gpus_per_node
+    return LocalLauncher(range(gpus_of_job * jobs), gpus_of_job)
 
 
 KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.paths import AttemptPaths, PackPaths
-from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, write_json
+from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, whole_of, write_json
 from lora_tune.workloads.base import Job
 
 
@@ -102,6 +102,10 @@ class PackFolder:
         with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder: the trial is gone as well
             write_json(self.paths.stops / name, {"force": force})
 
+    def widen(self, slots: int) -> None:
+        """Let each pack of the job train so many trials side by side."""
+        write_json(self.paths.slots, {"slots": slots})
+
     def open_requests(self) -> Iterator[PackRequest]:
         """The trials that the pack was given and that have no end on record."""
         told = set()
@@ -142,6 +146,10 @@ class PackFolder:
                 stopped[file.name] = (read_json(file).content or {}).get("force") is True
                 file.unlink(missing_ok=True)
         return stopped
+
+    def slots(self) -> int:
+        """How many trials the pack may train side by side, as it was told since it began; 0 where it was not."""
+        return whole_of(read_json(self.paths.slots).content or {}, "slots") or 0
 
     def tell(self, shares: Mapping[str, float]) -> None:
         """Write down what the pack is doing."""

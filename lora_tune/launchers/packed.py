@@ -19,7 +19,7 @@ from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import ATTEMPT_VARIABLE
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import number_of, read_json, text_of, whole_of, write_json
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket, Widens
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
 from lora_tune.workloads.base import Job
@@ -52,7 +52,8 @@ class PackedLauncher:
     """
 
     def __init__(self, below: Launcher, slots: int, folder: Path, packs: int = 1) -> None:
-        self._below, self._slots, self._place, self._number = below, slots, folder, packs
+        self._below, self._most, self._place, self._number = below, slots, folder, packs
+        self._slots = slots
         self._packs: dict[Path, _Pack] = {}
         self._asked_at = float("-inf")
 
@@ -74,6 +75,19 @@ class PackedLauncher:
         if not pack.folder.ask(job):
             raise LauncherError(f"{job.name}: pack {pack.ticket.name} ended before it took a trial; it is tried again")
         return pack.ticket.job_id
+
+    def widen(self, trials: int) -> None:
+        """Make room for so many at one time: in the packs that live, and for further jobs beside them."""
+        if self._number > 1:  # the first pack of a job is to leave the others their part
+            self._slots = min(self._most, -(-trials // self._number))
+        of_job = self._number * self._slots
+        for place, pack in self._packs.items():
+            if pack.status.state.alive and pack.room is not None and pack.room < of_job:
+                pack.folder.widen(self._slots)  # before its room is written down: it must not get what it does not take
+                _write_down(pack.ticket, of_job)
+                self._packs[place] = replace(pack, room=of_job)
+        if isinstance(self._below, Widens):
+            self._below.widen(-(-trials // of_job))
 
     def _start_pack(self, job: Job) -> _Pack:
         """A pack for the trials that run as ``job`` does."""

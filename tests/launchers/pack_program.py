@@ -41,7 +41,7 @@ def serve(folder: PackFolder, idle: float, slots: float) -> None:
     busy_at = time.monotonic()
     while True:
         requests = folder.take()
-        while len(running) < slots and (request := next(requests, None)) is not None:
+        while len(running) < max(slots, folder.slots()) and (request := next(requests, None)) is not None:
             child = start(request)
             if child is not None:
                 running[request.name] = request, child

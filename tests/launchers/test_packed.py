@@ -19,7 +19,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket, Widens
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
@@ -415,6 +415,43 @@ def test_the_trials_that_a_sweep_begins_with_are_shared_out_among_the_packs_of_a
     assert json.loads(AttemptPaths(pack.paths.folder).job.read_text())["argv"][-4:] == ["--packs", "2", "--slots", "1"]
     launcher.cancel(ticket_of(job))
     poll_until(launcher, ticket_of(job), JobState.ENDED, seconds=90)
+
+
+def test_more_trials_at_one_time_than_the_sweep_began_with_find_gpus(tmp_path: Path) -> None:
+    alone = make_launcher(study_on_this_machine(slots=None), tmp_path)
+    packed = make_launcher(study_on_this_machine(), tmp_path / "packs")
+    for launcher in (alone, packed):
+        assert isinstance(launcher, Widens)
+        launcher.widen(10)
+    jobs = [on_a_gpu(tmp_path / f"{i:04d}") for i in range(3)]
+    shared = [shareable(on_a_gpu(tmp_path / f"1{i:03d}")) for i in range(10)]
+    everyone = [*((job, alone) for job in jobs), *((job, packed) for job in shared)]
+    try:
+        for job in jobs:
+            alone.submit(job)
+        assert len({packed.submit(job) for job in shared}) == 2, "eight in the first pack, and one beside it"
+    finally:
+        for job, launcher in everyone:
+            launcher.cancel(ticket_of(job))
+    for job, launcher in everyone:
+        poll_until(launcher, ticket_of(job), JobState.ENDED, JobState.LOST, seconds=90)
+
+
+def test_the_packs_of_a_live_job_take_more_when_more_train_at_one_time(tmp_path: Path) -> None:
+    launcher = make_launcher(study_on_this_machine(packs=2), tmp_path / "packs")
+    assert isinstance(launcher, Widens)
+    jobs = [shareable(on_a_gpu(tmp_path / f"{i:04d}")) for i in range(6)]
+    try:
+        first = launcher.submit(jobs[0])
+        launcher.widen(6)
+        assert {launcher.submit(job) for job in jobs[1:]} == {first}, "no other GPUs are asked for"
+        for job in jobs:
+            poll_until(launcher, ticket_of(job), JobState.RUNNING, seconds=90)
+    finally:
+        for job in jobs:
+            launcher.cancel(ticket_of(job))
+    for job in jobs:
+        poll_until(launcher, ticket_of(job), JobState.ENDED, seconds=90)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shares": 3}', '{"at": "x", "shares": {"a": "b"}}', "\0" * 9])

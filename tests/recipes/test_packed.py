@@ -336,9 +336,12 @@ def test_a_stopped_trial_leaves_and_the_others_train_on(sweep: Sweep, monkeypatc
     assert len(read(other).run().evals) == 2
 
 
+@pytest.mark.parametrize(("told", "for_others"), [(None, 1), (3, 0)])
 def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the_rest(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, told: int | None, for_others: int
 ) -> None:
+    if told is not None:
+        sweep.folder.widen(told)
     attempts = [sweep.ask(name, MAX_STEPS=2) for name in "abc"]
     rounds, left = Pack.round, []
 
@@ -350,7 +353,7 @@ def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the
     monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", count)
     assert Host(sweep.folder, idle=0.0, packs=2, slots=2).serve()
-    assert left[0] == 1
+    assert left[0] == for_others
     for attempt in attempts:
         assert end_of(attempt)["exit_code"] == 0
         assert 0 < float(str(end_of(attempt)["node_share"])) <= 0.5, "the other pack has the node's other half"

@@ -135,7 +135,7 @@ class Host:
         if self._packs == 1:
             return True
         self._admit()
-        return not self._waiting and len(self._tenants) < self._slots
+        return not self._waiting and len(self._tenants) < max(self._slots, self._folder.slots())
 
     def _house(self, tenant: Tenant) -> None:
         """Read a trial's knobs and data; it waits for room then."""
