@@ -24,8 +24,11 @@ class _ReaderAndScanner:
         self.scanner = FailureScanner()
 
     def feed(self, chunk: bytes) -> None:
-        for piece in (chunk,) if self.arrivals is None else self.arrivals.pieces(chunk):
-            self.reader.feed(piece)
+        try:
+            for piece in (chunk,) if self.arrivals is None else self.arrivals.pieces(chunk):
+                self.reader.feed(piece)
+        except Exception as error:  # a reader of somebody else's; one trial's log must not end the sweep
+            raise SetupError(f"the reader of workload.log fails: {type(error).__name__}: {error}") from error
         self.scanner.feed(chunk)
 
     def run(self) -> RunLog:

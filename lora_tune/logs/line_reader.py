@@ -103,10 +103,18 @@ class LineReader:
             text = line.decode("utf-8", "replace")
             if "\x1b" in text:  # colours of a terminal
                 text = _ESCAPES.sub("", text)
-            if not self.line(text, now):
+            if not self._understood(text, now):
                 self._dropped += 1
             if not self.unmatched.found:
                 self._count(text)
+
+    def _understood(self, text: str, now: int) -> bool:
+        """Whether :meth:`line` did. A format of somebody else's need not expect every line: one must end no sweep."""
+        try:
+            return self.line(text, now)
+        except Exception as error:  # noqa: BLE001
+            self.unmatched.error = f"{type(error).__name__}: {error}"
+            return False
 
     def _count(self, text: str) -> None:
         builder = self.run_builder
@@ -116,7 +124,10 @@ class LineReader:
             self.unmatched.take(text)
 
     def line(self, text: str, now: int) -> bool:
-        """Take one line that arrived at ``now`` (epoch ms); False for one that should have been understood."""
+        """Take one line that arrived at ``now`` (epoch ms); False for one that should have been understood.
+
+        A line for which this raises counts as not understood as well.
+        """
         raise NotImplementedError
 
     def take_fields(self, fields: Mapping[str, object], now: int, samples: float | None) -> bool:

@@ -35,11 +35,13 @@ class Unmatched:
     """Counts the lines of a log until one is understood.
 
     patterns: what the study searches for, "" for formats without a pattern; it tells whether plain losses are wanted.
+    error: what the format's own code raised last for a line.
     """
 
     patterns: str = ""
     lines: int = 0
     likely: str = ""
+    error: str = ""
     found: bool = field(default=False)
 
     def take(self, line: str) -> None:
@@ -56,7 +58,8 @@ class Unmatched:
         if self.found or not (ended or (self.lines >= ENOUGH_LINES and self.likely)):
             return ""
         lines = "1 line" if self.lines == 1 else f"{self.lines} lines"
-        told = f"{lines} read, none matched workload.log"
+        failed = f" (its reader failed: {self.error})" if self.error else ""
+        told = f"{lines} read, none matched workload.log{failed}"
         if not self.likely:
             return f"{told}; none of them looks like an eval"
         pattern = suggest(self.likely)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune.logs.follower import LogFollower
+from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.readers import make_reader
+from lora_tune.logs.run import RunLog
 from lora_tune.logs.unmatched import ENOUGH_LINES, Unmatched, looks_like_an_eval, suggest
 
 EVALS = [
@@ -64,3 +68,44 @@ def test_a_log_without_anything_like_an_eval_is_told_so_at_its_end() -> None:
         counted.take("downloading")
     assert counted.words(ended=False) == ""
     assert counted.words(ended=True) == "60 lines read, none matched workload.log; none of them looks like an eval"
+
+
+class Strict(LineReader):
+    """``40 samples: loss 0.91``, without a thought for what else a log may hold."""
+
+    def line(self, text: str, now: int) -> bool:
+        samples, _, loss = text.partition(" samples: loss ")
+        return self.take_fields({"loss": float(loss)}, now, float(samples))
+
+
+def test_a_line_for_which_a_format_raises_is_dropped_and_the_next_one_read() -> None:
+    reader = Strict(lambda: 0.0)
+    reader.feed(b"40 samples: loss 0.91\n80 samples: loss n/a\nGPU 3 is hot\n120 samples: loss 0.6\n")
+    assert [(e.samples, e.loss) for e in reader.run().evals] == [(40, 0.91), (120, 0.6)]
+    assert reader.run().dropped_lines == 2
+
+
+def test_a_format_that_understands_nothing_says_what_it_raised() -> None:
+    reader = Strict(lambda: 0.0)
+    reader.feed(b"GPU 3 is hot\n")
+    assert "none matched workload.log (its reader failed: ValueError: could not convert" in reader.unmatched.words(
+        ended=True
+    )
+
+
+class Failing:
+    """A reader that is no LineReader, and fails."""
+
+    def feed(self, chunk: bytes) -> None:
+        raise KeyError("loss")
+
+    def run(self) -> RunLog:
+        return RunLog()
+
+
+def test_a_reader_that_fails_makes_its_log_unreadable_and_ends_no_sweep(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("step 1\n")
+    follower = LogFollower(log, Failing, now=0.0)
+    follower.poll(1.0)
+    assert follower.unreadable == "the reader of workload.log fails: KeyError: 'loss'"
