@@ -21,7 +21,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
-from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS, batch_names
+from lora_tune.mlperf.knobs import batch_names
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export, mlperf_findings
 from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Value
@@ -154,7 +154,7 @@ class MlperfWorkload(TreeWorkload):
         values = {**proposal.parameters, **mlperf_evals.eval_exports(self, proposal)}
         values.pop("NODES", None)  # DGXNNODES, below
         if proposal.probe:
-            in_steps = self.benchmark.name in INTERVAL_IN_STEPS
+            in_steps = mlperf_evals.counts_steps(self.benchmark.name, self.implementation)
             values |= probe_values(self._counted(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
         exports = spelled(values, self.implementation)
         exports |= {"DGXNNODES": self.nodes(proposal), "DGXNGPU": self.study.site.gpus_per_node}
@@ -162,7 +162,7 @@ class MlperfWorkload(TreeWorkload):
         if exports or self.base is None:
             exports |= {"DGXSYSTEM": self.file_name(proposal).removeprefix("config_").removesuffix(".sh")}
             exports |= self._disclosed(exports, proposal)
-        refuse_illegal({**self.implementation.values, **exports})
+        refuse_illegal(self.implementation.values, exports)
         return exports
 
     def is_base(self, proposal: Proposal) -> bool:

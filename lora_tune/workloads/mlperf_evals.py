@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
 from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import Proposal, Value
+from lora_tune.workloads.implementation import Implementation
 from lora_tune.workloads.mlperf_names import ALIASES
 
 if TYPE_CHECKING:
@@ -31,6 +32,15 @@ def stated_ruleset(script: Path, benchmark: str) -> str | None:
     return match[1] if match and match[1] in known else None
 
 
+def counts_steps(benchmark: str, implementation: Implementation) -> bool:
+    """Whether an implementation's interval between evals is in optimizer steps, not in samples.
+
+    Primus hands it to Megatron as iterations, in every benchmark.
+    """
+    name = implementation.spelling(("VAL_CHECK_INTERVAL", *ALIASES["VAL_CHECK_INTERVAL"]))
+    return benchmark in INTERVAL_IN_STEPS or name == "PRIMUS_EVAL_INTERVAL"
+
+
 def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Value]:
     """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise.
 
@@ -41,12 +51,12 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     gbs = workload.gbs(proposal)
     rule = None if gbs is None else benchmark.eval_schedule(gbs)
     tuned = proposal.parameters.get("VAL_CHECK_INTERVAL")
-    in_steps = benchmark.name in INTERVAL_IN_STEPS
+    in_steps = counts_steps(benchmark.name, implementation)
     asked = bool(tuned or settings.first_eval or settings.eval_every)
     if gbs is None or rule is None or benchmark.progress == "epoch_num":
         return {}
     skips = rule.first_samples > rule.interval_samples
-    if in_steps and not asked and (skips or not implementation.knows("VAL_CHECK_INTERVAL")):
+    if benchmark.name in INTERVAL_IN_STEPS and not asked and (skips or not implementation.knows("VAL_CHECK_INTERVAL")):
         return {}
     unit = gbs if in_steps else 1
     every = int(tuned) if tuned else math.ceil((settings.eval_every or rule.interval_samples) / unit)

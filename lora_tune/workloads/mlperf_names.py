@@ -75,13 +75,18 @@ def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = Fals
     }
 
 
-def refuse_illegal(values: Mapping[str, Value]) -> None:
-    """Combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1)."""
+def refuse_illegal(held: Mapping[str, Value], exports: Mapping[str, Value]) -> None:
+    """Combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1).
+
+    held: what the folder's own files set. exports: what the trial sets beyond. Both precisions may be on in a folder's
+    own config: those of v6.0's Primus folders have it so.
+    """
+    values = {**held, **exports}
 
     def on(name: str) -> bool:
         return str(values.get(name, "")).lower() in ("1", "true")
 
-    if on("FP8") and on("FP4"):
+    if on("FP8") and on("FP4") and exports.keys() & {"FP8", "FP4"}:
         raise InputError("FP8 and FP4 are both on; the implementation allows one of them")
     if str(values.get("CP_EVAL", "")) not in ("", "1", "null"):
         raise InputError(f"CP_EVAL={values['CP_EVAL']}; only 1 or unset works")

@@ -1,0 +1,23 @@
+#!/bin/bash
+export DGXSYSTEM=MI355X_1x8x1
+export GPUS_PER_NODE=8
+export NNODES=1
+export EXP=/workspace/code/conf/llama2_70b_lora_posttrain.yaml
+export PRETRAINED_CHECKPOINT=/ckpt/megatron_checkpoints/Llama-2-70b-hf/iter_0000000
+export LR=0.0006
+export HEALING_ITER=${HEALING_ITER:-340}
+export HEALING_PRECISION=${HEALING_PRECISION:-FP8_DS}
+export MLLOG_TENSOR_PARALLELISM=1
+export TP=1
+export PP=1
+export CP=1
+export SP=False
+export MBS=1
+export MINIBS=1
+export SKIP_EVALS=3
+export VAL_CHECK_INTERVAL=384
+export FP8=True
+export FP4=True
+export FP4_RECIPE=mxfp4
+export MAX_STEPS=550
+export NEXP=1
