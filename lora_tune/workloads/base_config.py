@@ -37,7 +37,8 @@ class BaseConfig:
     file: relative to the implementation's folder. values: what it exports, by name. passing: those of them that are
     others each time, such as a log folder named by the date. beside: files that it sources from its own folder and that
     lie elsewhere in the implementation, relative as ``file``; they are sourced before it. absent: files that it sources
-    and that are nowhere, or in several places; bash says so and goes on.
+    and that are nowhere, or in several places; bash says so and goes on. path: PATH behind it (``sandbox.on_path``), ""
+    where it leaves that alone.
     """
 
     file: str
@@ -45,6 +46,7 @@ class BaseConfig:
     passing: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    path: str = ""
 
     @property
     def name(self) -> str:
@@ -110,22 +112,27 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
         passing=frozenset(n for n, value in sourced.values.items() if again.values.get(n) != value),
         beside=tuple(str(p.relative_to(folder)) for p in beside),
         absent=tuple(absent),
+        path=sourced.path,
     )
 
 
 def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
     """What the config exports otherwise where these variables have other values, as it does now; its own left out.
 
-    kept: the variables and their other values. Nothing where it cannot be sourced so. What it does not export then may
-    just stand beside an assignment to one of them, with which bash drops the whole line or branch: it is left out.
+    kept: variables that it exports, and their other values. Nothing where it cannot be sourced so. With an assignment
+    to one of them bash drops the whole line or branch, and with it what stands beside: it is therefore compared with
+    what the config exports where they keep the values that they have.
     """
     first, beside = ([folder / name for name in names] for names in (before, base.beside))
     try:
-        exports = _sourced(folder / base.file, first, beside, kept=kept).values
+        there, here = (
+            _sourced(folder / base.file, first, beside, kept=values).values
+            for values in (kept, {n: base.values[n] for n in kept})
+        )
     except SetupError:  # it refuses those values
         return {}
     apart = {**kept, **dict.fromkeys(base.passing, "")}
-    return {n: v for n, v in base.values.items() if n not in apart and exports.get(n, v) != v}
+    return {n: v for n, v in base.values.items() if n not in apart and there.get(n) != here.get(n)}
 
 
 def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:

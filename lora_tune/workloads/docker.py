@@ -73,7 +73,7 @@ class DockerWorkload(MlperfWorkload):
         place = _CONFIG_PLACE.search(self._script)
         logs = site.log_folder / name if site.log_folder else folder / "results"
         environment = {
-            **self.implementation.values,
+            **self.shell_values(),
             **{key: value_text(value) for key, value in exports.items()},
             "DGXSYSTEM": self.file_name(proposal).removeprefix("config_").removesuffix(".sh"),
             "SEED": str(proposal.seed),

@@ -78,7 +78,7 @@ class MlperfWorkload(TreeWorkload):
             "CHECK_COMPLIANCE": int(self.settings.compliance),
         }
         environment = {
-            **self.implementation.values,
+            **self.shell_values(),
             **mlperf_export.left_to_the_shell(self, proposal),
             **{name: value_text(value) for name, value in {**exports, **run}.items()},
             "WALLTIME": str(self._walltime(proposal)),

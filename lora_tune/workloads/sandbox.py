@@ -34,10 +34,15 @@ _TOO_LARGE = 126
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """What sourcing files left behind. values: exported variables; said: standard output and error, by line."""
+    """What sourcing files left behind.
+
+    values: exported variables. said: standard output and error, by line. path: their PATH, which extends that of the
+    clean shell most often (``on_path``); "" where they leave it alone.
+    """
 
     values: dict[str, str]
     said: tuple[str, ...]
+    path: str = ""
 
 
 def source_files(
@@ -83,7 +88,14 @@ def source_files(
         values, said = _variables(out.read()), tuple(err.read().decode(errors="replace").splitlines())
     if code or not values:
         raise SetupError(f"{last} cannot be sourced: {_why(code, said)}")
-    return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, said)
+    path = "" if values.get("PATH") == _CLEAN["PATH"] else values.get("PATH", "")
+    return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, said, path)
+
+
+def on_path(path: str, here: str) -> str:
+    """The PATH that files leave behind in a shell with PATH ``here``, by what they left in a clean one."""
+    before, clean, behind = path.partition(_CLEAN["PATH"])
+    return f"{before}{here}{behind}" if clean else path
 
 
 def as_typed(file: Path, folder: Path) -> str:

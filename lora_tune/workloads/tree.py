@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from lora_tune.workloads.implementation import (
     read_implementation,
 )
 from lora_tune.workloads.mlperf_settings import MlperfSettings
+from lora_tune.workloads.sandbox import on_path
 from lora_tune.workloads.starting_point import Effective, starting_point
 
 
@@ -67,6 +69,12 @@ class TreeWorkload:
         folder = implementation_folder(settings.implementation)
         own = None if self.base is None else self.base.values
         return read_implementation(folder, settings.script, settings.common, settings.before, settings.reads, own)
+
+    def shell_values(self) -> dict[str, str]:
+        """What the launch script finds exported; a PATH that the base extends is that of the shell that starts it."""
+        path = "" if self.base is None else self.base.path
+        here = os.environ.get("PATH", os.defpath)
+        return {**self.implementation.values, **({"PATH": on_path(path, here)} if path else {})}
 
     @functools.cached_property
     def _start(self) -> Start | None:

@@ -254,6 +254,32 @@ class TestStrangeConfigs:
         base = read_base(tree, CONFIG)
         assert computed_from(tree, base, [], {"MINIBS": "2"}) == {"NCCL_MIN_CTAS": "32"}
 
+    def test_a_value_that_such_a_branch_sets_again_is_not_told(self, tree: Path) -> None:
+        """Without the branch it has the value from before: that is bash's doing, and follows from nothing."""
+        lines = "export FUSED_ADAM=0\nif true; then\nMINIBS=4\nexport FUSED_ADAM=1\nfi\n"
+        (tree / CONFIG).write_text(f"{(tree / CONFIG).read_text()}{lines}[ $MINIBS = 4 ] && export SEGMENT=1\n")
+        base = read_base(tree, CONFIG)
+        assert computed_from(tree, base, [], {"MINIBS": "2"}) == {"SEGMENT": "1"}
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("export PATH=/opt/tools:$PATH", "/opt/tools:/home/me/bin:/bin"),
+            ("PATH+=:/opt/tools", "/home/me/bin:/bin:/opt/tools"),
+            ("export PATH=/opt/tools", "/opt/tools"),
+            (":", None),
+        ],
+    )
+    def test_a_path_that_it_extends_is_that_of_every_trial(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: str | None
+    ) -> None:
+        (tree / CONFIG).write_text(f"{(tree / CONFIG).read_text()}{line}\n")
+        workload = made(tree)
+        monkeypatch.setenv("PATH", "/home/me/bin:/bin")
+        for proposal in (as_it_stands(workload), changed(workload, LR=5e-4)):
+            assert workload.job(proposal, tmp_path / "a").environment.get("PATH") == expected
+        assert "PATH" not in start_of(workload).values
+
     def test_one_that_computes_nothing_of_the_kind_is_told_nothing(self, tree: Path) -> None:
         assert not [doubt for doubt in about_base(made(tree)) if "computes" in doubt]
 
