@@ -30,7 +30,9 @@ LARGE: list[Variant] = [
     ("bridge", "tp2_act", {**TP2, "FP8_ACT": 1}),
     ("nemo", "tp2_act", {**TP2, **NEMO_FP8, "FP8_ACT": 1}),
     ("bridge", "tp2_graph", {**TP2, "MCORE_CUDA_GRAPH": 1, "WARMUP_TRAIN_STEPS": 2}),
+    ("bridge", "tp2_act_overlap", {**TP2, "FP8_ACT": 1, "TP_COMM_OVERLAP": 1}),
     ("bridge", "pp2", {"PP": 2}),
+    ("bridge", "pp2_vp2", {"PP": 2, "VP": 2}),
     ("bridge", "tp2_plain", {**TP2, **PLAIN}),
 ]
 """In order of interest."""
@@ -43,17 +45,44 @@ SMALL: list[Variant] = [
     ("bridge", "cp2_a2a", {"CP": 2}),
     ("bridge", "cp2_p2p", {"CP": 2, "CP_COMM_TYPE": "p2p"}),
     ("bridge", "pp2", {"PP": 2}),
+    ("bridge", "pp2_vp2", {"PP": 2, "VP": 2}),
     ("nemo", "dp2", {}),
     ("nemo", "tp2_sp", TP2),
     ("nemo", "cp2_a2a", {"CP": 2}),
     ("nemo", "pp2", {"PP": 2}),
     ("bridge", "tp2_sp_fp8", {**TP2, **NO_DPA, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1}),
+    ("bridge", "tp2_sp_fp8_plain", {**TP2, **NO_DPA, "VAL_MBS": 4}),
+    ("bridge", "tp2_sp_fp8_overlap", {**TP2, **NO_DPA, "VAL_MBS": 4, "TP_COMM_OVERLAP": 1}),
     ("bridge", "dp2_fp8", {**NO_DPA, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1}),
     ("bridge", "cp2_fp8", {**NO_DPA, "USE_TE_OPS": 1, "FUSED_SINGLE_QKV_ROPE": 1, "CP": 2}),
     ("bridge", "dp2_te_ops", {"USE_TE_OPS": 1}),
 ]
 ALONE: list[Variant] = [("bridge", "alone", {}), ("nemo", "alone", {})]
 """The references of ``SMALL``, on one GPU."""
+
+
+LARGE_TRIAL: dict[str, object] = {
+    "LLAMA": "70b",
+    "SEQ": 8192,
+    "GLOBAL_BATCH_SIZE": 2,
+    "MAX_STEPS": 100,
+    "VAL_CHECK_INTERVAL": 4,
+    "EVAL_SAMPLES": 2,
+    "WARMUP_TRAIN_STEPS": 1,
+    "WARMUP_VALIDATION_STEPS": 1,
+    "PROBE": 1,
+    "DATADIR": DATA,
+    "DIST_TIMEOUT": 60,
+    "NUM_WORKERS": 2,
+}
+"""What the variants of ``LARGE`` share."""
+
+
+def small_layout(base: Path, recipe: str) -> dict[str, object]:
+    """What the variants of ``SMALL`` share in one recipe."""
+    fixed = {**small_trial(base), "LR": 3e-3, "GLOBAL_BATCH_SIZE": 8, "MBS": 4, "DIST_TIMEOUT": 60}
+    del fixed["MINIBS"]
+    return fixed | ({**BF16, "VAL_MBS": 8} if recipe == "bridge" else {})
 
 
 class Bench:
@@ -92,27 +121,21 @@ class Bench:
         self._options.out.write_text(json.dumps(self._records, indent=1) + "\n")
 
     def large(self) -> None:
-        fixed: dict[str, object] = {"LLAMA": "70b", "SEQ": 8192, "GLOBAL_BATCH_SIZE": 2, "MAX_STEPS": 100}
-        fixed |= {"VAL_CHECK_INTERVAL": 4, "EVAL_SAMPLES": 2, "WARMUP_TRAIN_STEPS": 1, "WARMUP_VALIDATION_STEPS": 1}
-        fixed |= {"PROBE": 1, "DATADIR": DATA, "DIST_TIMEOUT": 60, "NUM_WORKERS": 2}
         flops = SHAPES["70b"].step_flops(8192, 8192)
         until: float = time.monotonic() + self._options.large_seconds
         for variant in LARGE:
             if min(self.left(150), until - time.monotonic()) < 40:
                 print(f"{variant[0]} {variant[1]}: not run, out of time")
                 continue
-            outcome = self.trial("large", variant, fixed, self._options.gpus, 110)
+            outcome = self.trial("large", variant, LARGE_TRIAL, self._options.gpus, 110)
             self.keep("large", variant, outcome)
             print(row(outcome, flops, self._options.gpus), flush=True)
 
     def small(self) -> None:
-        fixed = {**small_trial(self._options.base), "LR": 3e-3, "GLOBAL_BATCH_SIZE": 8, "MBS": 4, "DIST_TIMEOUT": 60}
-        del fixed["MINIBS"]
-        own: dict[str, dict[str, object]] = {"bridge": {**BF16, "VAL_MBS": 8}}
         variants = [*((one, 1) for one in ALONE), *((one, self._options.gpus) for one in SMALL)]
         with ProcessPoolExecutor(self._options.beside) as pool:
             futures = [
-                pool.submit(self.trial, "small", one, {**fixed, **own.get(one[0], {})}, ranks, 200, lane)
+                pool.submit(self.trial, "small", one, small_layout(self._options.base, one[0]), ranks, 200, lane)
                 for lane, (one, ranks) in enumerate(variants)
             ]
             for (one, _), future in zip(variants, futures, strict=True):

@@ -127,7 +127,7 @@ class RunBuilder:
         points = {
             samples: (loss * factor, ms)
             for samples, (loss, ms) in self.scaled.items()
-            if math.isfinite(factor) or not math.isfinite(loss)
+            if 0 < factor < math.inf or not math.isfinite(loss)
         }
         return {**points, **self.train}
 

@@ -204,9 +204,20 @@ class TestRounds:
             reader.feed(text[at : at + pieces])
         assert [point.loss for point in reader.run().train] == [28.0 * 2 / 4]
 
-    def test_a_reduced_loss_whose_scale_is_not_known_is_no_loss(self) -> None:
+    @pytest.mark.parametrize(
+        "scale",
+        [
+            {},
+            {"gradient_accumulation_steps": 2, "context_parallelism": -8},
+            {"gradient_accumulation_steps": 2},
+            {"gradient_accumulation_steps": 0, "context_parallelism": 8},
+            {"gradient_accumulation_steps": 2, "context_parallelism": math.inf},
+        ],
+    )
+    def test_a_reduced_loss_whose_scale_is_not_known_is_no_loss(self, scale: dict[str, float]) -> None:
         """Not shown, not used; that it is no number any more is known all the same."""
-        head = record("global_batch_size", 8) + record("run_start")
+        stated = "".join(record(name, value) for name, value in scale.items())
+        head = stated + record("global_batch_size", 8) + record("run_start")
         assert read(head + self.REDUCED[1]).train == ()
         nan = record("tracked_stats", {"reduced_train_loss": math.nan}, at=3.0, samples_count=160)
         assert [math.isnan(point.loss) for point in read(head + nan).train] == [True]
