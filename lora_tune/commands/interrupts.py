@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -43,7 +42,7 @@ CANCEL = "cancel"
 """The word that ends the jobs; anything else, a second Ctrl-C among it, keeps them."""
 
 
-def after_interrupt(driver: Driver, command: str, ask: Callable[[str], str] = input) -> None:
+def after_interrupt(driver: Driver, command: str) -> None:
     """Keep the jobs that run, unless the user types ``cancel``. Without a terminal they are kept.
 
     command: the line that goes on with them.
@@ -57,7 +56,7 @@ def after_interrupt(driver: Driver, command: str, ask: Callable[[str], str] = in
         signal.signal(signal.SIGINT, signal.default_int_handler)
         count = "1 trial still runs" if len(running) == 1 else f"{len(running)} trials still run"
         try:
-            answer = ask(f"\n{count}. Enter keeps them, the word {CANCEL} cancels them [keep] ").strip().lower()
+            answer = input(f"\n{count}. Enter keeps them, the word {CANCEL} cancels them [keep] ").strip().lower()
         except (KeyboardInterrupt, EOFError):
             click.echo(err=True)
     if answer == CANCEL:

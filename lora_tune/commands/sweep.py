@@ -69,6 +69,10 @@ class How:
     say: bool
 
 
+PREVIEWED = 2
+"""Proposals that a dry run shows."""
+
+
 @click.command()
 @study_option
 @click.option("--trials", type=int, help="number of trials, overrides the study")
@@ -257,7 +261,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2) -> None:
+def _dry_run(study: Study, workload: Workload, paths: SweepPaths) -> None:
     """Print the first proposals, their files, environment and command lines. Writes and submits nothing."""
     from lora_tune.search.session import Session
 
@@ -270,7 +274,7 @@ def _dry_run(study: Study, workload: Workload, paths: SweepPaths, count: int = 2
     session = Session(study, start=begin)
     if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
         click.echo("# before the first trial, once\n" + _shown(study, made))
-    for _ in range(min(count, study.budget.trials or count)):
+    for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
         asked = session.ask()
         if isinstance(asked, str):
             click.echo(asked)

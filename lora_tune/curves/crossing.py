@@ -47,7 +47,6 @@ def estimate(
     target: float,
     *,
     family: Family | None = None,
-    quantum: float | None = None,
     healing: float = 0.0,
 ) -> Crossing:
     """Estimate where ``run`` crosses ``target`` (eval loss, lower is better).
@@ -57,13 +56,12 @@ def estimate(
     ln(samples) through the run's own last half takes its place. A run that reached the target and whose curve is in
     doubt counts by its raw stop less half an eval interval: one that leaves the family or the line at its end or falls
     more steeply, whose crossing would lie well after its stop, or that changed precision at ``healing`` samples.
-    ``quantum``: samples between evals (default: as read).
     Takes anything (NaN, infinite, repeated, decreasing, thousands of evals, none) and never raises.
     """
     evals = evals_of(run)
     stop = first_reached(evals, target)
     usable = before_target(evals, target)
-    step = quantum if quantum is not None and quantum > 0 else eval_interval(usable.samples)
+    step = eval_interval(usable.samples)
     if len(usable.samples) == 0 or (stop is not None and not usable_samples(stop.samples)):
         crossing = CrossingEstimate(math.inf, 0.0, math.inf, "no eval that can be used")
     elif stop is not None:

@@ -102,12 +102,12 @@ def wait_for(child: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def end_children(cgroup: Path | None, grace: float = GRACE_SECONDS) -> None:
+def end_children(cgroup: Path | None) -> None:
     """End every descendant of this process and every member of ``cgroup``, politely first, and wait until all are gone.
 
     The process must adopt orphans. A cgroup is removed.
     """
-    deadline = time.monotonic() + grace
+    deadline = time.monotonic() + GRACE_SECONDS
     told: set[int] = set()
     while living := _descendants(os.getpid()) | (_members(cgroup) if cgroup else set()):
         late = time.monotonic() >= deadline

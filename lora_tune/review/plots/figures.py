@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lora_tune.review.plots.chart import Axis, AxisScale, Band, Bars, Chart, Lines, Mark, Markers, Rule, extent
@@ -14,7 +14,7 @@ from lora_tune.review.plots.ticks import log_ticks, tick_text
 _SEE_THROUGH = 0.16
 
 
-def figure(chart: Chart, theme: Mapping[str, str] = LIGHT) -> dict[str, Any]:
+def figure(chart: Chart) -> dict[str, Any]:
     """The chart as plotly's own structure, ``{"data": [...], "layout": {...}}``.
 
     ``plotly.graph_objects.Figure(figure(chart))`` is the figure in a notebook. plotly reads a little HTML in texts,
@@ -25,13 +25,13 @@ def figure(chart: Chart, theme: Mapping[str, str] = LIGHT) -> dict[str, Any]:
     notes: list[dict[str, Any]] = []
     for mark in chart.marks:
         if isinstance(mark, Rule):
-            shapes.append(_rule(mark, theme))
-            notes.append(_rule_words(mark, theme))
+            shapes.append(_rule(mark))
+            notes.append(_rule_words(mark))
         elif isinstance(mark, AxisScale):
             shapes.append({"type": "line", "x0": 0, "x1": 1, "y0": mark.row, "y1": mark.row, "line": {"width": 1}})
-            notes += _scale_words(mark, theme)
+            notes += _scale_words(mark)
         else:
-            data += _TRACES[type(mark)](mark, theme)
+            data += _TRACES[type(mark)](mark)
     layout = {
         "title": {"text": escape(chart.title), "x": 0.01},
         "xaxis": _axis(chart, "x"),
@@ -62,7 +62,7 @@ def _axis(chart: Chart, which: str) -> dict[str, Any]:
     return made | {"range": [low, high]}
 
 
-def _lines(mark: Lines, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _lines(mark: Lines) -> list[dict[str, Any]]:
     """One trace for all lines of a mark, with gaps between them: thousands of traces would be slow."""
     xs: list[float | None] = []
     ys: list[float | None] = []
@@ -81,14 +81,14 @@ def _lines(mark: Lines, theme: Mapping[str, str]) -> list[dict[str, Any]]:
             "showlegend": bool(mark.name),
             "x": xs,
             "y": ys,
-            "line": {"color": theme[mark.colour], "width": mark.width, **shape, **dash},
+            "line": {"color": LIGHT[mark.colour], "width": mark.width, **shape, **dash},
             "opacity": 0.4 if mark.faint else 1.0,
             **({"text": texts, "hoverinfo": "text+x+y"} if mark.texts else {"hoverinfo": "x+y"}),
         }
     ]
 
 
-def _points(mark: Markers, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _points(mark: Markers) -> list[dict[str, Any]]:
     whiskers = {}
     if mark.spans:
         up = [high - y for (_, y), (_, high) in zip(mark.points, mark.spans, strict=True)]
@@ -102,7 +102,7 @@ def _points(mark: Markers, theme: Mapping[str, str]) -> list[dict[str, Any]]:
             "x": [x for x, _ in mark.points],
             "y": [y for _, y in mark.points],
             "marker": {
-                "color": theme[mark.colour],
+                "color": LIGHT[mark.colour],
                 "size": 2 * mark.size,
                 "symbol": "circle-open" if mark.hollow else "circle",
             },
@@ -112,7 +112,7 @@ def _points(mark: Markers, theme: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _band(mark: Band, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _band(mark: Band) -> list[dict[str, Any]]:
     xs = [x for x, _, _ in mark.edges]
     ys = [high for _, _, high in mark.edges] + [low for _, low, _ in reversed(mark.edges)]
     return [
@@ -124,14 +124,14 @@ def _band(mark: Band, theme: Mapping[str, str]) -> list[dict[str, Any]]:
             "x": xs + xs[::-1],
             "y": ys,
             "fill": "toself",
-            "fillcolor": _faded(theme[mark.colour]),
+            "fillcolor": _faded(LIGHT[mark.colour]),
             "line": {"width": 0},
             "hoverinfo": "skip",
         }
     ]
 
 
-def _bars(mark: Bars, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _bars(mark: Bars) -> list[dict[str, Any]]:
     return [
         {
             "type": "bar",
@@ -141,29 +141,29 @@ def _bars(mark: Bars, theme: Mapping[str, str]) -> list[dict[str, Any]]:
             "base": [start for _, start, _ in mark.bars],
             "x": [length for _, _, length in mark.bars],
             "width": mark.height,
-            "marker": {"color": theme[mark.colour], "line": {"width": 0}},
+            "marker": {"color": LIGHT[mark.colour], "line": {"width": 0}},
             **({"hovertext": [escape(t) for t in mark.texts], "hoverinfo": "text"} if mark.texts else {}),
         }
     ]
 
 
-def _rule(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
+def _rule(mark: Rule) -> dict[str, Any]:
     across = {"x0": 0, "x1": 1, "xref": "paper", "y0": mark.value, "y1": mark.value, "yref": "y"}
     up = {"y0": 0, "y1": 1, "yref": "paper", "x0": mark.value, "x1": mark.value, "xref": "x"}
-    line = {"color": theme[mark.colour], "width": 1.5, "dash": "dash"}
+    line = {"color": LIGHT[mark.colour], "width": 1.5, "dash": "dash"}
     return {"type": "line", "line": line, **(across if mark.axis == "y" else up)}
 
 
-def _rule_words(mark: Rule, theme: Mapping[str, str]) -> dict[str, Any]:
+def _rule_words(mark: Rule) -> dict[str, Any]:
     across = {"x": 0, "xref": "paper", "xanchor": "left", "y": mark.value, "yref": "y", "yanchor": "bottom"}
     up = {"y": 1, "yref": "paper", "yanchor": "top", "x": mark.value, "xref": "x", "xanchor": "left"}
-    annotation = {"text": escape(mark.name), "showarrow": False, "font": {"color": theme[mark.colour], "size": 12}}
+    annotation = {"text": escape(mark.name), "showarrow": False, "font": {"color": LIGHT[mark.colour], "size": 12}}
     return annotation | (across if mark.axis == "y" else up)
 
 
-def _scale_words(mark: AxisScale, theme: Mapping[str, str]) -> list[dict[str, Any]]:
+def _scale_words(mark: AxisScale) -> list[dict[str, Any]]:
     """The name of a scale above its line, the texts of its ticks below."""
-    plain = {"showarrow": False, "font": {"color": theme["soft"], "size": 11}}
+    plain = {"showarrow": False, "font": {"color": LIGHT["soft"], "size": 11}}
     name = {"x": 0, "y": mark.row, "text": f"<b>{escape(mark.name)}</b>", "xanchor": "left", "yanchor": "bottom"}
     side = {0.0: "left", 1.0: "right"}
     return [plain | name] + [

@@ -57,14 +57,14 @@ def page_style() -> str:
     return structure + colours
 
 
-def standalone(chart: Chart, theme: Mapping[str, str] = LIGHT) -> str:
+def standalone(chart: Chart) -> str:
     """The chart as an SVG file with its title, for slides."""
     inner, height = _body(chart, top=40)
-    paper = f'<rect width="{WIDTH}" height="{height}" fill="{theme["paper"]}"/>'
+    paper = f'<rect width="{WIDTH}" height="{height}" fill="{LIGHT["paper"]}"/>'
     title = f'<text x="14" y="24" class="f-ink" style="font-size:15px;font-weight:600">{escape(chart.title)}</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
-        f"<style>{style(theme)}</style>{paper}{title}{inner}</svg>\n"
+        f"<style>{style(LIGHT)}</style>{paper}{title}{inner}</svg>\n"
     )
 
 
