@@ -55,7 +55,7 @@ def _met(study: Study, evals: Sequence[Eval]) -> bool:
 
 def _end(study: Study, last: Eval) -> str:
     """How a run went on after its best eval."""
-    return f"its last one is {number(study.shown(last.loss))} at {last.samples:g} {study.progress_unit}"
+    return f"its last one is {number(study.shown(last.loss))} at {study.counted(last.samples)}"
 
 
 def nearest_words(closest: Nearest) -> str:

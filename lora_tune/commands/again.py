@@ -15,6 +15,9 @@ from lora_tune.base.paths import near
 from lora_tune.store import has_password
 
 _OPTIONS = (("study_name", "--study"), ("output", "--output"), ("storage", "--storage"))
+_OF_A_STUDY = ("logs",)
+"""Commands that look at a study and at no sweep."""
+
 _HINT = re.compile(r"python -m lora_tune\.(\w+) --study (\S+?)(?=[;,.)]?(?:\s|$))")
 
 
@@ -47,7 +50,7 @@ def again(command: str, study: str, *more: str, storage: bool = True) -> str:
     context = click.get_current_context(silent=True)
     given = {} if context is None else context.params
     argv = [f"lora_tune.{command}"]
-    for name, option in _OPTIONS:
+    for name, option in _OPTIONS if command not in _OF_A_STUDY else _OPTIONS[:1]:
         value = given.get(name) or (study if name == "study_name" else None)
         if value is not None and not (name == "storage" and (not storage or has_password(str(value)))):
             argv += [option, str(value)]

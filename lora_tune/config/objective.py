@@ -132,7 +132,7 @@ def goal_of(study: Study) -> str:
 def check_goal(text: str, path: Path) -> None:
     """Raise StudyError for a script of one's own without a goal: no other study's target is borrowed for it."""
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text.removeprefix("\ufeff"))
         workload, objective = table.get("workload", {}), table.get("objective", {})
         needs_goal = getattr(WORKLOADS.load(str(workload.get("kind"))), "needs_goal", False)
     except (tomllib.TOMLDecodeError, InputError, AttributeError):

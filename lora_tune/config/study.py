@@ -116,7 +116,11 @@ class Study(Section):
 
     def eval_words(self, point: Eval) -> str:
         """An eval for people: "eval loss 0.4832 at 640 samples"."""
-        return f"{self.measure} {number(self.shown(point.loss))} at {point.samples:g} {self.progress_unit}"
+        return f"{self.measure} {number(self.shown(point.loss))} at {self.counted(point.samples)}"
+
+    def counted(self, samples: float) -> str:
+        """How far a run is, for people: "640 samples", "1 step"."""
+        return f"{samples:g} {self.progress_unit if samples != 1 else self.progress_unit.removesuffix('s')}"
 
     @property
     def progress_unit(self) -> str:
@@ -216,9 +220,7 @@ def find_study(name: str, folder: Path = Path("studies")) -> Path:
     if path.is_file():
         return path
     if not name.endswith(".toml") and ("/" in name or Path(name).is_file() or Path(name).suffix in _OTHER_FILES):
-        raise StudyError(
-            Path(name), "", "is no study: a study file ends in .toml; lora-tune init writes one for a script"
-        )
+        raise StudyError(Path(name), "", "is no study: a study file ends in .toml; lora-tune init writes one")
     if name.endswith(".toml"):
         beside = sorted(str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml")
         near = difflib.get_close_matches(str(path), beside, n=1)
@@ -245,7 +247,7 @@ def load_study(path: Path) -> Study:
 def parse_study(text: str, path: Path) -> Study:
     """The study in ``text``; ``path`` names it in errors, gives its default name and the place of site profiles."""
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text.removeprefix("\ufeff"))  # editors of Windows put a byte order mark before a text
     except ValueError as error:  # an integer of too many digits raises no other
         raise StudyError(path, "", f"is not valid TOML: {error}{line_shown(str(error), text)}") from error
     table.setdefault("name", path.stem)

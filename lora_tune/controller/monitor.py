@@ -110,6 +110,7 @@ class JobMonitor:
             begun=sum(r.run_start_ms is not None for r in log.runs()) if trial.replicates > 1 else 1,
             unreadable=log.unreadable,
             unmatched=log.unmatched(ended=False),
+            log=str(log.path),
             trial=trial,
         )
         action = policy.watch(self._study, look, now)
@@ -234,7 +235,9 @@ class JobMonitor:
         if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
             # A log that is gone, or of which a part is, says nothing about the study's pattern.
             gone = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
-            return gone or other_log(attempt, status, *log.ends()) or policy.unread(unmatched)
+            return (
+                gone or other_log(attempt, status, *log.ends()) or policy.unread(self._study, unmatched, str(log.path))
+            )
         seen = diagnose(log.failures(), state=state, exit_code=code, reason=status.reason, run=run)
         return conclusion.cause(attempt, status, seen, log_cut=log.cut)
 

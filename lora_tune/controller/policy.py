@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 
 from lora_tune import curves
@@ -51,7 +52,7 @@ class JobSnapshot:
     begun: runs that its log shows so far, of those that the trial is to make one after another.
     ran_at: epoch seconds at which this driver first saw it run.
     unreadable: why the log cannot be read, "" while it can. unmatched: why nothing in the log is an eval, "" while
-    some is or it is too early to say.
+    some is or it is too early to say. log: its file.
     """
 
     attempt: Attempt
@@ -63,11 +64,13 @@ class JobSnapshot:
     ran_at: float = 0.0
     unreadable: str = ""
     unmatched: str = ""
+    log: str = "LOG"
 
 
-def unread(sentence: str) -> Diagnosis:
+def unread(study: Study, sentence: str, log: str) -> Diagnosis:
     """Why a log in which the study's reader finds nothing is nobody's fault but the study's; ``sentence`` says what."""
-    remedy = "correct [workload.log]; python -m lora_tune.logs --study STUDY LOG shows what each line is read as"
+    show = f"python -m lora_tune.logs --study {study.name} {shlex.quote(log)}"
+    remedy = f"correct [workload.log]; {show} shows what each line is read as"
     return Diagnosis(FailureKind.UNREAD, sentence, remedy, certain=True)
 
 
@@ -89,7 +92,7 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
         diagnosis = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
         return Stop(StopKind.TIME_LIMIT, sentence, diagnosis)
     if snapshot.unmatched:
-        return Stop(StopKind.UNREAD, snapshot.unmatched, unread(snapshot.unmatched))
+        return Stop(StopKind.UNREAD, snapshot.unmatched, unread(study, snapshot.unmatched, snapshot.log))
     if snapshot.trial.probe and probed(snapshot.run):
         return Stop(StopKind.PROBED, "a warm block and an eval are measured")
     silence = now - max(snapshot.grew_at, started)

@@ -51,7 +51,7 @@ class LogFollower:
     def __init__(
         self, path: Path, make_reader: Callable[[], LogReader], now: float, *, begun: float | None = None
     ) -> None:
-        self._path, self._make_reader, self._begun = path, make_reader, begun
+        self.path, self._make_reader, self._begun = path, make_reader, begun
         self._tail = LogTail(path, self._reader)
         self._train_points = 0
         self._run: RunLog | None = None
@@ -71,7 +71,7 @@ class LogFollower:
 
     def ends(self) -> tuple[bytes, bytes, int]:
         """The log's first bytes, where it says whose it is, its last two, and its length; nothing where unreadable."""
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
             head, size = file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 2))
             return head, file.read(2), size
@@ -87,11 +87,11 @@ class LogFollower:
         reader = self._make_reader()
         if not isinstance(reader, LineReader):
             return _ReaderAndScanner(reader, None)
-        kept = self._path.with_name(f".{self._path.name}.times")
+        kept = self.path.with_name(f".{self.path.name}.times")
         if self._begun is None:
             with contextlib.suppress(OSError):  # none, or in a folder that takes none either
                 kept.unlink()
-        arrivals = Arrivals(self._path, kept, self._begun, reader.clock)
+        arrivals = Arrivals(self.path, kept, self._begun, reader.clock)
         reader.clock, self._begun = arrivals.now, None
         return _ReaderAndScanner(reader, arrivals)
 

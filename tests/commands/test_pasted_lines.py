@@ -103,6 +103,23 @@ def test_what_a_sweep_prints_at_its_end_runs_where_it_was_printed(swept: Path, m
         pasted(line, swept, monkeypatch, *more.get(command, ()))
 
 
+def test_the_line_that_shows_a_log_in_which_nothing_was_found_runs(swept: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('step 1 validation loss 0.4')\n")
+    (tmp_path / "mine.toml").write_text(STUDY.replace("plain_step_loss.py", "train.py"))
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+    line = [sys.executable, "-m", "lora_tune.sweep", "--study", "mine.toml", "--output", "out"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 3, done.stdout + done.stderr
+    (show,) = lines(done.stderr, "logs")
+    words = show.partition(" shows ")[0].split()
+    shown = subprocess.run(
+        [sys.executable, "-m", *words[words.index("-m") + 1 :]],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert shown.returncode == 4, shown.stderr
+    assert "try this pattern" in shown.stdout
+
+
 def test_a_shell_runs_the_line_as_it_stands(swept: Path, tmp_path: Path) -> None:
     page = (swept / "the sweep" / "report.html").read_text(encoding="utf-8")
     (export,) = lines(page, "export")

@@ -10,6 +10,7 @@ from lora_tune.base.errors import StudyError
 from lora_tune.config.study import find_study, load_study, parse_study, study_changes
 from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
+from tests.fakes import command_study
 
 GOOD = """
 [workload]
@@ -120,6 +121,14 @@ def test_an_unknown_study_is_answered_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(GOOD)
     with pytest.raises(StudyError, match="there is no study 'tinny'; did you mean tiny"):
         find_study("tinny", tmp_path)
+
+
+def test_a_file_that_windows_wrote_is_read_as_any_other(tmp_path: Path) -> None:
+    study = command_study(trials=3)
+    for name, text in (("plain.toml", study), ("windows.toml", "\ufeff" + study.replace("\n", "\r\n"))):
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    plain, windows = (load_study(tmp_path / name) for name in ("plain.toml", "windows.toml"))
+    assert windows.model_copy(update={"name": "plain"}) == plain
 
 
 def test_an_unreadable_file_is_said(tmp_path: Path) -> None:

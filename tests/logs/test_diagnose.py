@@ -118,6 +118,8 @@ FAILURES = [
     ("mkdir: cannot create directory '/results': Permission denied", "configuration"),
     ("sudo: a password is required", "configuration"),
     ("train.py: error: unrecognized arguments: --lora_rnak 16", "configuration"),
+    ("SyntaxError: invalid syntax", "configuration"),
+    ("EOFError: EOF when reading a line", "configuration"),
     # The GPU.
     ("[ 12.3] NVRM: Xid (PCI:0000:9d:00): 79, pid=1234, GPU has fallen off the bus.", "infrastructure"),
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "infrastructure"),
