@@ -19,7 +19,7 @@ from lora_tune.curves.conformal import compare, supported
 from lora_tune.curves.overlay import ComparedRun
 
 STUDIES, GROWTH, RATE = 12, 5, 0.1
-FREE = (4, 8, 20)
+FREE = (4, 8)
 References = Callable[[Sequence[ComparedRun], Sequence[ComparedRun]], Sequence[ComparedRun]]
 """Of the free runs and those that were let through: whom a run is compared with."""
 
