@@ -1,4 +1,4 @@
-"""Kill packs, drivers and nodes at random moments: ``python -m benchmarks.packed_faults [--slurm] [--kills N]``.
+"""Kill packs, drivers and nodes at random: ``python -m benchmarks.packed_faults [--slurm] [--fsdp] [--kills N]``.
 
 Sweeps the shipped tiny task in packs, on this machine or (``--slurm``) on the tests' Slurm cluster. At random moments
 it kills (SIGKILL) the pack or the driver, asks the pack to end (SIGTERM), or takes a node's power (Slurm); a driver
@@ -41,6 +41,7 @@ LR = {{ type = "float", low = 1e-4, high = 3e-2, log = true }}
 MAX_STEPS = {steps}
 SEQ = 64
 EVAL_SAMPLES = 8
+FSDP = {fsdp}
 [objective]
 target = 1.0
 [search]
@@ -104,7 +105,7 @@ class Run:
 
     def _kill(self) -> None:
         """Kill the driver, or a pack that lives, or its node."""
-        packs = self._packs_on_slurm() if self._cluster else self._packs_here()
+        packs = self._packs() if self._cluster else self._packs() + self._runners()
         kinds = {"driver": [("driver", self._driver.pid, signal.SIGKILL)], "pack": packs}
         if self._cluster and packs:
             kinds["node"] = []
@@ -118,20 +119,12 @@ class Run:
         self.kills[name] += 1
         print(f"killed the {name}", flush=True)
 
-    def _packs_here(self) -> list[Victim]:
-        """The trainers and runners of the packs that live on this machine, by their records."""
-        victims = []
-        for folder in self.paths.packs.glob("[0-9]*"):
-            records = read_records(AttemptPaths(folder), "")
-            named = (
-                ("pack", records.started, signal.SIGKILL),
-                ("pack, asked to end", records.started, signal.SIGTERM),
-                ("pack's runner", records.claim, signal.SIGKILL),
-            )
-            victims += [(name, record.pid, number) for name, record, number in named if record and alive(record)]
-        return victims
+    def _runners(self) -> list[Victim]:
+        """What waits for the packs that live on this machine, by their records."""
+        claims = [read_records(AttemptPaths(folder), "").claim for folder in self.paths.packs.glob("[0-9]*")]
+        return [("pack's runner", claim.pid, signal.SIGKILL) for claim in claims if claim and alive(claim)]
 
-    def _packs_on_slurm(self) -> list[Victim]:
+    def _packs(self) -> list[Victim]:
         """The trainers in this sweep's jobs: every node of the test cluster is this machine."""
         folder, victims = str(self.paths.packs).encode(), []
         for entry in Path("/proc").iterdir():
@@ -199,6 +192,9 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=64, help="default %(default)s")
     parser.add_argument("--slots", type=int, default=8, help="default %(default)s")
     parser.add_argument("--packs", type=int, default=1, help="in one job (default %(default)s)")
+    parser.add_argument(
+        "--fsdp", action="store_true", help="the packs of a job share their base; with --packs 2 or more"
+    )
     parser.add_argument("--steps", type=int, default=60, help="of a trial (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slurm", action="store_true", help="on the tests' Slurm cluster; needs root and Slurm")
@@ -215,6 +211,7 @@ def main() -> int:
         steps=options.steps,
         trials=options.trials,
         launcher=launcher,
+        fsdp=int(options.fsdp),
     )
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(Path(root) / "cluster")) if options.slurm else None

@@ -23,6 +23,7 @@ from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import host as host_module
+from lora_tune.recipes.packed import tenant as tenant_module
 from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import SpeedAlone, Speeds
 from lora_tune.recipes.packed.base import PackedBase, fuse_norms
@@ -437,6 +438,44 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
     # Of other knobs nothing is taken over.
     assert [point.samples for point in read(changed).run().evals] == [8.0, 16.0, 24.0]
     assert read(changed).run().evals[0].loss != read(interrupted[1]).run().evals[0].loss
+
+
+def full_disk(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("what", ["claim", "state"])
+def test_a_disk_that_is_full_for_a_while_ends_no_trial(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    training, new = sweep.ask("a", MAX_STEPS=4), sweep.ask("b", SEED=2, MAX_STEPS=4)
+    monkeypatch.setattr("lora_tune.recipes.packed.shares.TELL_SECONDS", 0.0)
+    if what == "state":
+        monkeypatch.setattr(PackFolder, "tell", full_disk)
+    else:
+        created = tenant_module.create_json
+        monkeypatch.setattr(
+            tenant_module, "create_json", lambda path, known: full_disk() if path == new.claim else created(path, known)
+        )
+    sweep.serve()
+    assert end_of(training)["exit_code"] == 0
+    assert len(read(training).run().evals) == 2
+    assert new.ended.exists() == (what == "state"), "one without a claim is run again when the pack has ended"
+
+
+def test_a_trial_that_cannot_be_saved_keeps_no_other_from_it(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = sweep.ask("a"), sweep.ask("b", SEED=2)
+    first.checkpoint.with_suffix(".partial").symlink_to("/dev/full")
+    host, rounds = Host(sweep.folder, idle=0.0), Pack.round
+
+    def asked_to_end(pack: Pack, *done: Any) -> object:
+        host.stop()
+        return rounds(pack, *done)
+
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "round", asked_to_end)
+    assert not host.serve()
+    assert (first.checkpoint.exists(), second.checkpoint.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 99])

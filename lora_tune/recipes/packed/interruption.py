@@ -20,7 +20,7 @@ def leave_behind(pack: Pack, training: Sequence[Tenant], waiting: Sequence[Tenan
         try:
             tenant.save(pack.base.device.type, rows)
             saved += 1
-        except OSError as error:  # its next attempt begins anew; the others' need not
+        except (OSError, RuntimeError) as error:  # torch's word for a full disk; the others' attempts may go on
             print(f"{tenant.name} is not saved: {error}", flush=True)
     print(f"asked to end: {saved} trials are saved", flush=True)
 

@@ -31,4 +31,7 @@ class Shares:
         if time.monotonic() - self._told_at >= TELL_SECONDS:
             self._told_at = time.monotonic()
             self.share(training)
-            self._folder.tell({tenant.name: tenant.share for tenant in training})
+            try:
+                self._folder.tell({tenant.name: tenant.share for tenant in training})
+            except OSError as error:  # a full disk, say: the next report may find room
+                print(f"no report of {len(training)} trials: {error}", flush=True)

@@ -45,7 +45,10 @@ class Tenant:
         """The trial, claimed for this process; None where another one has it, or its folder or log cannot be used."""
         try:
             create_json(request.attempt.claim, describe(os.getpid(), request.token, request.sweep))
-        except (FileExistsError, FileNotFoundError):
+        except FileExistsError:
+            return None
+        except OSError as error:  # it is run again when this pack has ended
+            print(f"{request.name}: no claim, so it is not trained: {error}", flush=True)
             return None
         try:
             return cls(request)
