@@ -100,9 +100,12 @@ def records(place: Path, name: str = "quick") -> StudyRecords:
 
 
 def executions(place: Path, name: str = "quick") -> dict[str, int]:
-    """How often each attempt's program really ran, by its own log."""
-    logs = (place / "sweeps" / name / "trials").glob("*/*/job.log")
-    return {log.parent.parent.name: log.read_text().count('"run_start"') for log in logs}
+    """How often each trial's program really ran, all its attempts together, by their own logs."""
+    ran: dict[str, int] = {}
+    for log in (place / "sweeps" / name / "trials").glob("*/*/job.log"):
+        trial = log.parent.parent.name
+        ran[trial] = ran.get(trial, 0) + log.read_text().count('"run_start"')
+    return ran
 
 
 def test_tunes_prunes_exports_and_reports(place: Path) -> None:
