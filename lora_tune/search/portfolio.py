@@ -45,8 +45,9 @@ INIT_SECONDS = 60.0
 """Start-up of a trial before this study has shown its own."""
 REPLAYED = 6
 """Newest trials that are forecast anew where their forecasts were not kept."""
-FEWEST = 2
-"""Runs that reached the target before the whole model proposes, where nothing says where the user stands."""
+PER_PARAMETER, MOST_FIRST = 2, 6
+"""Runs that reached the target before the whole model proposes, for each parameter and at most, where nothing says
+where the user stands: of two runs it saw one slope, and stayed beside the better one on a ridge."""
 
 Space = Mapping[str, BaseDistribution]
 
@@ -131,7 +132,7 @@ class PortfolioSampler(BaseSampler):
         if grey_box is not None and turn < odds.grey_box:
             return grey_box.sample_relative(study, trial, space)
         reached = sum(math.isfinite(r.ln_score) for r in model.runs)
-        begun = reached >= (1 if self._centre is not None else FEWEST)
+        begun = reached >= (min(MOST_FIRST, PER_PARAMETER * len(self._space)) if self._centre is None else 1)
         if not begun or turn < odds.grey_box + odds.tpe:
             why = "to find out what reaches the target" if not begun else "in case the models are wrong"
             annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")

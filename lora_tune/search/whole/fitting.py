@@ -83,11 +83,17 @@ def learn_piece(
 
 
 def fitted(question: PieceQuestion, known: Relevance) -> Relevance:
-    """Scales and parts of better evidence, one after the other; of the scales all that data leave."""
-    first = replace(known, scales=_scales(question, known))
-    enough = int((~question.data.below).sum()) >= FEWEST
-    best = _parts(question, first) if enough else first
-    return replace(best, scales=_scales(question, best), fitted_at=len(question.data.y))
+    """Scales and parts of better evidence, one after the other; of the scales all that data leave.
+
+    What a parameter does passes for noise while it has no part, so that parts are looked for at the usual noise, too.
+    """
+    sides = [replace(known, scales=_scales(question, known))]
+    if int((~question.data.below).sum()) >= FEWEST:
+        usual = replace(known, scales=(Scale(amplitude=known.usual),))
+        parts = [_parts(question, first) for first in (*sides, usual)]
+        sides = [replace(r, scales=_scales(question, r)) for r in parts]
+    best = max(sides, key=lambda r: question.evidence(r, r.scales[0]))
+    return replace(best, fitted_at=len(question.data.y))
 
 
 def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:

@@ -18,6 +18,9 @@ SLOPE_SD = 0.5
 """Sd of the change of ln(seconds) over half a range, at least."""
 AWAY = 0.6
 """Half ranges by which the best known point may be away from the best one, as far as slopes are concerned."""
+TOGETHER = 2.0
+"""Sd of the product of two numbers' distances, as a share of the geometric mean of their bends: at twice that mean the
+valleys of both are one ridge without an end."""
 OFF = 1e-4
 """Sd of the trend along a parameter that has no part in a piece."""
 
@@ -87,9 +90,16 @@ class PieceFrame:
         return np.asarray(self.bends > 0)
 
     def basis(self, x: Array) -> Array:
-        """1, the distance from the centre along every feature, and its square along numbers."""
+        """1, the distance from the centre along every feature, and its squares and products along numbers."""
         away = x - self.centre
-        return np.hstack([np.ones((len(x), 1)), away, away[:, self.numbers] ** 2])
+        bent = away[:, self.numbers]
+        first, second = self._pairs
+        return np.hstack([np.ones((len(x), 1)), away, bent**2, bent[:, first] * bent[:, second]])
+
+    @property
+    def _pairs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Pairs of numbers: the best value of one may depend on the other's, as of rate and batch."""
+        return np.triu_indices(int(self.numbers.sum()), 1)
 
     def prior(self, r: Relevance, scale: Scale, level: float, bent: bool) -> Prior:
         """The belief in a piece at one of its scales; ``level``: at the centre. bent: it has a best point within."""
@@ -97,10 +107,12 @@ class PieceFrame:
         seen = np.minimum(weights, 1.0)
         bends = (self.bends * seen if bent else np.zeros(len(seen)))[self.numbers]
         doubt = (seen * LEAST_DOUBT)[self.numbers] + DOUBT * bends
+        first, second = self._pairs
+        together = TOGETHER * np.sqrt(bends[first] * bends[second])
         slopes = seen * np.maximum(SLOPE_SD, 2 * AWAY * self.bends / self.reach if bent else SLOPE_SD)
         return Prior(
-            mean=np.r_[level, np.zeros(len(weights)), bends],
-            sd=np.r_[1.5, np.maximum(slopes, OFF), np.maximum(doubt, OFF)],
+            mean=np.r_[level, np.zeros(len(weights)), bends, np.zeros(len(together))],
+            sd=np.r_[1.5, np.maximum(slopes, OFF), np.maximum(doubt, OFF), np.maximum(together, OFF)],
             amplitude=scale.amplitude, length=r.length, departure=1e-3, noise_scale=scale.noise_scale,
             weights=weights * (self.reach if bent else 1.0),
         )  # fmt: skip
