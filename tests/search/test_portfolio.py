@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,16 @@ def test_a_plain_objective_without_any_of_the_pieces_works_too() -> None:
         trial = study.ask(SPACE)
         study.tell(trial, seconds(trial.params))
     assert min(t.value for t in study.trials) < 0.8 * seconds(START)
+
+
+@pytest.mark.parametrize("value", [lambda p: 500.0, lambda p: seconds(p)])
+def test_a_script_without_noise_is_asked_nothing_twice(value: Callable[[dict[str, Any]], float]) -> None:
+    study = optuna.create_study(sampler=sampler(centre=None))
+    for _ in range(24):
+        trial = study.ask(SPACE)
+        study.tell(trial, value(trial.params))
+    late = [tuple(t.params.values()) for t in study.trials[8:]]
+    assert len(set(late)) >= len(late) - 1
 
 
 def test_with_layouts_the_grey_box_begins_and_both_models_forecast() -> None:

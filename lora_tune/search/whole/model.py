@@ -35,6 +35,8 @@ LARGEST = 0.7
 """ln(score) that one run may be expected to gain at most: a factor of two."""
 CAP = 1.25
 """Expected cost of a bad run over that of a good one: it is stopped before it ends."""
+QUIET = 0.005
+"""Sd of ln(score) between runs of one configuration below which none is run again: it would say the same."""
 LEAST_CHANCE = 1e-3
 """Chance to succeed below which a configuration counts as no worse: a run that fails costs about a whole one."""
 
@@ -180,7 +182,7 @@ def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float,
     model = expecting(model)
     tried = _tried(model)
     best = _best_known(model, tried)
-    asked = [r.values for r in model.runs if r.open]
+    asked = [r.values for r in model.runs if r.open or model.run_sd < QUIET]
     points = candidates(model, tried, rng)
     points = [p for p in points if p not in asked] or points
     mean, sd = model.predict(points)
