@@ -169,7 +169,7 @@ def recommended_words(study: Study, config: Recommended) -> str:
     if config.confirmed:
         base = f"mean of {runs_words(config.runs, 0)} with further seeds"
     elif config.ran:
-        base = f"from {runs_words(config.runs, 0)} of it and what ran beside"
+        base = f"from {runs_words(config.runs, 0)} of it and the other trials"
     else:
         base = "put together from other trials, not run as a whole"
     return f"{objective_of(study).text(config.objective)} expected (90% interval {low} to {high}, {base})"

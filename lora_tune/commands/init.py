@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
 from lora_tune.logs.log_files import log_files
 from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.command_words import script_of
 from lora_tune.workloads.script_options import from_command, from_help, together
 
 HELP_SECONDS = 30.0
@@ -56,6 +58,8 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
         raise InputError(f"--output {output}: a study file ends in .toml")
     if output.exists():
         raise InputError(f"{output} exists and is not replaced; name another file with --output")
+    if command and (script := missing_script(command)):
+        raise InputError(f"{script}: there is no such file here; give the command as you type it")
     log, source, writes_files = read_logs(logs)
     listed = from_help(help_text(command)) if command and not no_help else []
     facts = ScriptFacts(command=command, options=together(from_command(command), listed), log=log, source=source,
@@ -78,6 +82,12 @@ def _say(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> None:
         click.echo(f"# its log:  lora-tune logs --study {file} {shlex.join(map(str, logs))}", err=True)
     sweep = f"lora-tune sweep --study {file}"
     click.echo(f"# look:     {sweep} --dry-run\n# then:     {sweep}", err=True)
+
+
+def missing_script(command: Sequence[str]) -> str:
+    """The script that the command names, where it is not there; "" for others."""
+    script = script_of(command[0], command[1:])
+    return script if Path(script).suffix in (".py", ".sh") and not Path(script).expanduser().is_file() else ""
 
 
 def read_logs(paths: tuple[Path, ...]) -> tuple[LogGuess | None, str, bool]:

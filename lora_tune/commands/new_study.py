@@ -14,6 +14,7 @@ from lora_tune.workloads.script_options import Option
 
 RELAY = ("python", "-m", "lora_tune.recipes.relay")
 UNREAD = "EDIT: not known without a log; run the script once and give init its output (--log FILE)"
+NOTHING = "EDIT: nothing in {source} looks like an eval; write the pattern that reads yours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,8 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     log = facts.log
     if log is None:
         return (
-            f'\n[workload.log]\n# {UNREAD}\nkind = "regex"\n'
+            f"\n[workload.log]\n# {NOTHING.format(source=facts.source) if facts.source else UNREAD}\n"
+            'kind = "regex"\n'
             "eval = 'step\\s+(?P<step>\\d+).*?loss\\s*[:=]?\\s*(?P<loss>[-+.\\w]+)'\n"
         )
     said = _shown(log)

@@ -84,6 +84,19 @@ def test_a_log_alone_gives_a_study_that_says_what_to_edit(place: Path) -> None:
     assert "2 evals read in it: 0.81234 at step 10, 0.71234 at 20" in text
 
 
+def test_a_log_in_which_nothing_is_read_is_named(place: Path) -> None:
+    (place / "run.log").write_text("hello\n")
+    done, study = begun("--log", "run.log")
+    assert study is not None, done.output
+    assert "# EDIT: nothing in run.log looks like an eval; write the pattern" in done.output
+
+
+def test_a_script_that_is_not_there_gets_no_study(place: Path) -> None:
+    done, study = begun("python", "trian.py", "--lr", "1e-3")
+    assert (done.exit_code, study) == (2, None)
+    assert "trian.py: there is no such file here; give the command as you type it" in done.output
+
+
 def test_the_dry_run_shows_how_the_log_is_read(place: Path) -> None:
     (place / "run.log").write_text("step 10 val_loss 0.8\nstep 20 val_loss 0.7\n")
     begun("--log", "run.log", "python", "train.py")
