@@ -77,6 +77,13 @@ def test_every_trial_starts_from_the_state_after_the_imports(worker: Path, tmp_p
     assert first[3] == second[3], "both came from one worker"
 
 
+def test_a_trial_finds_the_file_that_logs_a_line_without_going_through_all_modules(
+    worker: Path, tmp_path: Path
+) -> None:
+    looked_up, modules = map(int, Client(worker, "log", tmp_path).result()[1].split())
+    assert looked_up < 5 < modules
+
+
 def test_imports_see_no_gpu_and_the_trial_sees_its_own(worker: Path, tmp_path: Path) -> None:
     """What starts CUDA before the fork makes it unusable after."""
     assert Client(worker, "gpus", tmp_path, CUDA_VISIBLE_DEVICES="3").result()[1].split() == ["''", "'3'"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -20,6 +21,12 @@ def main() -> int:
         return 0
     if what == "gpus":
         print(repr(gpus_while_imported), repr(os.environ.get("CUDA_VISIBLE_DEVICES")), flush=True)
+    if what == "log":  # as an MLLOG line asks for its file
+        looked_up: list[object] = []
+        find = os.path.realpath
+        os.path.realpath = lambda *asked, **how: looked_up.append(asked) or find(*asked, **how)  # type: ignore[assignment]
+        inspect.getframeinfo(inspect.currentframe())  # type: ignore[arg-type]
+        print(len(looked_up), len(sys.modules), flush=True)
     if what == "exit":
         return int(argument)
     if what == "raise":
