@@ -1,0 +1,13 @@
+export DGXSYSTEM=$(basename $(readlink -f ${BASH_SOURCE[1]}) | sed 's/^config_//' | sed 's/\.sh$//' )
+export LOAD_CKPT=True
+export FP8=True
+export FP8_AMAX_HISTORY=4
+export FP8_AMAX_ALGO=max
+export FP8_DPA=1
+export SP=0
+export WARMUP=True
+export WARMUP_TRAIN_STEPS=5
+export WARMUP_VALIDATION_STEPS=5
+export USE_TE_OPS=1
+export FUSED_SINGLE_QKV_ROPE=1
+export PYTHONWARNINGS=ignore
