@@ -16,7 +16,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import refuse_departed
-from lora_tune.controller.changed_study import changes_since, remedy
+from lora_tune.controller.changed_study import changes_since, lasting, remedy
 from lora_tune.controller.dependencies import Projects
 from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
@@ -115,6 +115,10 @@ def record_study(plan: DrivePlan, store: Store, lease: Lease, *, accept_changes:
     assert sweep is not None, "the sweep's row is made before its lease"
     kept = sweep.study_toml
     if changes := changes_since(sweep, plan.file, plan.from_file):
+        if why := lasting(changes, sweep):
+            raise errors.StudyError(
+                plan.file, "", f"changed since this sweep began: {why}; undo that, or use another --output"
+            )
         if not accept_changes:
             raise errors.StudyError(
                 plan.file,

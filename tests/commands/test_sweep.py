@@ -392,6 +392,18 @@ def test_a_changed_study_is_named_and_refused_unless_accepted(place: Path) -> No
     assert (place / "sweeps/quick/study.toml").read_text() == file.read_text()
 
 
+def test_results_by_one_target_are_never_called_results_by_another(place: Path) -> None:
+    """Runs to 0.5 were called "to the target" of 0.4, which none of them had reached, with exit code 0."""
+    sweep(place, "--trials", "1")
+    file = place / "studies" / "quick.toml"
+    file.write_text(file.read_text().replace("target = 0.0", "target = -9.0"))
+    for options in ((), ("--accept-changes",)):
+        refused = sweep(place, "--trials", "2", *options)
+        assert refused.returncode == 2
+        assert "the results so far are by what it said before (objective.target: 0.0 -> -9.0)" in refused.stderr
+        assert "undo that, or use another --output" in refused.stderr
+
+
 def bad_trial(script: str) -> str:
     return study(trials=50, argv=json.dumps(["bash", "-c", script]), extra="attempts = 1")
 

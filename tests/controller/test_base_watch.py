@@ -109,7 +109,7 @@ class TestWhileTheDriverRuns:
         home = house(tmp_path, FakeCluster(FakeClock()), trials=4, parallel=1)
         driver = home.driver()
         workload = Edited(driver._dependencies.workload)
-        driver._submissions._ports = replace(driver._dependencies, workload=workload)
+        driver._submissions._dependencies = replace(driver._dependencies, workload=workload)
         return home, workload, driver
 
     def test_nothing_is_started_until_it_is_put_back(self, tmp_path: Path) -> None:
