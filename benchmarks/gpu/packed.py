@@ -223,10 +223,10 @@ def together(base: PackedBase, trials: Sequence[Settings]) -> list[float]:
     return [losses[slot] for slot in slots]
 
 
-def equality(model: Path, count: int, steps: int) -> dict[str, Any]:
-    """Quantiles of the differences: packed against alone, one run alone against another, seed against seed."""
-    trials = [settings_of(**trial_of(i, steps, model)) for i in range(count)]
-    reseeded = [settings_of(**{**trial_of(i, steps, model), "SEED": i + 10_000}) for i in range(count)]
+def equality(model: Path, count: int, steps: int, of_all: Knobs) -> dict[str, Any]:
+    """Quantiles of the differences: packed against alone, seed against seed. of_all: knobs of every trial."""
+    trials = [settings_of(**{**trial_of(i, steps, model), **of_all}) for i in range(count)]
+    reseeded = [settings_of(**{**trial_of(i, steps, model), **of_all, "SEED": i + 10_000}) for i in range(count)]
     base = PackedBase(trials[0])
     began = time.perf_counter()
     single = [alone(base, one) for one in trials]
@@ -347,6 +347,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["small", "1b", "8b"], choices=sorted(CASES))
     parser.add_argument("--count", type=int, default=64, help="trials of the equality part (default %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="their steps (default %(default)s)")
+    parser.add_argument(
+        "--knobs", nargs="+", default=[], help="of each of them, such as LOAD_IN_4BIT=nf4 MODULES_TO_SAVE=norm"
+    )
     parser.add_argument("--large", default="1b", choices=sorted(SHAPES), help="shape of the large part")
     parser.add_argument("--slots", type=int, nargs="+", help="packs of the trials (16 and 64) and large (16) parts")
     parser.add_argument("--single", type=int, default=2, help="trials one after another (default %(default)s)")
@@ -355,7 +358,9 @@ def main() -> None:
     made: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed(options.shapes, CASES, {}),
         "variants": lambda: variants(options.shapes),
-        "equality": lambda: equality(options.base, options.count, options.steps),
+        "equality": lambda: equality(
+            options.base, options.count, options.steps, dict(knob.split("=", 1) for knob in options.knobs)
+        ),
         "trials": lambda: trials(
             {**SMALL, "MODEL": options.base}, options.slots or [16, 64], options.single, options.processes
         ),
