@@ -71,6 +71,8 @@ LR = { type = "float", low = 1e-5, high = 1e-2, log = true }
 MAX_STEPS = { type = "int", low = 400, high = 1600 }
 GBS = 8
 layout = { type = "layout", tp = [1, 2, 4, 8], pp = [1, 2, 4], cp = [1, 2, 4, 8], gbs = [8, 16, 32] }
+[objective]
+target = 0.925
 [pruning]
 cap = false
 [budget]
