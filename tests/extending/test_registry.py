@@ -101,7 +101,7 @@ benchmark = "my_accuracy"
 
 [workload]
 kind = "command"
-argv = ["{python}", "-uc", "print('320 samples: loss 0.7'); print('480 samples: loss 0.9')"]
+argv = ["{python}", "-uc", "import time; print('320 samples: loss 0.7'); time.sleep(1); print('480 samples: loss 0.9')"]
 log = {{ kind = "percent" }}
 
 [space]
@@ -111,7 +111,7 @@ LR = {{ type = "float", low = 0.001, high = 0.01 }}
 
 [budget]
 trials = 1
-attempts = 1
+attempts = 3
 """
 
 
