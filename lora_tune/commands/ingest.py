@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED, InputError
-from lora_tune.commands.options import guarded, output_option, study_option, sweep_paths
+from lora_tune.commands.options import guarded, named_study_option, output_option, sweep_paths
 from lora_tune.config.parameters import LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
@@ -122,7 +122,7 @@ def _given(pairs: Sequence[str]) -> dict[str, Value]:
 
 
 @click.command()
-@study_option
+@named_study_option
 @output_option
 @click.option("--source", default="", help="who ran these, where [submitter and platform of the log, else its folder]")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the logs do not state")

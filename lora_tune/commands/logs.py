@@ -10,7 +10,7 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
 from lora_tune.base.format import visible
-from lora_tune.commands.options import guarded, study_option
+from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader, RunLog
@@ -32,7 +32,7 @@ class ReadLine:
 
 
 @click.command()
-@study_option
+@named_study_option
 @click.option("--all", "every", is_flag=True, help="also print the lines that say nothing")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @guarded

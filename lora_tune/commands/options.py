@@ -25,19 +25,61 @@ from lora_tune.store.records import StudyRecords
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _study_files() -> list[str]:
+    """The study files of this folder."""
+    return sorted(str(path) for path in Path().glob("*.toml") if path.name != "pyproject.toml")
+
+
 def _complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """For a shell's completion: studies by name, and study files of this folder."""
-    files = (str(path) for path in Path().glob("*.toml") if path.name != "pyproject.toml")
-    return [name for name in (*known_studies(), *files) if name.startswith(incomplete)]
+    return [name for name in (*known_studies(), *_study_files()) if name.startswith(incomplete)]
 
 
-study_option = click.option(
+_STUDY_WORD = f"{__name__}.study"
+"""Where a command's context keeps the study that was given without an option."""
+
+
+def _keep_word(context: click.Context, parameter: click.Parameter, word: str | None) -> None:
+    context.meta[_STUDY_WORD] = word
+
+
+def _chosen_study(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """The study, by its option or as the first word; what to type where there is neither."""
+    word = context.meta.get(_STUDY_WORD)
+    if context.resilient_parsing or (name is None) != (word is None):
+        return name or word
+    if name is not None:
+        raise click.UsageError(f"the study is given twice: {name} by --study, and {word}; give one of them")
+    files = _study_files()
+    logs = [p.make_metavar(context) for p in context.command.params if isinstance(p, click.Argument) and p.required]
+    line = " ".join([context.command_path, "--study", files[0] if files else "NAME", *logs])
+    more = f"here: {', '.join(files)}" if files else "tiny is shipped; lora-tune init writes one for your script"
+    raise click.UsageError(f"Missing option '--study': {line} ({more})")
+
+
+named_study_option = click.option(
     "--study",
     "study_name",
-    required=True,
+    callback=_chosen_study,
     shell_complete=_complete_study,
     help="NAME of studies/NAME.toml, a shipped study, or a .toml file",
 )
+_study_argument = click.argument(
+    "word",
+    metavar="[STUDY]",
+    required=False,
+    is_eager=True,  # before the option, which knows what to say of both
+    expose_value=False,
+    callback=_keep_word,
+    shell_complete=_complete_study,
+)
+
+
+def study_option(command: Command) -> Command:
+    """Take the study as ``--study NAME`` or as the first word; where words are logs: ``named_study_option`` alone."""
+    return named_study_option(_study_argument(command))
+
+
 output_option = click.option("--output", type=click.Path(path_type=Path), help="sweep folder [sweeps/STUDY]")
 STORAGE_VARIABLE = "LORA_TUNE_STORAGE"
 

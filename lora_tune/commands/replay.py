@@ -13,7 +13,7 @@ import click
 
 from lora_tune.analysis.log_replay import Replay, ReplayedLog
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
-from lora_tune.commands.options import guarded, study_option
+from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import LogReader
@@ -26,7 +26,7 @@ FAULT = "not played"
 
 
 @click.command()
-@study_option
+@named_study_option
 @click.option("--json", "as_json", is_flag=True, help="one JSON object a log, one a line")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @guarded

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -30,7 +31,41 @@ def test_commands_options_and_studies_are_completed(tmp_path: Path) -> None:
     assert completed("lora-tune s", tmp_path) == [name for name in COMMANDS if name.startswith("s")]
     assert "--dry-run" in completed("lora-tune sweep --dr", tmp_path)
     assert completed("lora-tune status --study ti", tmp_path) == ["tiny"]
-    assert completed("lora-tune status --study mi", tmp_path) == ["mine.toml"]
+    assert completed("lora-tune status mi", tmp_path) == ["mine.toml"]
+
+
+def with_a_study(command: str) -> bool:
+    """Whether a command is about a study and takes no other words."""
+    loaded = main.get_command(click.Context(main), command)
+    assert loaded is not None
+    words = [p for p in loaded.params if isinstance(p, click.Argument) and p.nargs == -1]
+    return any("--study" in p.opts for p in loaded.params) and not words
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if with_a_study(name)])
+def test_the_study_is_an_option_or_the_first_word(command: str) -> None:
+    more = {"move": ["--to", "sqlite:///other.db"], "interchange": ["--csv", "trials.csv"]}.get(command, [])
+    by_option = CliRunner().invoke(main, [command, "--study", "tinny", *more])
+    by_word = CliRunner().invoke(main, [command, "tinny", *more])
+    assert "did you mean tiny?" in by_option.output
+    assert (by_word.exit_code, by_word.output) == (by_option.exit_code, by_option.output)
+
+    twice = CliRunner().invoke(main, [command, "tinny", "--study", "tiny", *more])
+    assert twice.exit_code == 2
+    assert "the study is given twice: tiny by --study, and tinny" in twice.output
+
+
+@pytest.mark.parametrize(("command", "line"), [("sweep", "--study mine.toml"), ("logs", "--study mine.toml LOGS...")])
+def test_without_a_study_the_line_to_type_names_the_file_that_lies_here(
+    command: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").touch()
+    words = ["train.log"] if command == "logs" else []
+    assert (
+        f"lora-tune {command} {line} (here: mine.toml)"
+        in CliRunner().invoke(main, [command, *words], prog_name="lora-tune").output
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
