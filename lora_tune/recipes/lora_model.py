@@ -72,14 +72,19 @@ def _config(settings: Settings) -> Any:
         raise InputError(f"MODEL={str(settings.model)!r}: model_type {config.model_type!r}; allowed are causal models")
     if config.model_type != "llama" and (settings.tp > 1 or settings.cp > 1):
         raise InputError(f"MODEL={str(settings.model)!r}: {config.model_type}: TP and CP are for llama alone")
-    positions = getattr(config.get_text_config(), "max_position_embeddings", settings.seq)
-    if settings.seq > positions:
-        raise InputError(f"SEQ={settings.seq}: allowed is at most the model's {positions} positions")
+    check_positions(config, settings)
     if settings.tp > 1 and config.num_key_value_heads % settings.tp:
         raise InputError(
             f"TP={settings.tp}: allowed is a divisor of the model's {config.num_key_value_heads} key-value heads"
         )
     return config
+
+
+def check_positions(config: Any, settings: Settings) -> None:
+    """Raise InputError for sequences that are longer than the model of this config reads."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", settings.seq)
+    if settings.seq > positions:
+        raise InputError(f"SEQ={settings.seq}: allowed is at most the model's {positions} positions")
 
 
 def load_base(settings: Settings) -> Any:

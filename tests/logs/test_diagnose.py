@@ -51,6 +51,12 @@ FAILURES = [
     ("nemo_lora: TP_COMM_OVERLAP=1: allowed is 0 unless TP is at least 2 and SP=1", "infeasible"),
     ("nemo_lora: DATADIR='data': allowed is an existing folder", "configuration"),
     ("peft_lora: /data/train.npy: row 1 has no input_ids", "configuration"),
+    ("packed_lora: LR='much': allowed is a number above 0 and at most 10", "configuration"),
+    ("packed_lora: LOAD_IN_4BIT=nf4: this pack has nothing; trials of one pack share it", "configuration"),
+    ("packed_lora: SEQ=1024: allowed is at most the model's 512 positions", "infeasible"),
+    ("packed_lora: TP=2: a trial in a pack has one process; allowed is 1", "infeasible"),
+    ("packed_lora: raised torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "infeasible"),
+    ("packed_lora: raised torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "flaky"),
     ("nemo_lora: FP8=1 needs Transformer Engine, which cannot be imported here; install it", "configuration"),
     ("LORA_TUNE_WORKER='/tmp/w.sock': the worker died; its trials died with it", "infrastructure"),
     (

@@ -20,6 +20,7 @@ from lora_tune.base.errors import InputError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import write_json
 from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import host as host_module
@@ -304,6 +305,7 @@ def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
         ({"LR": "much"}, "LR='much': allowed is"),
         ({"LORA_TARGETS": "qqq"}, "no adapter fits a layer qqq of this model; allowed are"),
         ({"DATADIR": "/"}, "allowed is one file train"),
+        ({"SEQ": 1024}, "SEQ=1024: allowed is at most the model's 512 positions"),
         ({"TP": 2}, "a trial in a pack has one process"),
         ({"FSDP": 1}, "FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)"),
         ({"MODULES_TO_SAVE": "head"}, "MODULES_TO_SAVE: this model has no module head; allowed are"),
@@ -318,6 +320,8 @@ def test_what_a_trial_is_to_blame_for_ends_it_and_no_other(
     sweep.serve()
     assert end_of(bad)["exit_code"] == 2
     assert message in bad.log.read_text().splitlines()[-1]
+    failure = diagnose(bad.log.read_bytes(), exit_code=2)
+    assert failure.kind in (FailureKind.CONFIGURATION, FailureKind.INFEASIBLE), "no second attempt"
     assert end_of(good)["exit_code"] == 0
 
 
@@ -596,7 +600,8 @@ def test_an_error_in_the_arithmetic_of_one_trial_ends_that_trial_alone(
     monkeypatch.setattr(Slot, "rows", broken)
     bad, good = sweep.ask("a", SEED=13), sweep.ask("b", SEED=2, LORA_DROPOUT=0.2)
     sweep.serve()
-    assert "IndexError: index 9 is out of bounds" in bad.log.read_text().splitlines()[-1]
+    assert "packed_lora: raised IndexError: index 9 is out of bounds" in bad.log.read_text().splitlines()[-1]
+    assert diagnose(bad.log.read_bytes(), exit_code=1).kind is FailureKind.UNKNOWN, "no refusal: it is tried again"
     assert end_of(bad)["exit_code"] == 1
     settings = trial(SEED=2, LORA_DROPOUT=0.2)
     assert read(good).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]

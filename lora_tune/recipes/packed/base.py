@@ -16,6 +16,7 @@ from lora_tune.recipes import text
 from lora_tune.recipes.batch import weighted_losses
 from lora_tune.recipes.lora_model import (
     check_modules_to_save,
+    check_positions,
     leaf_names,
     linear_names,
     load_base,
@@ -76,7 +77,17 @@ class PackedBase:
     def check(self, settings: Settings) -> None:
         """Raise InputError for a trial that does not go with this base, or that no pack can train."""
         check_packable(settings)
-        check_shared(settings, self.settings)
+        self._check_shared(settings)
+
+    def _check_shared(self, settings: Settings) -> None:
+        for name in OF_BASE:
+            if getattr(settings, name) != getattr(self.settings, name):
+                raise InputError(
+                    f"{name.upper()}={getattr(settings, name)!s}: this pack has "
+                    f"{getattr(self.settings, name) or 'nothing'!s}; trials of one pack share it: fix it in [space], "
+                    "or take site.slots out"
+                )
+        check_positions(self.model.config, settings)
 
     def turn(self, *, training: bool) -> AbstractContextManager[None]:
         """In it a pass goes through this base. training: a backward pass belongs to it."""
@@ -210,16 +221,6 @@ class PackedBase:
         hidden = self.model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
         same = torch.equal(head(hidden), self.model(input_ids=probe, use_cache=False).logits)
         return (head.weight, head.bias) if same else None
-
-
-def check_shared(settings: Settings, shared: Settings) -> None:
-    """Raise InputError for a trial that does not go with the pack's base, or that no pack can train."""
-    for name in OF_BASE:
-        if getattr(settings, name) != getattr(shared, name):
-            raise InputError(
-                f"{name.upper()}={getattr(settings, name)!s}: this pack has {getattr(shared, name) or 'nothing'!s}; "
-                "trials of one pack share it: fix it in [space], or take site.slots out"
-            )
 
 
 def check_packable(settings: Settings) -> None:

@@ -16,7 +16,7 @@ import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.recipes.packed.base import Meeting, PackedBase, check_process, check_shared, fuse_norms
+from lora_tune.recipes.packed.base import Meeting, PackedBase, check_process, fuse_norms
 from lora_tune.recipes.packed.lockstep import Lockstep
 from lora_tune.recipes.packed.together import Together
 from lora_tune.recipes.settings import Settings
@@ -57,12 +57,13 @@ class ShardedBase(PackedBase):
             failure = error
         if self._lockstep.any(failure is not None):
             where = f"MODEL={str(self.settings.model)!r}"
-            raise failure or InputError(f"{where}: another pack of this job cannot load it; its log says why")
+            # No refusal: what is wrong with the model itself, every pack finds.
+            raise failure or RuntimeError(f"{where}: another pack of this job cannot load it; its log says why")
         return model
 
     def check(self, settings: Settings) -> None:
         check_process(settings)
-        check_shared(settings, self.settings)
+        self._check_shared(settings)
         if not settings.fsdp:
             raise InputError("FSDP=0: the packs of this job share their base, as its first trial asked; allowed is 1")
         _refuse(settings)

@@ -94,8 +94,10 @@ class Tenant:
 
         Returns whether its end is on record.
         """
-        kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__module__}.{type(error).__qualname__}: "
-        line = f"packed_lora: {kind.removeprefix('builtins.')}{' '.join(str(error).split())}"
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        # By this word a reader tells what went wrong from a refusal, which no further attempt would change.
+        kind = "" if isinstance(error, LoraTuneError) else f"raised {name}: "
+        line = f"packed_lora: {kind}{' '.join(str(error).split())}"
         try:
             print(line, file=self._log, flush=True)
             self.end(error.exit_code if isinstance(error, LoraTuneError) else 1)
