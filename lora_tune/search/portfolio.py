@@ -22,7 +22,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage
+from lora_tune.search.advantage import MOST_SURVIVALS, Advantage
 from lora_tune.search.forecasts import FORECASTS, judged, told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
@@ -185,9 +185,9 @@ class PortfolioSampler(BaseSampler):
             return None
         best = grey_box.best_so_far(study)
         for values in (best, self._moved_layout(start, best)):
-            wanted = self.compared(study, values, [start])[0].survivals_wanted()
-            if wanted is not None:
-                return values if wanted and not grey_box.is_open(study, values) else None
+            for advantage in self.compared(study, values, [start]):
+                if (wanted := advantage.survivals_wanted()) is not None:
+                    return values if wanted and _may_tell_more(grey_box.alike(study, values)) else None
         return None
 
     def _moved_layout(self, start: Mapping[str, Any], to: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,3 +284,13 @@ class PortfolioSampler(BaseSampler):
             mean_sd = self._arms.grey_box.forecast(study, values, skip=number)
             forecasts[GREY_BOX] = ScoreForecast(*mean_sd)
         return forecasts
+
+
+def _may_tell_more(alike: Sequence[FrozenTrial]) -> bool:
+    """Whether one more short run may tell whether a layout lives, after all trials of it.
+
+    Not while one of them runs, nor where a short run said nothing of it: that failed, or they were too many.
+    """
+    short = [t for t in alike if t.user_attrs.get("why") == TO_BE_SURE]
+    failed = any(t.state is TrialState.FAIL for t in short)
+    return not failed and len(short) < MOST_SURVIVALS and all(t.state.is_finished() for t in alike)

@@ -367,6 +367,35 @@ def test_a_layout_that_would_replace_the_start_is_run_shortly_until_it_has_lived
     assert study.ask(SPACE_OF_LAYOUTS).user_attrs["why"] != TO_BE_SURE
 
 
+def told_to_be_sure(ending: str, asked: int) -> int:
+    """Short runs of the daring layout among so many proposals, each ending so without a word of memory."""
+    study, _ = studied_on(DARING, 1, probes=True)
+    for _ in range(asked):
+        trial = study.ask(SPACE_OF_LAYOUTS)
+        study.tell(trial, state=TrialState[ending])
+    return sum(t.user_attrs["why"] == TO_BE_SURE for t in study.trials if "why" in t.user_attrs)
+
+
+def test_a_short_run_that_fails_for_another_reason_than_memory_is_not_asked_for_again() -> None:
+    """It would fail again, and three in a row end the sweep."""
+    assert told_to_be_sure("FAIL", 3) == 1
+
+
+def test_short_runs_that_measured_nothing_come_to_an_end() -> None:
+    assert told_to_be_sure("PRUNED", 10) == 8
+
+
+def test_a_start_that_nobody_counted_the_samples_of_is_compared_with_nothing() -> None:
+    study, made = studied_on(DARING, 1, probes=True)
+    uncounted = optuna.create_study(sampler=made)
+    for t in study.trials:
+        facts = {name: value for name, value in t.user_attrs.items() if name != "stop_samples"}
+        uncounted.add_trial(
+            optuna.trial.create_trial(params=t.params, distributions=t.distributions, value=t.value, user_attrs=facts)
+        )
+    assert uncounted.ask(SPACE_OF_LAYOUTS).user_attrs["why"] != TO_BE_SURE
+
+
 def test_where_trials_are_never_short_none_is_asked_for_to_be_sure() -> None:
     study, _ = studied_on(DARING, 1, probes=False)
     assert study.ask(SPACE_OF_LAYOUTS).user_attrs["kind"] == "full"

@@ -227,12 +227,12 @@ class GreyBoxSampler(BaseSampler):
         """Whether short speed runs may be proposed."""
         return self._probes
 
-    def is_open(self, study: optuna.Study, values: Mapping[str, Any]) -> bool:
-        """Whether a trial with the memory of ``values`` is running."""
+    def alike(self, study: optuna.Study, values: Mapping[str, Any]) -> list[FrozenTrial]:
+        """The study's trials with the memory of ``values``, however they ended."""
         space = self._distributions or {}
         features = self.coordinates(space).memory_features
-        known = self.observations(study, frozenset(space))
-        return any(o.open and features(o.values) == features(values) for o in known)
+        whole = (t for t in study.get_trials(deepcopy=False) if space.keys() <= t.params.keys())
+        return [t for t in whole if features(t.params) == features(values)]
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
         own = [o for o in observations if not o.source and not o.open]
