@@ -120,9 +120,11 @@ def named_benchmark(study: Study) -> str | None:
 
 
 def goal_of(study: Study) -> str:
-    """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own."""
+    """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own, or none."""
     from lora_tune.mlperf.registry import LORA
 
+    if not getattr(OBJECTIVES.load(study.objective.score), "has_target", True):
+        return ""
     if (name := named_benchmark(study)) is not None:
         return name
     own = getattr(WORKLOADS.load(study.workload.kind), "needs_goal", False)

@@ -198,7 +198,7 @@ def _other_benchmark(study: Study, run: RunLog) -> Diagnosis | None:
         return None
     return Diagnosis(
         FailureKind.MISMATCH,
-        f"the log announces {announced}, and the target {study.target:g} is that of {goal}",
+        f"the log announces {announced}, and the target {study.objective.target:g} is that of {goal}",
         f'set benchmark = "{announced}" where the study names its benchmark ([workload] or [objective])',
     )
 

@@ -69,7 +69,7 @@ def other_benchmark(workload: MlperfWorkload) -> list[str]:
         return []
     return [
         f"{workload.implementation.folder} lies among the implementations of {place}, and the target "
-        f'{workload.study.target:g} is that of {goal}; workload.benchmark = "{place}" takes the other\'s'
+        f'{workload.study.objective.target:g} is that of {goal}; workload.benchmark = "{place}" takes the other\'s'
     ]
 
 

@@ -294,6 +294,8 @@ def test_what_a_log_announces_as_given_is_the_trials(
         ('benchmark = "llama31_8b"', 'kind = "command"\nargv = ["train"]', "gpt_oss_20b", False),
         ("target = 0.925", 'kind = "command"\nargv = ["train"]', "flux1", True),
         ("target = 0.72", 'kind = "mlperf"', "bert", True),
+        ('score = "throughput"', 'kind = "mlperf"', "llama31_8b", True),  # nothing is to be reached
+        ('score = "node_hours"', 'kind = "mlperf"', "llama31_8b", False),
     ],
 )
 def test_a_log_of_another_benchmark_reaches_nobodys_target(
@@ -306,6 +308,17 @@ def test_a_log_of_another_benchmark_reaches_nobodys_target(
     found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, stamped=True)
     assert (found is None) is believed
     assert found is None or (found.kind, f"announces {announced}" in found.line) == (FailureKind.MISMATCH, True)
+
+
+def test_the_target_of_a_rising_metric_is_named_as_the_benchmark_has_it() -> None:
+    study = parse_study(
+        '[workload]\nkind = "mlperf"\nbenchmark = "dlrm_dcnv2"\n[space]\nLR = 1e-4\n[budget]\ntrials = 1\n',
+        Path("t.toml"),
+    )
+    met = run_of(0.1, submission_benchmark="flux1")
+    found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, stamped=True)
+    assert found is not None
+    assert "the target 0.80275 is that of dlrm_dcnv2" in found.line
 
 
 HEAD = log_head("c" * 32, TOKEN)
