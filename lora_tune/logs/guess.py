@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_tune.logs.line_forms import ORDER, NamedNumber, name_score, pairs, pattern, positions
-from lora_tune.logs.line_meters import is_batch, means
+from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, pairs, pattern, positions
+from lora_tune.logs.line_meters import means, without_batches
 from lora_tune.logs.line_series import Series, Stated, advances, progress_apart, reads, series_of, with_grouping
 from lora_tune.logs.line_tables import columns
 from lora_tune.logs.readers import make_reader
@@ -192,11 +192,7 @@ def _means_of_batches(lines: Sequence[str]) -> Iterator[LogGuess]:
 def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
     stated = with_grouping(
-        [
-            (line, [*(p for p in pairs(line) if not p.progress), *positions(line)])
-            for line in lines
-            if not is_batch(line)
-        ]
+        [(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in without_batches(lines)]
     )
     named: dict[tuple[int, str], list[int]] = {}
     for at, (_, numbers) in enumerate(stated):
@@ -206,10 +202,12 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
     for whole, name in ranked[:_TRIED]:
         for settings, unit, example, falls in _readings(stated, name, named[whole, name]):
-            train = "" if whole <= 8 else _train_pattern(stated, unit)
+            train = "" if whole <= EVAL_SCORE else _train_pattern(stated, unit)
             if train:
                 settings["train"] = train
-            yield LogGuess(settings=settings, example=example.strip(), unit=unit, is_eval=whole > 8, rising=not falls)
+            yield LogGuess(
+                settings=settings, example=example.strip(), unit=unit, is_eval=whole > EVAL_SCORE, rising=not falls
+            )
 
 
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
@@ -227,7 +225,7 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
                 if advances(read, ordered=place.bracketed) and reads(text, line, loss):
                     yield {"kind": "regex", "eval": text, **_form(read, unit, line)}, unit, line, loss.falls
     for unit in ORDER:
-        if (apart := progress_apart(stated, unit)) is not None:
+        if (apart := progress_apart(stated, unit, rows)) is not None:
             line, numbers = stated[rows[-1]]
             loss = next(p for p in numbers if " ".join(p.words) == name)
             settings = {

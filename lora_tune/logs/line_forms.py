@@ -38,6 +38,8 @@ _LOSSES |= {"mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
 _SHARES = {"accuracy": 3, "acc": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "miou": 3, "dice": 3, "reward": 8}
 """Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
 _MEASURES = _LOSSES | _SHARES
+EVAL_SCORE = 8
+"""A measure whose name scores more says by itself that it is an eval's."""
 _BEST = frozenset(("best", "lowest", "min", "previous", "target"))
 _SPREADS = frozenset(("std", "stderr", "var"))
 _BARE = 9

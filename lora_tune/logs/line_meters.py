@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from lora_tune.logs.line_forms import EVAL_WORDS, NUMBER, NamedNumber, losses
+from lora_tune.logs.line_forms import EVAL_SCORE, EVAL_WORDS, NUMBER, NamedNumber, losses, positions
 
 _BATCH = re.compile(
     rf"(?i)^(?P<split>(?:{'|'.join(sorted(EVAL_WORDS))})\w*)(?P<between>[^\[\d]{{0,20}})\[\s*(?P<at>\d++)/(?P<of>\d++)\]"
@@ -33,28 +34,44 @@ class MeanOfBatches:
     first: str
 
 
-def is_batch(line: str) -> bool:
-    """Whether a line is of one batch of an eval."""
-    return _BATCH.match(line) is not None
+def without_batches(lines: Sequence[str]) -> list[str]:
+    """The lines without those of an eval's batches.
+
+    Such lines follow each other, and say nothing else of how far the run is: what is counted otherwise is epochs, evals
+    or all samples of one.
+    """
+    counted = [batch if (batch := _BATCH.match(line)) and not positions(line) else None for line in lines]
+    batches = {one["of"] for one, after in pairwise(counted) if one and after and one["of"] == after["of"] != one["at"]}
+    return [line for line, count in zip(lines, counted, strict=True) if count is None or count["of"] not in batches]
 
 
 def means(lines: Sequence[str]) -> Iterator[MeanOfBatches]:
     """The measures of the last batches' lines, the likeliest first, or those of the line behind an eval.
 
-    None where nothing counts the epochs.
+    A last batch without a mean in brackets may tell its own measure alone: it counts where no other line states an
+    eval's. None where nothing counts the epochs.
     """
-    batches = [(line, batch) for line in lines if (batch := _BATCH.match(line))]
     epochs = ((form, epoch["epoch"]) for form in _EPOCHS for line in lines if (epoch := re.search(form, line)))
     form, first = next(epochs, ("", ""))
+    batches = [(line, batch) for line in lines if (batch := _BATCH.match(line))]
     if not batches or not form:
         return
-    for line, batch in [(line, batch) for line, batch in batches if batch["at"] == batch["of"]][:1]:
-        for measure in losses(line):
+    last = [
+        (line, batch, measure)
+        for line, batch in [(line, batch) for line, batch in batches if batch["at"] == batch["of"]][:1]
+        for measure in losses(line)
+    ]
+    for line, batch, measure in last:
+        if _MEAN.match(line, measure.end):
             yield _mean(measure, _pattern(line, batch, measure), form, line, first)
     for line in [line for line in lines if _BEHIND.match(line)][:1]:
         for measure in losses(line):
             name = re.escape(line[measure.begin : measure.at].strip())
             yield _mean(measure, rf"^\s*\*\s.*?(?<![\w/]){name}\s+(?P<loss>[-+.\w]+)", form, line, first)
+    if any(measure.score > EVAL_SCORE for line in without_batches(lines) for measure in losses(line)):
+        return
+    for line, batch, measure in last:
+        yield _mean(measure, _pattern(line, batch, measure), form, line, first)
 
 
 def _mean(measure: NamedNumber, text: str, form: str, example: str, first: str) -> MeanOfBatches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -69,16 +70,30 @@ class ProgressLine:
     place: NamedNumber
 
 
-def progress_apart(stated: Stated, unit: str) -> ProgressLine | None:
-    """What counts this unit on lines of its own: the first name whose numbers go on; None without one."""
-    named: dict[str, list[tuple[str, NamedNumber]]] = {}
-    for line, numbers in stated:
+def progress_apart(stated: Stated, unit: str, rows: Sequence[int]) -> ProgressLine | None:
+    """What counts this unit on lines of its own: the first name whose numbers go on; None without one.
+
+    rows: where the measure stands. What begins anew in each epoch says the same at each eval, and is none.
+    """
+    named: dict[str, list[tuple[int, NamedNumber]]] = {}
+    for row, (_, numbers) in enumerate(stated):
         for place in numbers:
             if place.progress == unit and not place.bracketed:
-                named.setdefault(" ".join(place.words), []).append((line, place))
+                named.setdefault(" ".join(place.words), []).append((row, place))
     for places in named.values():
         counts = [as_count(place.number) or 0.0 for _, place in places]
-        if _goes_on(counts) and (len(counts) == 1 or counts[0] != counts[-1]):
-            line, place = places[0]
-            return ProgressLine(line, place)
+        advanced = len(counts) == 1 or counts[0] != counts[-1]
+        if advanced and _goes_on(counts) and _differs_at_evals([row for row, _ in places], counts, rows):
+            row, place = places[0]
+            return ProgressLine(stated[row][0], place)
     return None
+
+
+def _differs_at_evals(places: Sequence[int], counts: Sequence[float], evals: Sequence[int]) -> bool:
+    """Whether evals tell counts apart, but for those that a restart makes again; the same in each epoch does not.
+
+    places: rows of the counts. evals: rows of the evals; several between two counts are one.
+    """
+    before = {bisect_left(places, row) for row in evals}
+    distinct = len({counts[at - 1] if at else 0.0 for at in before})
+    return distinct >= min(2, len(before)) and 2 * distinct >= len(before)

@@ -91,6 +91,16 @@ PADDLE = "".join(
     for n in (1, 2, 3, 4)
 )
 
+STEPS_OF_EACH_EPOCH = "".join(
+    "".join(f"Epoch [{n}/3], Step [{step}/500], Loss: 0.{9 - n}\n" for step in (100, 200, 300, 400, 500))
+    + f"Test Accuracy: 8{n} %\n"
+    for n in (1, 2, 3)
+)
+BATCHES_AND_THEIR_RESULT = "".join(
+    f"Epoch: [{n}][0/50] loss 1.3\nEval: [ 1/3] loss: 0.9\nEval: [ 3/3] loss: 0.{n}\nepoch {n} eval_loss=2.{9 - n}\n"
+    for n in (1, 2)
+)
+
 FORMS = [
     ("{'loss': 1.5, 'epoch': 0.5}\n{'eval_loss': 1.0, 'eval_runtime': 1.0, 'epoch': 1.0}\n", [(1, 1.0)]),
     ('{"step": 8, "train_loss": 1.0}\n{"step": 8, "val_loss": 1.2}\n{"step": 16, "val_loss": 1.1}\n',
@@ -122,6 +132,13 @@ FORMS = [
     (COMPOSER, [(1, 2.8), (2, 2.7), (3, 2.6)]),
     (MNIST, [(1, 0.8), (2, 0.7)]),
     (TIMM, [(1, 1.945), (2, 1.845)]),
+    (STEPS_OF_EACH_EPOCH, [(1, 81), (2, 82), (3, 83)]),
+    (BATCHES_AND_THEIR_RESULT, [(1, 2.8), (2, 2.7)]),
+    ("Epoch 1/9\nTrain [1/9] loss: 2.9\nVal [1/9] loss: 2.5\nEpoch 2/9\nTrain [2/9] loss: 2.8\nVal [2/9] loss: 2.4\n",
+     [(1, 2.5), (2, 2.4)]),
+    ("Eval [1/9] step 10 loss 2.5\nEval [2/9] step 20 loss 2.4\n", [(10, 2.5), (20, 2.4)]),
+    ("Train Epoch: 1 [0/60000 (0%)] Loss: 2.9\nTest: [10000/10000] loss: 2.5\n"
+     "Train Epoch: 2 [0/60000 (0%)] Loss: 2.8\nTest: [10000/10000] loss: 2.4\n", [(1, 2.5), (2, 2.4)]),
     ("Epoch [1/4] train_loss: 1.0 val_acc: 90.1%\nEpoch [2/4] train_loss: 0.9 val_acc: 91.0%\n",
      [(1, 90.1), (2, 91.0)]),
     ("0:\tlearn: 2.6\ttest: 2.5\tbest: 2.5 (0)\n10:\tlearn: 2.3\ttest: 2.2\tbest: 2.2 (10)\n", [(0, 2.5), (10, 2.2)]),
