@@ -190,7 +190,7 @@ class _Player:
     def end(self) -> ReplayedLog:
         """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
         run = self._run_that_counts()
-        diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run)
+        diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run, unit=self._study.progress_unit)
         action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
         if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
             nobodys = replace(self._trial, parameters={})  # old logs mostly ran with other values than the study's

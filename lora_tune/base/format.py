@@ -37,3 +37,8 @@ def visible(text: object, keep: str = "") -> str:
 def number(value: float) -> str:
     """A metric's value for people: four decimals where they say something, else five digits."""
     return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.5g}"
+
+
+def counted(samples: float, unit: str = "samples") -> str:
+    """How far a run is, for people: "640 samples", "1 step". unit: what its log counts in, in the plural."""
+    return f"{samples:g} {unit.removesuffix('s') if samples == 1 else unit}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import click
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
 from lora_tune.base.format import visible
 from lora_tune.commands.options import guarded, named_study_option
-from lora_tune.config.study import find_study, load_study
+from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader, RunLog
 from lora_tune.logs.unmatched import Unmatched
@@ -42,40 +42,42 @@ def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
     Exit codes: 0 evals were read; 2 your input; 4 no eval was read (then a pattern is suggested).
     """
     file = find_study(study_name)
-    if not check_logs(load_workload(load_study(file), file), logs, every=every):
+    study = load_study(file)
+    if not check_logs(study, load_workload(study, file), logs, every=every):
         raise SystemExit(EXIT_NOTHING_REACHED)
 
 
-def check_logs(workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
+def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
     """Print what the workload's reader makes of these logs; returns the number of evals. Raises InputError: no file."""
     evals = 0
     for log in log_files(logs):
         text = b"".join(log.pieces())
         if log.problem:
             click.echo(log.problem, err=True)
-        evals += show(log.name, read_lines(workload.reader(), text), every=every)
+        evals += show(log.name, read_lines(workload.reader(), text, study.counted), every=every)
     return evals
 
 
-def read_lines(reader: LogReader, log: bytes) -> Iterator[ReadLine]:
+def read_lines(reader: LogReader, log: bytes, counted: Callable[[float], str]) -> Iterator[ReadLine]:
     """Feed a log line by line, and say what each line added. Pure but for the reader.
 
+    counted: how far a run is, for people, see :meth:`~lora_tune.config.study.Study.counted`.
     A line counts as read when it ends, so each is fed with its line end.
     """
     before = reader.run()
     for number, line in enumerate(log.splitlines(), start=1):
         reader.feed(line + b"\n")
         now = reader.run()
-        yield ReadLine(number, line.decode("utf-8", "replace"), tuple(_added(before, now)))
+        yield ReadLine(number, line.decode("utf-8", "replace"), tuple(_added(before, now, counted)))
         before = now
 
 
-def _added(before: RunLog, now: RunLog) -> Iterator[str]:
+def _added(before: RunLog, now: RunLog, counted: Callable[[float], str]) -> Iterator[str]:
     """What a run knows now that it did not know before."""
     for point in now.evals[len(before.evals) :]:
-        yield f"eval: loss {point.loss:g} at {point.samples:g} samples"
+        yield f"eval: loss {point.loss:g} at {counted(point.samples)}"
     for train in now.train[len(before.train) :]:
-        yield f"train loss {train.loss:g} at {train.samples:g} samples"
+        yield f"train loss {train.loss:g} at {counted(train.samples)}"
     if before.run_stop_ms is None and now.run_stop_ms is not None:
         yield "the run ends"
     if now.dropped_lines > before.dropped_lines:

@@ -117,7 +117,7 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     plan = plan_of(file, from_file, options, given["output"], given["signing_key"])
     if dry_run:
         _dry_run(study, plan.workload, plan.paths)
-        if given["logs"] and not check_logs(plan.workload, given["logs"]):
+        if given["logs"] and not check_logs(study, plan.workload, given["logs"]):
             sys.exit(errors.EXIT_NOTHING_REACHED)
         return
     if register:

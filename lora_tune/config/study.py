@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
-from lora_tune.base.format import number
+from lora_tune.base.format import counted, number
 from lora_tune.base.kinds import LOG_READERS, WORKLOADS
 from lora_tune.config.checks import check_whole
 from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in, named_benchmark
@@ -120,7 +120,7 @@ class Study(Section):
 
     def counted(self, samples: float) -> str:
         """How far a run is, for people: "640 samples", "1 step"."""
-        return f"{samples:g} {self.progress_unit if samples != 1 else self.progress_unit.removesuffix('s')}"
+        return counted(samples, self.progress_unit)
 
     @property
     def progress_unit(self) -> str:

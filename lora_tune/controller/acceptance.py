@@ -241,7 +241,7 @@ def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:
         return None
     if stop.loss >= -LARGEST_LOSS * max(1.0, abs(target)) and not stop.loss < 0 < target:
         return None
-    what = f"the log states an eval loss of {stop.loss:g} at {stop.samples:g} samples, which no loss can be"
+    what = f"the log states an eval loss of {stop.loss:g} at {study.counted(stop.samples)}, which no loss can be"
     return Diagnosis(FailureKind.IMPLAUSIBLE, what, f"the target is {target:g}: see what the program prints as loss")
 
 

@@ -59,7 +59,7 @@ def conclude(
         diagnosis = replace(diagnosis, certain=True)
     if trial.probe and probed(run):
         timing = curves.timing(run)
-        speed = f"{timing.samples_per_second:.4g} samples/s, {timing.seconds_per_eval:.3g} s an eval"
+        speed = f"{timing.samples_per_second:.4g} {study.progress_unit}/s, {timing.seconds_per_eval:.3g} s an eval"
         return Finish(Verdict.CENSORED, f"a probe of the layout: {speed}")
     whole = not diagnosis.kind and status.state is JobState.ENDED and not status.exit_code
     if measured := _measured(study, trial, attempt, run, whole=whole):

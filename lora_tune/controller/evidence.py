@@ -42,7 +42,7 @@ def evidence(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Ev
         fewest=study.pruning.references, rate=study.pruning.false_prune_rate,
         published=published if math.isfinite(begin) else None, published_from=begin,
         shown=shown(study, sweep, trial) if published else (),
-        no_verdict_before=study.pruning.no_verdict_before,
+        no_verdict_before=study.pruning.no_verdict_before, unit=study.progress_unit,
     )  # fmt: skip
 
 

@@ -51,9 +51,8 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
         return _too_slow(study, sweep, trial, run)
     lately = run.train[-IN_A_ROW:]
     if len(lately) == IN_A_ROW and not any(math.isfinite(t.loss) for t in lately) and not objective.stop(run):
-        return Stop(
-            StopKind.PRUNED, f"diverged: train loss is {run.train[-1].loss} at {run.train[-1].samples:g} samples"
-        )
+        last = run.train[-1]
+        return Stop(StopKind.PRUNED, f"diverged: train loss is {last.loss} at {study.counted(last.samples)}")
     judgement = verdict(
         run.evals, level(study, sweep), evidence(study, sweep, trial, run),
         length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
@@ -89,8 +88,8 @@ def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> S
     pace = curves.fastest_pace(run, STAMP_SECONDS)
     if not rivals or pace is None or pace * SLOWER >= max(rivals):
         return None
-    at = run.train[-1].samples
-    sentence = f"{pace:.4g} samples/s at best after {at:g} samples; the best on {nodes} nodes is {max(rivals):.4g}"
+    at, unit = study.counted(run.train[-1].samples), study.progress_unit
+    sentence = f"{pace:.4g} {unit}/s at best after {at}; the best on {nodes} nodes is {max(rivals):.4g}"
     return Stop(StopKind.CAPPED, sentence)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lora_tune.base.format import counted
 from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.credibility import PUBLISHED_STEP, every
@@ -53,7 +54,7 @@ class Evidence:
     published: a calibrated envelope that applies to the run; None: there is none. published_from: samples before which
     it says nothing (a run that may yet change its precision). shown: of each good run of the study, what
     :func:`~lora_tune.curves.credibility.shown_by` says. no_verdict_before: samples before which only divergence stops
-    a run.
+    a run. unit: what the runs count in place of samples, for people.
     """
 
     references: Sequence[ComparedRun] = ()
@@ -63,6 +64,7 @@ class Evidence:
     published_from: float = 0.0
     shown: Sequence[float] = ()
     no_verdict_before: float = 0.0
+    unit: str = "samples"
 
 
 def verdict(
@@ -86,7 +88,7 @@ def verdict(
     at = max((e.samples for e in evals if usable_samples(e.samples)), default=0.0)
     if not at or (length is not None and at >= length * (1 - 1e-9)):
         return GO_ON
-    if why := _diverged(evals, run, target, [r for r in evidence.references if r.task == task]):
+    if why := _diverged(evals, run, target, [r for r in evidence.references if r.task == task], evidence.unit):
         return StallVerdict(True, f"diverged: {why}", "diverged")
     if at < evidence.no_verdict_before:
         return GO_ON
@@ -96,17 +98,17 @@ def verdict(
         return _outside_published(run, target, evidence.published, evidence)
     if sum(r.free for r in evidence.references) >= evidence.fewest:
         return _worse_than_references(run, target, evidence)
-    return _out_of_reach(run, target, evidence.references)
+    return _out_of_reach(run, target, evidence.references, evidence.unit)
 
 
-def _diverged(evals: Sequence[Eval], run: ComparedRun, target: float, good: Sequence[ComparedRun]) -> str:
+def _diverged(evals: Sequence[Eval], run: ComparedRun, target: float, good: Sequence[ComparedRun], unit: str) -> str:
     """How the run has diverged, "" where it has not, or where it or a ``good`` run came back from the like.
 
     Weights that are no numbers never are again, so a metric that was a number after it was none is one that is not
     always defined, for about as long. One that never was a number may not be defined yet: only references tell.
     """
     if broke_off(evals, max(c.hole for c in (run, *good))):
-        return f"eval loss is not finite since {run.curve.samples[-1]:g} samples"
+        return f"eval loss is not finite since {counted(run.curve.samples[-1], unit)}"
     curve = run.curve
     if len(curve.samples) and blown_up(curve, target) and not any(came_back(r, target) for r in good):
         return f"eval loss {curve.loss[-1]:.4g} after a best of {curve.loss.min():.4g}"
@@ -138,7 +140,8 @@ def _outside_published(run: ComparedRun, target: float, envelope: Envelope, evid
     """Against the public runs, from where good runs of this study lie beside them."""
     known = any(r.blank for r in evidence.references if r.task == run.task)
     if run.blank >= _two_evals_in(envelope, evidence.published_from) and not len(run.curve.samples) and not known:
-        return StallVerdict(True, f"stalled: no number by {run.blank:g} samples ({envelope.family.name})", "stalled")
+        blank = counted(run.blank, evidence.unit)
+        return StallVerdict(True, f"stalled: no number by {blank} ({envelope.family.name})", "stalled")
     curve = every(run.curve, PUBLISHED_STEP, evidence.published_from)
     return outside(curve, target, envelope, evidence.rate, evidence.shown)
 
@@ -155,8 +158,8 @@ def _worse_than_references(run: ComparedRun, target: float, evidence: Evidence) 
     them, share = _WITH[comparison.way].format(comparison.references), f"{100 * comparison.supported:.1f}%"
     return StallVerdict(
         True,
-        f"stalled: further above {them} at {comparison.at:g} samples; more than any of them above the others, and "
-        f"at most {share} of good runs look like this",
+        f"stalled: further above {them} at {counted(comparison.at, evidence.unit)}; more than any of them above "
+        f"the others, and at most {share} of good runs look like this",
         "stalled",
     )
 
@@ -168,7 +171,7 @@ _WITH = {
 }
 
 
-def _out_of_reach(run: ComparedRun, target: float, references: Sequence[ComparedRun]) -> StallVerdict:
+def _out_of_reach(run: ComparedRun, target: float, references: Sequence[ComparedRun], unit: str) -> StallVerdict:
     """Arithmetic, while references are too few to compare with: no run like it fell so far in so little training."""
     if run.length is None or not len(run.curve.samples):
         return GO_ON
@@ -183,7 +186,8 @@ def _out_of_reach(run: ComparedRun, target: float, references: Sequence[Compared
     fall = max(furthest_fall(r.curve, left) for r in (run, *references))
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
         return GO_ON
-    why = f"{needed:.4g} above {target:g} with {left:g} samples to go, in which no good run fell more than {fall:.4g}"
+    to_go = counted(left, unit)
+    why = f"{needed:.4g} above {target:g} with {to_go} to go, in which no good run fell more than {fall:.4g}"
     return StallVerdict(True, f"stalled: {why}", "stalled")
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lora_tune.base.format import counted
 from lora_tune.base.redact import redact
 from lora_tune.logs.failure_evidence import FailureScanner, Hit, Phase, most_telling
 from lora_tune.logs.failure_signatures import SIGNATURES, FailureKind, Weight
@@ -50,16 +51,18 @@ def diagnose(
     exit_code: int | None = None,
     reason: str = "",
     run: RunLog | None = None,
+    unit: str = "samples",
 ) -> Diagnosis:
     """Why the attempt failed, or ``kind`` "" when it did not: then it ended by itself, whatever its loss.
 
     log: its scanned log, or its text. state: what the cluster says of the job (the values of ``JobState``), reason:
     in the cluster's own words. exit_code: None where unknown; a training may fail with 0. run: what the log measured.
+    unit: what it counts in, for people.
     """
     scanner = log if isinstance(log, FailureScanner) else _scan(log)
     hits, run = scanner.hits(), run or RunLog()
     telling = most_telling(hits, begun=scanner.begun())
-    diagnosis = _first_reason(telling, scanner.last_line(), state, exit_code, reason, run)
+    diagnosis = _first_reason(telling, scanner.last_line(), state, exit_code, reason, run, unit)
     if not diagnosis.kind:
         return diagnosis
     diagnosis = replace(diagnosis, line=_completed(diagnosis.line, telling, hits))
@@ -74,14 +77,14 @@ def is_refusal(line: str) -> bool:
 
 
 def _first_reason(
-    telling: Sequence[Hit], last_line: str, state: str, exit_code: int | None, reason: str, run: RunLog
+    telling: Sequence[Hit], last_line: str, state: str, exit_code: int | None, reason: str, run: RunLog, unit: str
 ) -> Diagnosis:
     if state in _STATES_ABOVE_LOG:
         kind, remedy = _STATES_ABOVE_LOG[state]
         return Diagnosis(kind, redact(reason) or f"the cluster says: {state}", remedy)
     fatal = [hit for hit in telling if not hit.survived]
     if (point := _diverged(run)) and not any(hit.signature.kind is FailureKind.INFEASIBLE for hit in fatal):
-        line = f"loss {point.loss} at {point.samples:g} samples"
+        line = f"loss {point.loss} at {counted(point.samples, unit)}"
         return Diagnosis(FailureKind.DIVERGED, line, "lower the learning rate, or warm up for longer")
     if state == "ended" and not exit_code and run.run_stop_ms is not None and run.evals:
         return Diagnosis()

@@ -102,6 +102,7 @@ class StallPruner(BasePruner):
         evidence = Evidence(
             references=finished.good, fewest=self._fewest, rate=self._rate, shown=finished.shown,
             published=None if free else self._envelope, no_verdict_before=self._silent,
+            unit="steps",
         )  # fmt: skip
         stall = verdict(
             _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), kind=_kind(trial)

@@ -13,7 +13,7 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import budgets, conclusion, evidence, policy, pruning, queueing, results
 from lora_tune.curves.overlay import ComparedRun, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
-from lora_tune.logs.failures import Diagnosis, FailureKind
+from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.mllog import Eval, RunLog, TrainPoint
 from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import TrialMetrics, as_mapping
@@ -312,6 +312,25 @@ def test_a_train_loss_that_is_not_a_number_ends_the_run() -> None:
     found = pruning.judge_curve(study(), sweep(trial()), trial(), bad)
     assert found is not None
     assert found.sentence == "diverged: train loss is nan at 160 samples"
+
+
+def in_steps() -> Study:
+    """A study whose log counts steps, and does not say how many samples one has."""
+    log = {"kind": "regex", "eval": r"(?P<step>\d+) (?P<loss>\S+)"}
+    return study().with_options({"workload": {"log": log}})
+
+
+def test_what_is_said_of_a_run_counts_in_what_its_log_counts_in() -> None:
+    bad = replace(run(1.0), train=(TrainPoint(80.0, math.nan, 8.0), TrainPoint(160.0, math.nan, 16.0)))
+    found = pruning.judge_curve(in_steps(), sweep(trial()), trial(), bad)
+    assert found is not None
+    assert found.sentence == "diverged: train loss is nan at 160 steps"
+    found = pruning.judge_curve(in_steps(), sweep(trial()), trial(), run(1.0, math.nan, math.nan))
+    assert found is not None
+    assert found.sentence == "diverged: eval loss is not finite since 100 steps"
+    assert diagnose("", run=bad, unit=in_steps().progress_unit).line == "loss nan at 160 steps"
+    fast = objective_of(in_steps().with_options({"objective": {"score": "throughput"}}))
+    assert (fast.text(3.5), fast.heading) == ("3.5 steps/s", "Steps/s")
 
 
 def test_one_train_loss_that_is_not_a_number_is_a_step_that_was_skipped() -> None:

@@ -58,7 +58,7 @@ def test_the_command_shows_what_each_line_is_read_as(tmp_path: Path) -> None:
     study.write_text(STUDY.format(python=sys.executable, script="train.py"))
     shown = CliRunner().invoke(logs_main, ["--study", str(study), str(log)])
     assert shown.exit_code == 0, shown.output
-    assert "      2  eval: loss 0.9 at 8 samples" in shown.output
+    assert "      2  eval: loss 0.9 at 8 steps" in shown.output, "what the log counts in"
     assert "3 lines, 2 evals" in shown.output
     log.write_text("step 300 loss 0.5196\n")
     shown = CliRunner().invoke(logs_main, ["--study", str(study), str(log)])

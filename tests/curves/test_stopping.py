@@ -181,6 +181,18 @@ def test_finished_runs_are_what_a_run_is_compared_with() -> None:
     assert not verdict(good_run(0.002)[:5], TARGET, Evidence(references=GOOD), length=END).stop
 
 
+def test_sentences_count_in_what_the_log_counts_in() -> None:
+    broken = verdict(run_of(0.94, math.nan, math.inf), TARGET, Evidence(unit="steps"))
+    assert broken.sentence == "diverged: eval loss is not finite since 384 steps"
+    hopeless = verdict(run_of(*[1.6] * 11), TARGET, Evidence(references=GOOD[:3], unit="steps"), length=END)
+    assert " steps to go, in which" in hopeless.sentence
+    stalled = verdict(run_of(*[0.97] * 9), TARGET, Evidence(references=GOOD, unit="epochs"), length=END)
+    assert " epochs; more than any of them" in stalled.sentence
+    published = Evidence(published=published_curves.published(8), unit="steps")
+    blank = verdict([Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)], TARGET, published, length=END)
+    assert "no number by 2688 steps" in blank.sentence
+
+
 def test_the_first_good_runs_go_free() -> None:
     few = Evidence(references=GOOD[:7])
     assert not verdict(run_of(*[0.99] * 8), TARGET, few, length=END).stop

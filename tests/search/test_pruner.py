@@ -55,7 +55,8 @@ def study() -> optuna.Study:
 def test_a_flat_trial_is_pruned_with_a_sentence_that_states_the_rate(study: optuna.Study) -> None:
     trial = run(study, [0.945] * len(SAMPLES))
     assert trial.state == optuna.trial.TrialState.PRUNED
-    assert "further above 10 good runs" in trial.user_attrs[SENTENCE]
+    assert "further above 10 good runs at " in trial.user_attrs[SENTENCE]
+    assert " steps; more than any of them" in trial.user_attrs[SENTENCE], "Optuna counts steps"
     assert "at most 11.1% of good runs" in trial.user_attrs[SENTENCE], "of the ten, the first eight went free"
     assert max(trial.intermediate_values) < 4000
 
