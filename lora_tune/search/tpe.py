@@ -1,6 +1,6 @@
 """Optuna's TPE for long studies: asking costs as much at ten thousand trials as at some hundred.
 
-Of a long study the best trials and the newest ones are modelled.
+Of a long study the best trials and the newest ones are modelled; each finished trial is ranked once.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class WindowedTPESampler(BaseSampler):
     def __init__(self, **options: Any) -> None:
         """options: those of TPESampler, but for group and constraints_func."""
         self._tpe = TPESampler(**options)
+        self._best = Best()
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -52,22 +53,54 @@ class WindowedTPESampler(BaseSampler):
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
         """A value for each parameter of ``search_space``; none before the start-up trials are over."""
-        return self._tpe.sample_relative(_windowed(study), trial, search_space)
+        return self._tpe.sample_relative(self._windowed(study), trial, search_space)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """A value for a parameter that not all trials have."""
-        return self._tpe.sample_independent(_windowed(study), trial, param_name, param_distribution)
+        return self._tpe.sample_independent(self._windowed(study), trial, param_name, param_distribution)
+
+    def _windowed(self, study: optuna.Study) -> optuna.Study:
+        """The study as TPE is shown it; itself while it is short."""
+        trials = study.get_trials(deepcopy=False)
+        shown = modelled(trials, study.direction, self._best)
+        if len(shown) == len(trials):
+            return study
+        return optuna.load_study(study_name="window", storage=_Window(shown, study.direction))
 
 
-def modelled(trials: Sequence[FrozenTrial], direction: StudyDirection) -> list[FrozenTrial]:
-    """The trials that TPE is shown of a study, by number: the good ones, the newest and the running ones."""
+class Best:
+    """The ``GOOD`` best finished trials of a study that grows.
+
+    A finished trial never changes, so that only those that have finished since the last call are ranked.
+    """
+
+    def __init__(self) -> None:
+        self._direction = StudyDirection.NOT_SET
+        self._ranked: dict[int, FrozenTrial] = {}
+        self._best: list[tuple[Rank, int]] = []
+
+    def numbers(self, finished: Sequence[FrozenTrial], direction: StudyDirection) -> set[int]:
+        """The numbers of the best of the finished trials; of equal ones the oldest come first."""
+        fresh = [t for t in finished if self._ranked.get(t.number) is not t]
+        # Of another study, or read anew by a storage that keeps no objects: what was ranked is not among these.
+        if direction is not self._direction or len(finished) - len(fresh) != len(self._ranked):
+            self._direction, self._ranked, self._best, fresh = direction, {}, [], list(finished)
+        self._ranked |= {t.number: t for t in fresh}
+        self._best = sorted([*self._best, *((_rank(t, direction), t.number) for t in fresh)])[:GOOD]
+        return {number for _, number in self._best}
+
+
+def modelled(trials: Sequence[FrozenTrial], direction: StudyDirection, best: Best) -> list[FrozenTrial]:
+    """The trials that TPE is shown of a study, by number: the good ones, the newest and the running ones.
+
+    best: of this study as it grows.
+    """
     finished = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
     if len(finished) <= NEWEST:
         return list(trials)
-    best = sorted(finished, key=lambda t: (*_rank(t, direction), t.number))[:GOOD]
-    numbers = {t.number for t in (*best, *finished[-NEWEST:])}
+    numbers = best.numbers(finished, direction).union(t.number for t in finished[-NEWEST:])
     return [t for t in trials if t.number in numbers or t.state is TrialState.RUNNING]
 
 
@@ -85,15 +118,6 @@ def _rank(trial: FrozenTrial, direction: StudyDirection) -> Rank:
 
 def _low(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def _windowed(study: optuna.Study) -> optuna.Study:
-    """The study as TPE is shown it; itself while it is short."""
-    trials = study.get_trials(deepcopy=False)
-    shown = modelled(trials, study.direction)
-    if len(shown) == len(trials):
-        return study
-    return optuna.load_study(study_name="window", storage=_Window(shown, study.direction))
 
 
 class _Window(InMemoryStorage):

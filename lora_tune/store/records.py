@@ -193,11 +193,17 @@ class StudyRecords:
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
     priors: tuple[PriorRun, ...] = ()
     _made: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _next: dict[tuple[int, int], int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """The next number by how many trials and attempts there are, of which a driver's view gains more."""
 
     @property
     def next_number(self) -> int:
         """The number of the next trial. One whose record is lost, as its attempts show, is not given out again."""
-        return 1 + max((*self.trials, *(trial for trial, _ in self.attempts)), default=-1)
+        size = (len(self.trials), len(self.attempts))
+        if size not in self._next:
+            self._next.clear()
+            self._next[size] = 1 + max((*self.trials, *(trial for trial, _ in self.attempts)), default=-1)
+        return self._next[size]
 
     def attempts_of(self, trial: int) -> list[Attempt]:
         """The attempts of a trial, oldest first."""

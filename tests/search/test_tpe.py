@@ -12,9 +12,11 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from lora_tune.search.tpe import GOOD, NEWEST, WindowedTPESampler, modelled
+from lora_tune.search import tpe
+from lora_tune.search.tpe import GOOD, NEWEST, Best, WindowedTPESampler, modelled
 
 Space = dict[str, BaseDistribution]
 Kind = type[TPESampler] | type[WindowedTPESampler]
@@ -118,7 +120,7 @@ def test_two_processes_share_one_study(tmp_path: Any) -> None:
 def test_of_a_long_study_the_best_and_the_newest_are_modelled() -> None:
     study = long_study(WindowedTPESampler(seed=0, multivariate=True, constant_liar=True))
     open_ = study.ask({"x": FloatDistribution(0, 1)})
-    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction)]
+    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction, Best())]
     best = range(100 - GOOD // 2, 100 + GOOD // 2 + 1)
     assert shown == [*best, *range(500, NEWEST + 500), open_.number], "the best, though they are old, and the newest"
 
@@ -149,8 +151,36 @@ def test_the_best_are_complete_ones_then_pruned_ones_then_those_that_break_a_con
         study.tell(trial, -9.0 * sign)
     for _ in range(NEWEST):
         study.tell(study.ask(), state=TrialState.PRUNED)
-    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction)]
+    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction, Best())]
     assert shown[:-NEWEST] == [*range(GOOD)], "all but the newest, and not the infeasible"
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_study_that_grows_is_modelled_as_if_read_for_the_first_time(direction: str) -> None:
+    chance, kept = random.Random(7), Best()
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=7))
+    running: list[optuna.Trial] = []
+    for _ in range(NEWEST + 150):
+        running.append(study.ask({"LR": FloatDistribution(0, 1)}))
+        if chance.random() < 0.9:
+            end(study, running.pop(chance.randrange(len(running))), chance)
+        trials = study.get_trials(deepcopy=False)
+        assert modelled(trials, study.direction, kept) == modelled(trials, study.direction, Best())
+    other = long_study(optuna.samplers.RandomSampler()).get_trials(deepcopy=False)
+    for trials in (other, other[:-50], [*reversed(other)]):
+        for towards in (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE):
+            assert modelled(trials, towards, kept) == modelled(trials, towards, Best()), "of another study"
+
+
+def test_each_finished_trial_is_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked: list[int] = []
+    rank = tpe._rank
+    monkeypatch.setattr(tpe, "_rank", lambda trial, direction: (ranked.append(trial.number), rank(trial, direction))[1])
+    study = long_study(WindowedTPESampler(seed=0, multivariate=True, constant_liar=True))
+    count = len(study.get_trials(deepcopy=False))
+    for _ in range(3):
+        study.tell(study.ask({"x": FloatDistribution(0, 1)}), 1.0)
+    assert sorted(ranked) == [*range(count + 2)], "the third has finished after the last proposal"
 
 
 def long_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
