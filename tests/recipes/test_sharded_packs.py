@@ -20,7 +20,7 @@ from lora_tune.base.errors import InputError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.recipes import packed_lora
 from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed.alone import SpeedAlone
+from lora_tune.recipes.packed.alone import SpeedAlone, Speeds
 from lora_tune.recipes.packed.base import PackedBase
 from lora_tune.recipes.packed.host import Host
 from lora_tune.recipes.packed.pack import Pack
@@ -187,6 +187,44 @@ def test_out_of_memory_ends_the_job_and_fewer_train_side_by_side_in_the_next(
     assert serve(second, alone_together())
     assert [end_of(attempt)["exit_code"] for attempt in after] == [0] * 4
     assert max(passes) == 3
+
+
+def test_a_trial_that_cannot_be_measured_says_nothing_of_a_pass_that_is_lost_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+) -> None:
+    few: dict[str, object] = {"FSDP": 1, "MAX_STEPS": 4}
+    first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
+    before = [first.ask(f"{i}/attempt-0", SEED=i, **few) for i in range(4)]
+    passes = failing(monkeypatch, lambda slots: torch.OutOfMemoryError("CUDA out of memory") if slots > 2 else None)
+    measured: list[Slot] = []
+
+    def last_fails(_: Speeds, slot: Slot) -> SpeedAlone:
+        measured.append(slot)
+        if len(measured) == len(before):
+            raise ValueError("its data are broken")
+        return SpeedAlone(1.0, 0.5, 0)
+
+    monkeypatch.setattr(Speeds, "of", last_fails)
+    assert not serve(first, alone_together())
+    left = [i for i, attempt in enumerate(before) if not attempt.ended.exists()]
+    assert len(left) == 3
+    after = [second.ask(f"{i}/attempt-1", SEED=i, **few) for i in left]
+    passes.clear()
+    assert serve(second, alone_together())
+    assert [end_of(attempt)["exit_code"] for attempt in after] == [0] * 3
+    assert max(passes) == 2
+
+
+def test_a_trial_of_which_only_one_fits_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+) -> None:
+    measure = Speeds.of
+    sweep = Sweep(tmp_path)
+    attempt = sweep.ask("0/attempt-0", FSDP=1, MAX_STEPS=4)
+    failing(monkeypatch, lambda slots: torch.OutOfMemoryError("CUDA out of memory") if slots > 1 else None)
+    monkeypatch.setattr(Speeds, "of", measure)
+    assert serve(sweep, alone_together())
+    assert end_of(attempt)["exit_code"] == 0
 
 
 def test_a_trial_that_no_pass_can_train_ends_and_no_other_with_it(

@@ -21,6 +21,8 @@ SECONDS = 2.0
 """After this long no further step is timed, once one is."""
 LEAST_GAIN = 1.05
 """Below this, two trials side by side are not worth their memory: each trains alone."""
+UNMEASURED = 2.0
+"""The gain of two where it is not measured: as if the second cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class SpeedAlone:
     step_seconds: float
     eval_seconds: float
     bytes: int
-    pair_gain: float = 2.0
+    pair_gain: float = UNMEASURED
 
     @property
     def packs(self) -> bool:
@@ -92,6 +94,8 @@ class Speeds:
         return speed
 
     def _pair_gain(self, pack: Pack, second: Slot, step_seconds: float) -> float:
+        if not self._base.recovers:  # two may not fit where one does
+            return UNMEASURED
         pack.join(second)
         try:
             return 2 * step_seconds / self._step_seconds(pack, second.settings.accumulation)

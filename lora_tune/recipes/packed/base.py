@@ -46,8 +46,10 @@ class PackedBase:
 
     Every linear layer and the input embeddings can take adapters; any module that holds no others can be trained whole.
 
-    Raises InputError where the model cannot be used.
+    recovers: other passes can follow one that has failed. Raises InputError where the model cannot be used.
     """
+
+    recovers = True
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)

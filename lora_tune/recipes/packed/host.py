@@ -64,6 +64,7 @@ class Host:
                 self._look()
                 self._shares.tell(self._tenants)
                 self._admit()
+                self._measured = None
                 if self._tenants:
                     self._round()
                     self._busy_at = time.monotonic()
@@ -168,8 +169,7 @@ class Host:
             return False  # more of them could not train side by side
         try:
             self._measured = tenant
-            speed = self._speeds.of(tenant.slot)
-            self._measured = None
+            speed, self._measured = self._speeds.of(tenant.slot), None
             if self._tenants and not (speed.packs and all(t.packs for t in self._tenants)):
                 return False  # company would only cost memory
             if not self._admission.fits(present, speed.bytes):

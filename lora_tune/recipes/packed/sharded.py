@@ -28,6 +28,8 @@ class ShardedBase(PackedBase):
     Raises InputError and SetupError as PackedBase does, and for what cannot be sharded.
     """
 
+    recovers = False
+
     def __init__(self, settings: Settings, together: Together) -> None:
         _refuse(settings)
         self._lockstep = Lockstep(together.rank, together.world, together.store, self._accompany)
