@@ -9,16 +9,18 @@ are not played.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from lora_tune.analysis.intervals import time_interval
+from lora_tune.analysis.log_ticks import ticks
 from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
 from lora_tune.config.study import Study
 from lora_tune.controller import conclusion, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
+from lora_tune.curves.stopping import judged_again
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.mllog import LogReader, MllogReader
@@ -30,14 +32,6 @@ from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.metric import reader_of
-
-TICK_MS = 1000
-"""Between two looks at a log, as the driver's period on a cluster."""
-
-PIECES = 2000
-"""Into which a log without time stamps is cut, at line ends."""
-
-_STAMPED = re.compile(rb'^[^\n]*?:::MLLOG[^\n]{0,80}?"time_ms": ?(\d{10,14})', re.MULTILINE)
 
 ReaderFor = Callable[[Mapping[str, Value]], LogReader]
 """Makes a fresh reader of the study's log format for a trial with these parameters."""
@@ -167,6 +161,7 @@ class _Player:
         self._reader, self._scanner = reader, FailureScanner()
         self._stamped = isinstance(reader, MllogReader)
         self._train_points = 0
+        self._ticks = self._looked_at = self._evals = 0
         self._verdicts: dict[str, ReplayedVerdict] = {}
         self._stopped: tuple[policy.Stop, RunLog] | None = None
 
@@ -174,7 +169,13 @@ class _Player:
         """What the driver does at a tick with the log's next lines."""
         self._reader.feed(piece)
         self._scanner.feed(piece)
+        self._ticks += 1
+        if judged_again(self._evals, self._looked_at, self._ticks):
+            self._look()
+
+    def _look(self) -> None:
         run = self._reader.run()
+        self._looked_at, self._evals = self._ticks, len(run.evals)
         fresh = self._work.see_evals(self._attempt, run.evals) if self._stopped is None else run.evals
         new_train = len(run.train) != self._train_points
         self._train_points = len(run.train)
@@ -189,6 +190,8 @@ class _Player:
 
     def end(self) -> ReplayedLog:
         """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
+        if self._looked_at < self._ticks:
+            self._look()
         run = self._run_that_counts()
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run, unit=self._study.progress_unit)
         action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
@@ -265,25 +268,6 @@ class _Player:
 
 _KINDS = {Verdict.PRUNED: "pruned", Verdict.INFEASIBLE: "infeasible", Verdict.FAILED: "failed"}
 """How a log that no rule stopped can end, other than at its target or at its last step."""
-
-
-def ticks(log: bytes) -> Iterator[bytes]:
-    """The log in the pieces in which a driver that looks once a second would have read it.
-
-    By the time stamps of its MLLOG lines; a log without any comes in ``PIECES`` equal parts, cut at line ends.
-    """
-    begin, due = 0, None
-    for line in _STAMPED.finditer(log):
-        stamp = int(line[1])
-        if due is None or stamp >= due:
-            if line.start() > begin:
-                yield log[begin : line.start()]
-            begin, due = line.start(), max(due or 0, stamp + TICK_MS)
-    step = max(1, len(log) // PIECES) if due is None else len(log)
-    while begin < len(log):
-        end = log.find(b"\n", begin + step) + 1 or len(log)
-        yield log[begin:end]
-        begin = end
 
 
 def _empty_book(study: Study) -> UnitOfWork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
 from lora_tune.logs.tail import LogTail
+
+MANY_EVALS = 1000
+"""Up to so many evals a log's run is made anew whenever the log has grown; beyond, a second for each so many later."""
 
 
 class _ReaderAndScanner:
@@ -55,6 +59,8 @@ class LogFollower:
         self._tail = LogTail(path, self._reader)
         self._train_points = 0
         self._run: RunLog | None = None
+        self._made_at = -math.inf  # when the log was last read of which ``_run`` is made
+        self._behind = False  # whether more was read since then
         self._restarts = 0
         self._told_guesses = 0.0
         self._shown: set[tuple[float, str]] = set()  # evals that the log has held
@@ -151,14 +157,21 @@ class LogFollower:
         try:
             while self._tail.poll():
                 self.grew_at = now
-                self._run = None
+                self._behind = True
                 if not drain:
-                    return
+                    break
         except SetupError as error:
             self.unreadable = str(error)
+        if self._behind and (drain or self._due(now)):
+            self._run, self._made_at, self._behind = None, now, False
+
+    def _due(self, now: float) -> bool:
+        """Whether the run is made anew: what that and its verdict cost grows with the evals, and ticks go on."""
+        evals = len(self._run.evals) if self._run else 0
+        return evals <= MANY_EVALS or not 0 <= now - self._made_at < evals / MANY_EVALS
 
     def run(self) -> RunLog:
-        """What the log says so far."""
+        """What the log says so far; with very many evals, what it said a while ago."""
         # Made anew only when there is more, or the file started over: a thousand logs are asked each second.
         if self._run is None or self._restarts != self._tail.restarts:
             self._run, self._restarts = self._tail.reader.run(), self._tail.restarts

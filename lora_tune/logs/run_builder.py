@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
@@ -228,6 +228,7 @@ class RunBuilder:
         throughput: list[float] = []
         eval_seconds: list[float] = []
         paused, resumed = sorted(self.paused), sorted(self.resumed)
+        printed = sorted((samples, ms) for samples, (_, ms) in {**self.scaled, **self.train}.items())
         ended, done = self.run_start, 0.0
         for samples, (_, ms) in sorted(self.evals.items()):
             began = self.eval_start.get(samples)
@@ -240,19 +241,11 @@ class RunBuilder:
                 stopped = resumed[starts] if starts < len(resumed) else ms
             if began is not None:
                 eval_seconds.append((stopped - began) / 1000)
-            rate = self._train_rate(done, samples) if began is None else _rate(samples - done, ended, began)
+            rate = _train_rate(printed, done, samples) if began is None else _rate(samples - done, ended, began)
             if not math.isnan(rate) or not throughput:
                 throughput.append(rate)
             ended, done = stopped, samples
         return tuple(throughput), tuple(eval_seconds)
-
-    def _train_rate(self, after: float, until: float) -> float:
-        """Median samples/s between consecutive train points in ``(after, until)``; NaN for less than two points."""
-        printed = sorted({**self.scaled, **self.train}.items())
-        points = [(samples, ms) for samples, (_, ms) in printed if after < samples < until]
-        rates = [_rate(b - a, a_ms, b_ms) for (a, a_ms), (b, b_ms) in pairwise(points)]
-        rates = [rate for rate in rates if not math.isnan(rate)]
-        return median(rates) if rates else math.nan
 
     def _stated_throughput(self) -> tuple[float, ...]:
         """The first printed number after each eval, as samples/s; seconds a step need the global batch size."""
@@ -274,6 +267,17 @@ def _since(start: int | None, points: Mapping[float, tuple[float, int]], kind: t
     zero = math.nan if start is None else start
     new = tuple.__new__  # half the time of calling the NamedTuple
     return tuple([new(kind, (samples, loss, (ms - zero) / 1000)) for samples, (loss, ms) in sorted(points.items())])
+
+
+def _train_rate(printed: Sequence[tuple[float, int]], after: float, until: float) -> float:
+    """Median samples/s between consecutive train points in ``(after, until)``; NaN for less than two points.
+
+    printed: samples and time of every train point, in order of samples.
+    """
+    begin, end = bisect_right(printed, (after, math.inf)), bisect_left(printed, (until, -math.inf))
+    rates = [_rate(b - a, a_ms, b_ms) for (a, a_ms), (b, b_ms) in pairwise(printed[begin:end])]
+    rates = [rate for rate in rates if not math.isnan(rate)]
+    return median(rates) if rates else math.nan
 
 
 def _rate(samples: float, start: int | None, stop: int) -> float:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.curves import Envelope
 from lora_tune.curves.credibility import BesideEnvelope, credibility
 from lora_tune.curves.overlay import ComparedRun, course
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.curves.stopping import FEWEST, JUDGED_EACH, Evidence, judged_again, verdict
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class StallPruner(BasePruner):
     """Prunes trials that are worse than trials that got there, at a false-prune rate that the finished ones support.
 
     Report each eval as ``trial.report(value, step)`` with ``step`` in samples, steps or seconds, not a running index:
-    curves are compared at equal shares of training, whatever the eval schedule of each trial. The study minimises or
-    maximises one value.
+    curves are compared at equal shares of training, whatever the eval schedule of each trial. A trial with more than a
+    thousand values is judged when it has a percent more. The study minimises or maximises one value.
 
     Parameters
     ----------
@@ -87,6 +87,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, references
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
+        self._judged: dict[tuple[str, int], int] = {}  # values of a long trial when it was judged last
         self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False, shown=()))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
@@ -96,6 +97,8 @@ class StallPruner(BasePruner):
         """
         if len(study.directions) != 1:
             raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
+        if not self._due(study.study_name, trial):
+            return False
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
         finished = self._finished(study, sign)
         free = not finished.believed or trial.number == _first(study.get_trials(deepcopy=False))
@@ -110,6 +113,15 @@ class StallPruner(BasePruner):
         if stall.stop:
             study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, stall.sentence)
         return stall.stop
+
+    def _due(self, study: str, trial: FrozenTrial) -> bool:
+        """Whether to judge the trial now: one with very many values is judged when it has a share more."""
+        key, values = (study, trial.number), len(trial.intermediate_values)
+        if not judged_again(values, self._judged.get(key, 0), values):
+            return False
+        if values > JUDGED_EACH:
+            self._judged[key] = values
+        return True
 
     def _finished(self, study: Study, sign: float) -> _Finished:
         """The study's finished good trials, read anew only when another one has ended."""

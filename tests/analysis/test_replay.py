@@ -13,11 +13,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.analysis.log_replay import TICK_MS, Replay, ticks
+from lora_tune.analysis.log_replay import Replay
+from lora_tune.analysis.log_ticks import TICK_MS, ticks
 from lora_tune.commands.replay import as_object, main
 from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import load_study
-from lora_tune.logs.mllog import MllogReader
+from lora_tune.curves import stopping
+from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.logs.printed_config import printed_values
 from lora_tune.simulation.h100 import function as h100
 from lora_tune.store.records import Verdict
@@ -296,3 +298,32 @@ def _stretched(text: str, factor: float) -> str:
     """The same run on a machine ``factor`` times as slow."""
     begin = int(re.search(r'"time_ms": (\d+)', text)[1])
     return re.sub(r'"time_ms": (\d+)', lambda m: f'"time_ms": {begin + round(factor * (int(m[1]) - begin))}', text)
+
+
+class CountingReader(MllogReader):
+    """A reader that counts the runs that are made of it."""
+
+    made = 0
+
+    def run(self) -> RunLog:
+        CountingReader.made += 1
+        return super().run()
+
+
+def test_a_log_with_an_eval_at_every_step_is_judged_at_a_share_of_them_and_still_stopped(monkeypatch) -> None:
+    monkeypatch.setattr(stopping, "JUDGED_EACH", 50)
+    rows = [("run_start", None, {})]
+    rows += [("eval_accuracy", 1.0 if i < 600 else math.nan, {"samples_count": 8 * i}) for i in range(1, 1000)]
+    log = "".join(
+        f':::MLLOG {{"time_ms": {1_700_000_000_000 + 1000 * at}, "event_type": "POINT_IN_TIME", "key": "{key}", '
+        f'"value": {json.dumps(value)}, "metadata": {json.dumps(more)}}}\n'
+        for at, (key, value, more) in enumerate(rows)
+    )
+    CountingReader.made = 0
+    shown = Replay(load_study(STUDIES / "h100.toml"), lambda _: CountingReader()).play(log.encode())
+    assert CountingReader.made < 100 + 100 * math.log(1000 / 100) + 20, (
+        "at each look at first, then at one percent more"
+    )
+    assert len(shown.run.evals) == 999
+    assert [v.kind for v in shown.verdicts] == ["pruned"]
+    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 * 1.01 + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ import numpy as np
 import optuna
 import pytest
 
+from lora_tune.curves.stall import GO_ON
+from lora_tune.curves.stopping import JUDGED_EACH
 from lora_tune.mlperf import published_curves
+from lora_tune.search import pruner
 from lora_tune.search.pruner import SENTENCE, StallPruner
 
 TARGET = 0.925
@@ -286,3 +290,30 @@ def test_the_pruner_works_on_a_database(tmp_path: object) -> None:
     study = optuna.create_study(pruner=StallPruner(TARGET), storage=f"sqlite:///{tmp_path}/study.db")
     trial = run(study, [1.0, math.nan, math.nan])
     assert study.trials[trial.number].user_attrs[SENTENCE].startswith("diverged")
+
+
+def reports(trial: optuna.Trial, values: Sequence[float], first: int = 1) -> int | None:
+    """Report the values one by one; the step after which the trial should be pruned."""
+    for step, value in enumerate(values, first):
+        trial.report(value, step)
+        if trial.should_prune():
+            return step
+    return None
+
+
+def test_a_trial_that_reports_every_step_is_judged_at_each_of_a_thousand_and_then_at_each_percent(monkeypatch) -> None:
+    judged = []
+    monkeypatch.setattr(pruner, "verdict", lambda evals, *_, **__: judged.append(len(evals)) or GO_ON)
+    assert reports(optuna.create_study(pruner=StallPruner(TARGET)).ask(), [1.0] * 4000) is None
+    assert judged[:JUDGED_EACH] == [*range(1, JUDGED_EACH + 1)]
+    assert len(judged) < JUDGED_EACH + 150
+    assert all(later <= 1.01 * sooner + 1 for sooner, later in itertools.pairwise(judged))
+
+
+def test_a_trial_of_thousands_of_reports_that_diverges_is_pruned_and_stays_so_when_asked_again() -> None:
+    trial = optuna.create_study(pruner=StallPruner(TARGET)).ask()
+    assert reports(trial, [1.0] * 2000) is None
+    at = reports(trial, [math.nan] * 2000, first=2001)
+    assert at is not None
+    assert at < 2000 / 0.9 * 1.01 + 2, "two thousand evals are nine tenths of it, and one percent"
+    assert trial.should_prune()
