@@ -206,9 +206,9 @@ def study_place(name: str, folder: Path = Path("studies")) -> Path:
     return shipped if not own.is_file() and shipped.is_file() else own
 
 
-def known_studies(folder: Path = Path("studies")) -> list[str]:
-    """The names that ``--study`` takes here."""
-    return sorted({path.stem for place in (folder, SHIPPED) for path in place.glob("*.toml")})
+def known_studies(folder: Path = Path("studies"), inside: str = "") -> list[str]:
+    """The names that ``--study`` takes here; of those in a folder of studies that is named ``inside``, as "mlperf/"."""
+    return sorted({inside + path.stem for place in (folder, SHIPPED) for path in (place / inside).glob("*.toml")})
 
 
 _OTHER_FILES = (".yaml", ".yml", ".json", ".py", ".sh")
@@ -219,14 +219,14 @@ def find_study(name: str, folder: Path = Path("studies")) -> Path:
     path = study_place(name, folder)
     if path.is_file():
         return path
-    if not name.endswith(".toml") and ("/" in name or Path(name).is_file() or Path(name).suffix in _OTHER_FILES):
+    known = known_studies(folder, inside=name[: name.rfind("/") + 1])
+    if not name.endswith(".toml") and (not known or Path(name).is_file() or Path(name).suffix in _OTHER_FILES):
         raise StudyError(Path(name), "", "is no study: a study file ends in .toml; lora-tune init writes one")
     if name.endswith(".toml"):
         beside = sorted(str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml")
         near = difflib.get_close_matches(str(path), beside, n=1)
         hint = f"did you mean {near[0]}?" if near else f"study files there: {', '.join(beside) or 'none'}"
         raise StudyError(path, "", f"there is no such file; {hint}; lora-tune init writes one for your script")
-    known = known_studies(folder)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known studies: {', '.join(known) or 'none here'}"
     raise StudyError(path, "", f"there is no study {name!r}; {hint}")

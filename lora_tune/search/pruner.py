@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import numbers
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"no_verdict_before is a step of 0 or more, not {no_verdict_before}")
         if max_steps is not None and not 0 < max_steps < math.inf:
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
-        self._target, self._max_steps, self._fewest = target, max_steps, references
+        self._target, self._max_steps, self._fewest = target, max_steps, int(references)
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
         self._judged: dict[tuple[str, int], int] = {}  # values of a long trial when it was judged last
         self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False, shown=()))
@@ -170,8 +171,10 @@ class StallPruner(BasePruner):
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length = trial.user_attrs.get(LENGTH, self._max_steps)
-        if length is None or (isinstance(length, int | float) and 0 < length < math.inf):
-            return length
+        if length is None:
+            return None
+        if isinstance(length, numbers.Real) and 0 < float(length) < math.inf:
+            return float(length)
         raise ValueError(
             f"user attribute '{LENGTH}' of trial {trial.number} is a step above 0, or not set where it is not known, "
             f"not {length!r}"

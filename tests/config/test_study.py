@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import StudyError
-from lora_tune.config.study import find_study, load_study, parse_study, study_changes
+from lora_tune.config.study import SHIPPED, find_study, load_study, parse_study, study_changes
 from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
 from tests.fakes import command_study
@@ -121,6 +121,13 @@ def test_an_unknown_study_is_answered_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(GOOD)
     with pytest.raises(StudyError, match="there is no study 'tinny'; did you mean tiny"):
         find_study("tinny", tmp_path)
+
+
+def test_an_unknown_study_of_a_folder_is_answered_with_the_nearest_there() -> None:
+    with pytest.raises(StudyError, match="there is no study 'mlperf/h200_lora_fp9'; did you mean mlperf/h200_lora_fp8"):
+        find_study("mlperf/h200_lora_fp9", SHIPPED)
+    with pytest.raises(StudyError, match="nowhere/h200: is no study: a study file ends in"):
+        find_study("nowhere/h200", SHIPPED)
 
 
 def test_a_file_that_windows_wrote_is_read_as_any_other(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,15 @@ def test_a_length_that_no_trial_can_have_is_refused_by_name(length: object) -> N
     trial.report(1.0, 100)
     with pytest.raises(ValueError, match=f"'stall_length' of trial 0 is a step above 0.*not {length!r}"):
         trial.should_prune()
+
+
+@pytest.mark.parametrize("count", [int, float, np.int64, np.float32])
+def test_counts_and_lengths_are_numbers_of_any_type(count: Callable[[int], float]) -> None:
+    """``len(loader) * epochs`` of NumPy's numbers is one of NumPy's."""
+    study = optuna.create_study(pruner=StallPruner(TARGET, references=count(3), max_steps=count(4000)))  # type: ignore[arg-type]
+    for _ in range(4):
+        run(study, [1.0, 0.9])
+    assert study.trials[-1].state is optuna.trial.TrialState.COMPLETE
 
 
 def test_the_pruner_works_on_a_database(tmp_path: object) -> None:
