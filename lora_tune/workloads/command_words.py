@@ -27,10 +27,14 @@ def _in_a_shell(argv: Sequence[str]) -> bool:
 
 
 def shell_variable(argv: Sequence[str], names: Collection[str]) -> str:
-    """The first of the parameters ``names`` that stands as ``$NAME``, which no shell fills in; "" for none."""
+    """The first of the parameters ``names`` that stands as ``$NAME``, which no shell fills in; "" for none.
+
+    A word of several words is a text for what the command starts: another shell, a batch system, a language.
+    """
     if _in_a_shell(argv):
         return ""
-    return next((name for word in argv for name in _VARIABLE.findall(word) if name in names), "")
+    single = [word for word in argv if len(word.split()) == 1]
+    return next((name for word in single for name in _VARIABLE.findall(word) if name in names), "")
 
 
 def shell_words(argv: Sequence[str]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lora_tune.workloads.command_words import one_word, shell_variable, shell_words
 
 
@@ -17,6 +19,14 @@ def test_a_parameter_as_a_variable_is_known_where_no_shell_fills_it_in() -> None
     assert shell_variable(["python", "--lr=${LR}"], {"LR"}) == "LR"
     assert shell_variable(["python", "--home=$HOME"], {"LR"}) == ""
     assert shell_variable(["srun", "/bin/bash", "-c", "python --lr=$LR"], {"LR"}) == ""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["fish", "-c", "python t.py $LR"], ["sbatch", "--wait", "--wrap", "python t.py $LR"], ["perl", "-e", "print $LR"]],
+)
+def test_a_text_for_another_interpreter_is_its_own(argv: list[str]) -> None:
+    assert shell_variable(argv, {"LR"}) == ""
 
 
 def test_a_command_line_in_one_word_is_taken_apart_and_a_name_with_a_space_is_not(tmp_path: Path) -> None:
