@@ -76,7 +76,7 @@ class Registry:
     def _of_entry(self, entry: metadata.EntryPoint) -> Any:
         try:
             return entry.load()
-        except Exception as error:  # whatever somebody else's module does when it is imported
+        except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported
             where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
             raise InputError(f"{self.kind} {entry.name!r} of {where} cannot be loaded: {_reason(error)}") from error
 
@@ -94,7 +94,7 @@ class Registry:
         module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # whatever a user's own file does when it runs
+        except (Exception, SystemExit) as error:  # whatever a user's own file does when it runs
             raise InputError(f"{self.kind} {name!r}: {path} cannot be loaded: {_reason(error)}") from error
         if not hasattr(module, attribute):
             raise InputError(f"{self.kind} {name!r}: {path} has no {attribute!r}; define it or name another")
@@ -110,6 +110,6 @@ class Registry:
         return f"{self.kind} {name!r} is unknown{hint}; known are {', '.join(known)}, or path/to/file.py:name"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The error with its kind, and the file and line where it is one of syntax."""
     return f"{type(error).__name__}: {error}"

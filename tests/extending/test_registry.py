@@ -206,6 +206,7 @@ def test_a_file_of_ones_own_serves_as_well(tmp_path: Path, monkeypatch: pytest.M
         ("def made(:", r"SyntaxError: invalid syntax \(mine\.py, line 1\)"),
         ("import nothing_such", "ModuleNotFoundError: No module named 'nothing_such'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(2)", "SystemExit: 2"),  # a program that runs as it is imported
     ],
 )
 def test_a_file_that_fails_is_told_with_its_error(
