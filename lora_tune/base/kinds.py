@@ -75,3 +75,9 @@ OBJECTIVES = Registry(
     },
 )
 """``objective.score`` and ``second``: a class made of a study, see ``lora_tune.objectives.base.Objective``."""
+
+
+def fault(error: BaseException) -> str:
+    """Which kind that is not ours failed with ``error``, and where in its own code; "" where none did."""
+    registries = (LAUNCHERS, WORKLOADS, SAMPLERS, LOG_READERS, OBJECTIVES)
+    return next((words for registry in registries if (words := registry.fault(error))), "")

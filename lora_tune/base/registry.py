@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import traceback
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,7 @@ class Registry:
     def __init__(self, group: str, kind: str, shipped: Mapping[str, str]) -> None:
         self.group, self.kind, self._shipped = group, kind, dict(shipped)
         self._files: dict[tuple[str, Path], Any] = {}
+        self._outside: dict[str, str] = {}  # modules that are not ours, and the kind that each was imported for
 
     def names(self) -> tuple[str, ...]:
         """Every name that is known on this machine, ours first."""
@@ -70,10 +72,22 @@ class Registry:
                 return self._of_entry(entry)
         raise InputError(self._unknown(name))
 
+    def fault(self, error: BaseException) -> str:
+        """The line of an outside kind's own code at which ``error`` was raised, and the error; "" where none was."""
+        for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+            module = str(frame.f_globals.get("__name__", ""))
+            kind = self._outside.get(module) or self._outside.get(module.partition(".")[0])
+            if kind is not None:
+                code = frame.f_code
+                return f"{kind} fails: {code.co_filename}, line {line}, in {code.co_name}: {_reason(error)}"
+        return ""
+
     def _installed(self) -> metadata.EntryPoints:
         return metadata.entry_points(group=self.group)
 
     def _of_entry(self, entry: metadata.EntryPoint) -> Any:
+        package = entry.module.partition(".")[0]
+        self._outside.setdefault(package, f"{self.kind} {entry.name!r}")
         try:
             return entry.load()
         except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported
@@ -92,6 +106,7 @@ class Registry:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        self._outside[spec.name] = f"{self.kind} {name!r}"
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # whatever a user's own file does when it runs

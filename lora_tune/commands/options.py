@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
-from lora_tune.base.errors import EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
+from lora_tune.base.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
+from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.terminal import print_anything
 from lora_tune.commands.again import as_typed
@@ -112,7 +113,10 @@ metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Pr
 
 
 def guarded(command: Command) -> Command:
-    """Print a LoraTuneError as one line on standard error and exit with its code; print any text in any locale."""
+    """Print a LoraTuneError as one line on standard error and exit with its code; print any text in any locale.
+
+    An error in the code of a kind that is not ours is the user's input, told by its file and line.
+    """
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
@@ -129,7 +133,12 @@ def guarded(command: Command) -> Command:
             # Whoever read our output has seen enough (``| head``). Nothing may be flushed into the pipe at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
-        except OSError as error:
+        except Exception as error:
+            if outside := fault(error):
+                click.echo(f"lora_tune: {' '.join(outside.split())}; fix it and rerun the same command", err=True)
+                sys.exit(EXIT_INPUT)
+            if not isinstance(error, OSError):
+                raise
             where = f"{error.filename}: " if error.filename else ""
             click.echo(f"lora_tune: {where}{error.strerror or error}; check the disk and the permissions", err=True)
             sys.exit(EXIT_SETUP)

@@ -218,6 +218,65 @@ def test_a_file_that_fails_is_told_with_its_error(
         Registry("lora_tune.tests_only", "launcher", {}).load("mine.py:KIND")
 
 
+FAILING = """
+import json
+
+
+class Failing:
+    def __init__(self, study):
+        self.target = json.loads("no number")
+
+
+def failing(study, old_runs):
+    return study.search.seeed
+"""
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        (
+            STUDY.replace('"lowest"', '"mine.py:failing"'),
+            r"lora_tune: sampler 'mine\.py:failing' fails: \S*mine\.py, line 11, in failing: AttributeError: .*seeed",
+        ),
+        (
+            STUDY.replace("target = 0.5", 'target = 0.5\nscore = "mine.py:Failing"'),
+            r"lora_tune: objective 'mine\.py:Failing' fails: \S*mine\.py, line 7, in __init__: JSONDecodeError: E",
+        ),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_mistake_in_ones_own_kind_is_told_by_its_line(
+    study: str, words: str, options: tuple[str, ...], outside: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(FAILING)
+    (tmp_path / "s.toml").write_text(study.format(python=sys.executable))
+    swept = sweep(tmp_path / "s.toml", outside, *options)
+    assert swept.returncode == 2, swept.stderr
+    assert re.fullmatch(words + r".*; fix it and rerun the same command\n", swept.stderr), swept.stderr
+
+
+def test_a_mistake_in_an_installed_kind_is_told_by_its_line(outside: Path, tmp_path: Path) -> None:
+    with (outside / "their_sampler.py").open("a") as file:
+        file.write("\n\ndef lowest(study, old_runs):\n    raise PermissionError(13, 'no', 'x')\n")
+    line = len((outside / "their_sampler.py").read_text().splitlines())
+    (tmp_path / "s.toml").write_text(STUDY.format(python=sys.executable))
+    swept = sweep(tmp_path / "s.toml", outside)
+    assert swept.returncode == 2, swept.stderr
+    assert f"sampler 'lowest' fails: {outside}/their_sampler.py, line {line}, in lowest: Permission" in swept.stderr
+    assert "Traceback" not in swept.stderr
+
+
+def test_a_mistake_of_ours_is_not_laid_on_a_kind_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("KIND = object()\n")
+    registry = Registry("lora_tune.tests_only", "launcher", {})
+    registry.load("mine.py:KIND")
+    with pytest.raises(ZeroDivisionError) as raised:
+        1 / 0  # noqa: B018
+    assert registry.fault(raised.value) == ""
+
+
 def test_a_sampler_that_needs_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     study = Study.model_validate(
