@@ -5,9 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import InputError
 from lora_tune.config.parameters import Value
@@ -15,6 +13,9 @@ from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, refusal_of_values
 from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.store.requests import Request
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 WISHED = ("stops", "enqueue", "values", "clone", "pause", *SETTINGS)
 """Names of the options of ``steer`` that wish for something."""
@@ -87,6 +88,8 @@ def _values(study: Study, sweep: StudyRecords, given: Mapping[str, Any]) -> dict
 
 def typed(name: str, distribution: BaseDistribution | None, text: str) -> Value:
     """What was typed, as the parameter's own type; the text itself where it is no such value."""
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
     if isinstance(distribution, CategoricalDistribution):
         return next((choice for choice in distribution.choices if str(choice) == text), text)  # type: ignore[return-value]
     try:

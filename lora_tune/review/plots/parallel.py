@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from typing import TYPE_CHECKING
 
 from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.importance import knobs
@@ -16,6 +15,9 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.plots.chart import Axis, AxisScale, Chart, Colour, Lines, Mark
 from lora_tune.store.records import StudyRecords, Trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 ROW = 1.0
 """Distance of two axes, in the units of the chart."""
@@ -58,6 +60,8 @@ def _outcome(objective: Objective, done: Sequence[Trial]) -> ParallelAxis | None
 
 
 def _parameter(name: str, distribution: BaseDistribution, sweep: StudyRecords) -> ParallelAxis:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     values = {t.number: t.tuned[name] for t in sweep.trials.values() if name in t.tuned}
     if isinstance(distribution, CategoricalDistribution):
         return _choices(name, distribution, values)

@@ -6,7 +6,6 @@ from lora_tune.analysis.describe import parameters_text
 from lora_tune.config.study import Study
 from lora_tune.objectives import objectives_of
 from lora_tune.review.plots.chart import Axis, Chart, Markers
-from lora_tune.search.recorded import in_memory
 from lora_tune.store.records import StudyRecords, Trial
 
 
@@ -14,6 +13,8 @@ def front(study: Study, sweep: StudyRecords) -> list[Trial]:
     """The trials that no other one beats in both objectives, best in the first one first; empty for one objective."""
     if study.objective.second is None:
         return []
+    from lora_tune.search.recorded import in_memory  # it imports optuna
+
     known = [sweep.trials[trial.number] for trial in in_memory(study, sweep).best_trials]
     first = objectives_of(study)[0]
     return sorted(known, key=lambda t: t.objective, reverse=first.maximise)
