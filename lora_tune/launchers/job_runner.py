@@ -174,7 +174,11 @@ def _in_child(cgroup: Path | None) -> None:
     descendants.die_with_parent()
     if cgroup is not None:
         descendants.enter(cgroup)
+    # What a terminal sent before this was a session of its own waits behind the mask; ignoring it drops it.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _end_group(leader: int) -> None:

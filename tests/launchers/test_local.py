@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import pytest
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import without_head
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import write_json
 from lora_tune.launchers.base import JobState, Launcher
+from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
 from tests.contracts.launcher import WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
@@ -121,3 +125,22 @@ def test_each_job_gets_gpus_of_its_own(tmp_path: Path) -> None:
     for ticket in (tickets[0], tickets[2], tickets[3]):
         launcher.cancel(ticket, force=True)
         poll_until(launcher, ticket, JobState.ENDED)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_just_before_a_command_has_its_own_session_does_not_end_it(tmp_path: Path, number: int) -> None:
+    """A terminal reaches the child of a runner up to then, and the signal would wait until it is let through."""
+    attempt = AttemptPaths(tmp_path)
+    job = job_of(tmp_path, "print('ran')")
+    write_json(attempt.job, command_record(job, {}))
+    program = f"""
+import os, signal
+from lora_tune.launchers import job_runner
+real = job_runner._in_child
+job_runner._in_child = lambda cgroup: (os.kill(os.getpid(), {int(number)}), real(cgroup))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGHUP])
+print(job_runner.run_job({str(tmp_path)!r}, {job.token!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["0"], done.stderr
+    assert "ran" in job.log.read_text()
