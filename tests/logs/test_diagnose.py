@@ -647,3 +647,9 @@ class TestRedact:
         begin = time.process_time()
         redact(text * (200_000 // len(text)))
         assert time.process_time() - begin < 20
+
+
+def test_errors_of_code_that_a_training_evaluates_hide_no_fault_of_the_machine() -> None:
+    fault = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    log = f"sample 3: SyntaxError: invalid syntax\nsample 4: EOFError: EOF when reading a line\n{fault}\n"
+    assert diagnose(log, exit_code=1).kind is FailureKind.INFRASTRUCTURE
