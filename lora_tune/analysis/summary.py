@@ -50,7 +50,8 @@ class Overview:
     recommended: the configuration that is believed best, which is what is handed over. best, best_interval: the best
     single run and a 90% interval for its configuration's time to the target by it alone, in seconds (None for
     throughput studies).
-    node_hours: spent, start-up included. saved: node-hours that stopped trials would have cost, an estimate.
+    node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
+    trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
     nearest: the trial that came nearest to the target while none has reached it.
     """
@@ -63,6 +64,7 @@ class Overview:
     best: Trial | None
     best_interval: tuple[float, float] | None
     node_hours: float
+    overhead_hours: float
     saved: float
     seconds: float
     failures: tuple[FailureClass, ...]
@@ -90,6 +92,7 @@ def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Ov
         best=best,
         best_interval=time_interval(best) if timed and best is not None else None,
         node_hours=sweep.node_hours(now),
+        overhead_hours=sweep.overhead_hours,
         saved=saved_node_hours(study, sweep),
         seconds=elapsed(sweep, now),
         failures=failure_classes(sweep, now),

@@ -179,10 +179,10 @@ def _cards(study: Study, seen: Overview) -> list[Card]:
         cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
     ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
     cards.append(("Trials", str(seen.trials), ended + (f", {seen.open} open" if seen.open else "")))
-    price = study.budget.price_per_node_hour
-    money = f"= {seen.node_hours * price:,.0f} in money, " if price else ""
+    money = f"= {seen.node_hours * price:,.0f} in money, " if (price := study.budget.price_per_node_hour) else ""
     budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
-    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {duration(seen.seconds)}"))
+    overhead = f", {hours(seen.overhead_hours)} of them in packs that trained nobody" if seen.overhead_hours else ""
+    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {duration(seen.seconds)}{overhead}"))
     share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
     cards.append(("Node-hours saved by stopping early", hours(seen.saved), share or "no trial was stopped early"))
     if seen.stopping:

@@ -72,6 +72,7 @@ def as_json(
         "open": seen.open,
         "verdicts": {v.value: n for v, n in seen.verdicts.items()},
         "node_hours": seen.node_hours,
+        "node_hours_overhead": seen.overhead_hours,
         "node_hours_budget": study.budget.node_hours,
         "node_hours_saved": seen.saved,
         "stopping": None if seen.stopping is None else asdict(seen.stopping),

@@ -96,8 +96,10 @@ def _head(study: Study, sweep: StudyRecords, seen: Overview, condition: Text) ->
     if sentence := confirmed_words(study, seen.best):
         grid.add_row("confirmed", sentence)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
+    overhead = f"; {seen.overhead_hours:.2g} of them in packs that trained nobody" if seen.overhead_hours else ""
     saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
-    grid.add_row("node-hours", Text(f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}{saved}"))
+    spent = f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}"
+    grid.add_row("node-hours", Text(f"{spent}{overhead}{saved}"))
     if seen.stopping:
         grid.add_row("stopping", Text(account_words(seen.stopping)))
     grid.add_row("time", duration(seen.seconds))

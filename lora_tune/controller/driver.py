@@ -121,7 +121,7 @@ class Driver:
     def _drive(self) -> Outcome:
         while True:
             reason = self.tick()
-            if reason:
+            if reason and self._watch.let_go():
                 return Outcome(reason)
             if self.interrupt:
                 return Outcome("interrupted", interrupted=True)
@@ -207,9 +207,8 @@ class Driver:
             reason = budgets.may_propose(self._study, self.sweep, self._dependencies.clock.monotonic_now())
             if reason:
                 return reason
-            if self._steering.course.paused:
-                return ""
-            if self._records.away:  # another driver may have taken over, and proposes as well
+            # While the database is away, another driver may have taken over, and proposes as well.
+            if self._steering.course.paused or self._records.away:
                 return ""
             asked = self._dependencies.session.ask()
             if isinstance(asked, str):
@@ -251,6 +250,7 @@ class Driver:
         while self._work.open_trials() and self._now() < deadline:
             self._look_at_jobs()
             self._dependencies.clock.sleep(self._period)
+        self._watch.let_go()
         self._save()
         self._tell()
         self._show_at_last()

@@ -14,6 +14,7 @@ from lora_tune.controller.acceptance import impossible_times, other_log, why_unt
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
+from lora_tune.controller.shared_jobs import SharedJobs
 from lora_tune.controller.verdict_line import first_clause, verdict_line
 from lora_tune.launchers.base import JobState, JobStatus, Widens
 from lora_tune.logs.arrival_times import LOOK_SECONDS
@@ -50,6 +51,7 @@ class JobMonitor:
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
         self._adopted = frozenset(work.sweep.attempts)
+        self._shared = SharedJobs(dependencies.launcher, work, events)
 
     def look(self, live: Sequence[Attempt]) -> PollResult:
         """One question to the launcher for all, and then each job's log."""
@@ -63,6 +65,7 @@ class JobMonitor:
         self._events.trouble("cluster", "")
         absent = tuple(a for a in live if a.submitted_at is None and _never_began(statuses[a.job_name]))
         fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live if a not in absent}
+        self._shared.book(self._dependencies.clock.now())
         return PollResult(fresh, absent)
 
     def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
@@ -166,6 +169,10 @@ class JobMonitor:
         self._study = study
         if isinstance(self._dependencies.launcher, Widens):
             self._dependencies.launcher.widen(study.budget.parallel)
+
+    def let_go(self) -> bool:
+        """Let jobs end that only wait for more trials; True once nothing is left to wait for."""
+        return self._shared.let_go(self._dependencies.clock.now())
 
     def _cancel(self, attempt: Attempt, *, force: bool) -> None:
         try:

@@ -116,6 +116,35 @@ class Widens(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedJob:
+    """A job that trials share. Times are epoch seconds; ``ended_at`` None while it runs.
+
+    first: name of the trial for which it was started. trials: names of all that it was ever asked for.
+    """
+
+    first: str
+    trials: frozenset[str]
+    started_at: float
+    ended_at: float | None
+
+
+@runtime_checkable
+class SharesJobs(Protocol):
+    """A launcher whose jobs several trials share, and that knows what these jobs held beside their trials."""
+
+    def shared_jobs(self) -> Sequence[SharedJob]:
+        """The jobs that have started, as :meth:`Launcher.poll` last saw them; one that has ended is told once."""
+        ...
+
+    def let_go(self) -> bool:
+        """Let jobs end that only wait for further trials; whether any is alive.
+
+        Raises LauncherError when the cluster does not answer.
+        """
+        ...
+
+
 class Launcher(Protocol):
     """Submits, polls and cancels jobs. Contract: ``tests/contracts/launcher.py``."""
 

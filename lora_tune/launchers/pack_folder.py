@@ -9,6 +9,7 @@ closed withdraws its own. So a trial is in a pack, or it is not; never half.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -102,6 +103,16 @@ class PackFolder:
         with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder: the trial is gone as well
             write_json(self.paths.stops / name, {"force": force})
 
+    def let_go(self) -> None:
+        """Nothing follows: the pack ends when it has trained what it was asked for."""
+        with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder
+            self.paths.closed.touch()
+
+    def trials(self) -> frozenset[str]:
+        """The names of all trials that the pack was asked for, but for those that were withdrawn."""
+        places = self.paths.requests, self.paths.taken
+        return frozenset(file.stem for place in places for file in place.glob("*.json"))
+
     def widen(self, slots: int) -> None:
         """Let each pack of the job train so many trials side by side."""
         write_json(self.paths.slots, {"slots": slots})
@@ -154,6 +165,13 @@ class PackFolder:
     def tell(self, shares: Mapping[str, float]) -> None:
         """Write down what the pack is doing."""
         write_json(self.paths.state(self._pack), {"at": time.time(), "shares": dict(shares)})
+
+    def ends(self, idle: float, limit: float) -> bool:
+        """Whether a pack without a trial for ``idle`` seconds takes no more: after ``limit``, or where it is let go.
+
+        One of several packs in a job has no limit, and does not end before the others.
+        """
+        return not math.isinf(limit) and (idle > limit or self.paths.closed.exists()) and self.close()
 
     def close(self) -> bool:
         """Take no more from now on; False, and open again, where a request came meanwhile."""

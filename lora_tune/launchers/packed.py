@@ -19,7 +19,7 @@ from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import ATTEMPT_VARIABLE
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import number_of, read_json, text_of, whole_of, write_json
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket, Widens
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
 from lora_tune.workloads.base import Job
@@ -37,12 +37,14 @@ class _Pack:
     """A pack as the launcher below knows it, and its folder.
 
     room: trials that a job of several packs takes, as these were told when it began; None where it was told nothing.
+    first: name of the trial for which it was started, "" where an earlier release started it.
     """
 
     ticket: Ticket
     status: JobStatus
     folder: PackFolder
     room: int | None
+    first: str
 
 
 class PackedLauncher:
@@ -55,6 +57,7 @@ class PackedLauncher:
         self._below, self._most, self._place, self._number = below, slots, folder, packs
         self._slots = slots
         self._packs: dict[Path, _Pack] = {}
+        self._told: set[Path] = set()  # packs that have ended, and whose end was told
         self._asked_at = float("-inf")
 
     def submit(self, job: Job) -> str:
@@ -84,7 +87,7 @@ class PackedLauncher:
         for place, pack in self._packs.items():
             if pack.status.state.alive and pack.room is not None and pack.room < of_job:
                 pack.folder.widen(self._slots)  # before its room is written down: it must not get what it does not take
-                _write_down(pack.ticket, of_job)
+                _write_down(pack.ticket, of_job, pack.first)
                 self._packs[place] = replace(pack, room=of_job)
         if isinstance(self._below, Widens):
             self._below.widen(-(-trials // of_job))
@@ -112,14 +115,15 @@ class PackedLauncher:
             exclude_nodes=job.exclude_nodes,
         )
         ticket = Ticket(name=name, folder=folder, submitted_at=time.time())
-        _write_down(ticket, room)
+        _write_down(ticket, room, job.name)
         try:
             ticket = replace(ticket, job_id=self._below.submit(pack_job))
         except LauncherError:
             place.close()
             raise
-        _write_down(ticket, room)
-        self._packs[folder] = _Pack(ticket, JobStatus(state=JobState.QUEUED, job_id=ticket.job_id), place, room)
+        _write_down(ticket, room, job.name)
+        queued = JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
+        self._packs[folder] = _Pack(ticket, queued, place, room, job.name)
         return self._packs[folder]
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
@@ -149,8 +153,8 @@ class PackedLauncher:
         for ticket in tickets:
             known = self._packs.get(ticket.folder)
             place = known.folder if known else PackFolder(ticket.folder)
-            room = known.room if known else _recorded_room(ticket.folder)
-            self._packs[ticket.folder] = _Pack(ticket, statuses[ticket.name], place, room)
+            room, first = (known.room, known.first) if known else _recorded_use(ticket.folder)
+            self._packs[ticket.folder] = _Pack(ticket, statuses[ticket.name], place, room, first)
         self._asked_at = time.monotonic()
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
@@ -173,6 +177,31 @@ class PackedLauncher:
         if force and hangs and (pack := self._packs.get(home.paths.folder)) is not None:
             self._below.cancel(pack.ticket, force=True)
 
+    def shared_jobs(self) -> Sequence[SharedJob]:
+        """The packs' jobs that have started, as they were last seen; one that has ended is told once."""
+        jobs = []
+        for place, pack in self._packs.items():
+            status = pack.status
+            if status.started_at is None or place in self._told:
+                continue
+            ended_at = None if status.state.alive else status.ended_at
+            if not status.state.alive:
+                self._told.add(place)
+                if ended_at is None:  # lost, and nobody knows when
+                    continue
+            trials = pack.folder.trials() | {pack.first}
+            jobs.append(SharedJob(first=pack.first, trials=trials, started_at=status.started_at, ended_at=ended_at))
+        return jobs
+
+    def let_go(self) -> bool:
+        """Let packs end that only wait for further trials; whether any is alive."""
+        self._ask()
+        alive = [pack for pack in self._packs.values() if pack.status.state.alive]
+        for pack in alive:
+            if not any(pack.folder.open_requests()):
+                pack.folder.let_go()
+        return bool(alive)
+
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
         """The trials in live packs whose folders lie below ``folder``."""
         self._ask()
@@ -185,9 +214,9 @@ class PackedLauncher:
         ]
 
 
-def _write_down(ticket: Ticket, room: int | None) -> None:
+def _write_down(ticket: Ticket, room: int | None, first: str) -> None:
     """What suffices to find the pack's job again, and to give it no more trials than it takes."""
-    known = {"name": ticket.name, "job_id": ticket.job_id, "submitted_at": ticket.submitted_at}
+    known = {"name": ticket.name, "job_id": ticket.job_id, "submitted_at": ticket.submitted_at, "first": first}
     write_json(AttemptPaths(ticket.folder).slot, known | ({} if room is None else {"room": room}))
 
 
@@ -199,8 +228,10 @@ def _recorded(folder: Path) -> Ticket:
     return Ticket(name=name, folder=folder, job_id=text_of(known, "job_id"), submitted_at=submitted_at)
 
 
-def _recorded_room(folder: Path) -> int | None:
-    return whole_of(read_json(AttemptPaths(folder).slot).content or {}, "room")
+def _recorded_use(folder: Path) -> tuple[int | None, str]:
+    """The room of the pack's job, and the trial for which it was started."""
+    known = read_json(AttemptPaths(folder).slot).content or {}
+    return whole_of(known, "room"), text_of(known, "first")
 
 
 def _telling(name: str, states: Sequence[PackState]) -> list[PackState]:

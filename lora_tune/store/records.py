@@ -65,6 +65,8 @@ class Attempt:
 
     token: names this attempt among all of all sweeps; its job's files carry it. "" in records of an earlier release.
     node_share: how much of its nodes' time was its own; less than 1 where trials share a job.
+    overhead_seconds: for which the job that was started for it, and that later ones shared, held its nodes while it
+    trained nobody; 0 where trials share no job. A cost of the sweep, not of this trial.
     state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
     failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
     """
@@ -82,6 +84,7 @@ class Attempt:
     ended_at: float | None = None
     node_count: int = 1
     node_share: float = 1.0
+    overhead_seconds: float = 0.0
     nodes: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
     exit_code: int | None = None
@@ -99,6 +102,11 @@ class Attempt:
             return 0.0
         end = self.ended_at if self.ended_at is not None else now
         return max(0.0, end - self.started_at) * self.node_share * self.node_count / 3600
+
+    @property
+    def overhead_hours(self) -> float:
+        """Node-hours of :attr:`overhead_seconds`."""
+        return self.overhead_seconds * self.node_count / 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,5 +267,10 @@ class StudyRecords:
         self._made.clear()
 
     def node_hours(self, now: float) -> float:
-        """Node-hours of all attempts up to ``now``."""
-        return sum(attempt.node_hours(now) for attempt in self.attempts.values())
+        """Node-hours of all attempts up to ``now``, and of the jobs that they shared."""
+        return sum(attempt.node_hours(now) for attempt in self.attempts.values()) + self.overhead_hours
+
+    @property
+    def overhead_hours(self) -> float:
+        """Node-hours for which jobs that trials share were held and trained nobody, as the driver last saw them."""
+        return sum(attempt.overhead_hours for attempt in self.attempts.values())

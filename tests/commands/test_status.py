@@ -89,6 +89,20 @@ def test_what_it_has_cost_stands_beside_the_node_hours(tmp_path: Path) -> None:
     assert words in console.export_text()
 
 
+def test_what_packs_held_and_trained_nobody_is_part_of_the_node_hours(tmp_path: Path) -> None:
+    sweep = sweep_of(study_of(), trials=8)
+    used = sweep.node_hours(BEGAN)
+    first = sweep.attempts[0, 0]
+    held = replace(first, overhead_seconds=1800.0)
+    sweep = replace(sweep, attempts={**sweep.attempts, (0, 0): held})
+    stored(tmp_path, sweep)
+    told = json.loads(run(tmp_path, "--json").stdout)
+    assert told["node_hours_overhead"] == pytest.approx(0.5 * first.node_count)
+    assert told["node_hours"] == pytest.approx(used + told["node_hours_overhead"])
+    words = f"; {told['node_hours_overhead']:.2g} of them in packs that trained nobody"
+    assert words in _flat(run(tmp_path).output)
+
+
 def test_the_screen_of_a_race_shows_means_and_no_lucky_run() -> None:
     study, field = study_of(), sweep_of(study_of(), trials=2)
     seconds = {0: (1500.0, 1700.0), 1: (1400.0, 1900.0, 1900.0)}

@@ -55,7 +55,7 @@ def serve(folder: PackFolder, idle: float, slots: float) -> None:
         folder.tell(dict.fromkeys(running, 0.0))
         if running:
             busy_at = time.monotonic()
-        elif time.monotonic() - busy_at > idle and folder.close():
+        elif folder.ends(time.monotonic() - busy_at, idle):
             return
         time.sleep(0.02)
 
@@ -63,15 +63,16 @@ def serve(folder: PackFolder, idle: float, slots: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--idle", type=float, default=IDLE_SECONDS)
     for option in ("--packs", "--slots", "--pack"):
         parser.add_argument(option, type=int)
     options = parser.parse_args()
     if options.packs and options.pack is None:
         command = sys.executable, *sys.orig_argv[1:]
-        return side_by_side.run(command, PackFolder(options.folder), options.packs, IDLE_SECONDS)
+        return side_by_side.run(command, PackFolder(options.folder), options.packs, options.idle)
     alone = options.pack is None
     folder = PackFolder(options.folder, options.pack or 0)
-    serve(folder, IDLE_SECONDS if alone else math.inf, math.inf if alone else options.slots)
+    serve(folder, options.idle if alone else math.inf, math.inf if alone else options.slots)
     return 0
 
 

@@ -19,7 +19,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket, Widens
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
@@ -125,6 +125,37 @@ def test_a_job_that_can_share_nothing_goes_to_the_launcher_below(tmp_path: Path)
     assert not packs_of(tmp_path)
 
 
+def test_what_a_pack_held_is_told_with_its_trials_and_its_end_once(launcher: PackedLauncher, tmp_path: Path) -> None:
+    jobs = [job_of(tmp_path / n, WAIT, name=f"study-{n}-0") for n in ("one", "two")]
+    for job in jobs:
+        launcher.submit(job)
+        poll_until(launcher, ticket_of(job), JobState.RUNNING)
+        log_until(job, "waiting")
+    told = launcher.shared_jobs()
+    assert [(pack.first, pack.trials) for pack in told] == [("study-one-0", {"study-one-0", "study-two-0"})]
+    assert told[0].ended_at is None
+    assert launcher.let_go(), "it has trials, and is left alone"
+    for job in jobs:
+        launcher.cancel(ticket_of(job))
+        poll_until(launcher, ticket_of(job), JobState.ENDED)
+    anew = Shared(LocalLauncher(), slots=3, folder=tmp_path / "packs")
+    wait_for(lambda: not anew.let_go())
+    (over,) = anew.shared_jobs()
+    assert (over.first, over.trials, over.started_at) == (told[0].first, told[0].trials, told[0].started_at)
+    seconds = json.loads(AttemptPaths(packs_of(tmp_path)[0].paths.folder).ended.read_text())["seconds"]
+    assert over.ended_at == pytest.approx(over.started_at + seconds, abs=0.01)
+    assert not anew.shared_jobs()
+
+
+@pytest.mark.parametrize("packs", [(), ("--packs", "2", "--slots", "1")], ids=["one pack", "two packs"])
+def test_a_pack_that_is_let_go_ends_without_waiting_for_more(tmp_path: Path, packs: tuple[str, ...]) -> None:
+    folder = PackFolder(tmp_path / "0000")
+    folder.make()
+    folder.let_go()
+    done = subprocess.run([*PACK, str(tmp_path / "0000"), *packs, "--idle", "1e9"], timeout=120, check=False)
+    assert done.returncode == 0
+
+
 class SeveralPacks:
     """Four trials that wait, in one job of two packs with two slots each."""
 
@@ -206,6 +237,7 @@ class Below:
 
     def __init__(self) -> None:
         self.state, self.cancelled, self.refuses = JobState.QUEUED, [], False
+        self.started_at: float | None = None
         self.jobs: list[Job] = []
 
     def submit(self, job: Job) -> str:
@@ -215,7 +247,8 @@ class Below:
         return "17"
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        return {t.name: JobStatus(state=self.state, job_id="17", reason="as the cluster says") for t in tickets}
+        status = JobStatus(state=self.state, job_id="17", reason="as the cluster says", started_at=self.started_at)
+        return {ticket.name: status for ticket in tickets}
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         self.cancelled.append((ticket.name, force))
@@ -237,6 +270,21 @@ def test_a_trial_waits_with_its_pack_and_says_why(quiet: Launcher, tmp_path: Pat
     quiet.submit(job)
     status = quiet.poll([ticket_of(job)])[job.name]
     assert (status.state, status.reason, status.job_id) == (JobState.QUEUED, "as the cluster says", "17")
+
+
+def test_what_a_pack_held_for_a_trial_that_was_taken_back_is_told(
+    quiet: PackedLauncher, below: Below, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    assert quiet.let_go()
+    assert not quiet.shared_jobs(), "it waits in the queue, and holds nothing"
+    quiet.cancel(ticket_of(job))
+    below.state, below.started_at = JobState.RUNNING, 5.0
+    assert quiet.let_go()
+    assert quiet.shared_jobs() == [
+        SharedJob(first=job.name, trials=frozenset({job.name}), started_at=5.0, ended_at=None)
+    ]
 
 
 def test_a_trial_that_no_pack_took_can_be_taken_back(quiet: Launcher, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lora_tune.base.paths import SweepPaths
+import pytest
+
+from lora_tune.base.paths import AttemptPaths, SweepPaths
+from lora_tune.launchers.job_records import read_records
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
 
@@ -50,6 +53,14 @@ def test_trials_of_a_sweep_and_seeds_of_its_leaders_share_jobs_and_each_is_told_
         assert "alone (" in trial.sentence
         assert 0 < attempt.node_share <= 1
         assert (paths.attempt(trial.number, 0).folder / "adapter" / "adapter_model.safetensors").exists()
+    (pack,) = paths.packs.iterdir()
+    job = read_records(AttemptPaths(pack), "")
+    assert job.ended is not None, "a sweep that is over lets its pack go"
+    held = job.ended.seconds
+    assert held is not None
+    assert sweep.node_hours(job.ended.at) * 3600 == pytest.approx(held, abs=0.1)
+    assert sum(a.overhead_seconds for a in attempts) > 0.2 * held, "the model is loaded and measured"
+    assert sum(t.metrics.node_hours for t in sweep.trials.values()) * 3600 < held
     confirm = [sys.executable, "-m", "lora_tune.confirm", "--study", str(study), "--output", str(paths.root)]
     done = subprocess.run(
         [*confirm, "--top", "2", "--seeds", "2", "--parallel", "4"],

@@ -404,6 +404,13 @@ def test_beside_other_packs_one_that_cannot_claim_a_trial_hands_its_trials_over(
     assert other.checkpoint.exists()
 
 
+def test_a_pack_that_is_let_go_trains_what_it_has_and_ends(sweep: Sweep) -> None:
+    attempt = sweep.ask("a", MAX_STEPS=2)
+    sweep.folder.let_go()
+    assert Host(sweep.folder, idle=1e9).serve()
+    assert end_of(attempt)["exit_code"] == 0
+
+
 def test_a_trial_that_another_process_claimed_is_left_to_it(sweep: Sweep) -> None:
     attempt = sweep.ask("a", MAX_STEPS=2)
     attempt.claim.write_text("{}")

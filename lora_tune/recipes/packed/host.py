@@ -68,7 +68,7 @@ class Host:
                 if self._tenants:
                     self._round()
                     self._busy_at = time.monotonic()
-                elif not self._waiting and time.monotonic() - self._busy_at > self._idle and self._folder.close():
+                elif not self._waiting and self._folder.ends(time.monotonic() - self._busy_at, self._idle):
                     return True
                 over = self._meet()
         except PassLost as lost:

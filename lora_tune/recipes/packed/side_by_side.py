@@ -42,7 +42,7 @@ def run(command: Sequence[str], folder: PackFolder, packs: int, idle: float) -> 
                 return code if code >= 0 else 128 - code
             if any(folder.open_requests()):
                 busy_at = time.monotonic()
-            elif time.monotonic() - busy_at > idle and folder.close():
+            elif folder.ends(time.monotonic() - busy_at, idle):
                 return 0
             time.sleep(PAUSE)
     return TERMINATED

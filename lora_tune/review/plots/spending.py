@@ -124,7 +124,8 @@ def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
     for trial in sorted(
         (t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0
     ):
-        spent += sum(a.node_hours(trial.finished_at or 0.0) for a in sweep.attempts_of(trial.number))
+        attempts = sweep.attempts_of(trial.number)
+        spent += sum(a.node_hours(trial.finished_at or 0.0) + a.overhead_hours for a in attempts)
         value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
         if value is not None:
             best = value if best is None or objective.better(value, best) else best
