@@ -121,7 +121,7 @@ class Driver:
     def _drive(self) -> Outcome:
         while True:
             reason = self.tick()
-            if reason and self._watch.let_go():
+            if reason and self._watch.shared.let_go(self._now()):
                 return Outcome(reason)
             if self.interrupt:
                 return Outcome("interrupted", interrupted=True)
@@ -250,7 +250,7 @@ class Driver:
         while self._work.open_trials() and self._now() < deadline:
             self._look_at_jobs()
             self._dependencies.clock.sleep(self._period)
-        self._watch.let_go()
+        self._watch.shared.let_go(self._now())
         self._save()
         self._tell()
         self._show_at_last()

@@ -51,7 +51,7 @@ class JobMonitor:
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
         self._adopted = frozenset(work.sweep.attempts)
-        self._shared = SharedJobs(dependencies.launcher, work, events)
+        self.shared = SharedJobs(dependencies.launcher, work, events)
 
     def look(self, live: Sequence[Attempt]) -> PollResult:
         """One question to the launcher for all, and then each job's log."""
@@ -65,7 +65,7 @@ class JobMonitor:
         self._events.trouble("cluster", "")
         absent = tuple(a for a in live if a.submitted_at is None and _never_began(statuses[a.job_name]))
         fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live if a not in absent}
-        self._shared.book(self._dependencies.clock.now())
+        self.shared.book(self._dependencies.clock.now())
         return PollResult(fresh, absent)
 
     def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
@@ -169,10 +169,6 @@ class JobMonitor:
         self._study = study
         if isinstance(self._dependencies.launcher, Widens):
             self._dependencies.launcher.widen(study.budget.parallel)
-
-    def let_go(self) -> bool:
-        """Let jobs end that only wait for more trials; True once nothing is left to wait for."""
-        return self._shared.let_go(self._dependencies.clock.now())
 
     def _cancel(self, attempt: Attempt, *, force: bool) -> None:
         try:
