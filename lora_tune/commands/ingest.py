@@ -60,14 +60,17 @@ def runs_of(log: Log, study: Study, given: Mapping[str, Value], source: str, now
     from lora_tune.search import priors
 
     names = _convergence_names(study)
-    fixed = study.search_space.fixed
+    fixed, own = study.search_space.fixed, study.benchmark
     for run in log.reader.runs():
         values = {**priors.values_of(run.hyperparameters, [*names, *fixed]), **given}
         lacking = [name for name in names if name not in values]
         other = [n for n in fixed if n in values and values[n] != fixed[n] and n not in _LAYOUT_NAMES]
         origin = (source or priors.source_of(run.hyperparameters) or log.parent, log.name, log.digest)
         made = priors.prior_run(run, values, origin, now)
-        if lacking:
+        announced = run.hyperparameters.get("submission_benchmark")
+        if own is not None and isinstance(announced, str) and announced != own.name:
+            yield f"it is of {announced}, and this study trains {own.name}"
+        elif lacking:
             yield f"its log does not state {', '.join(lacking)}; give it with --set {lacking[0]}=VALUE"
         elif other:
             yield f"it ran with {other[0]} = {values[other[0]]}, which this study fixes to {fixed[other[0]]}"

@@ -198,6 +198,8 @@ def _texts(files: Sequence[Path]) -> tuple[dict[str, list[str]], dict[str, str]]
     for path in files:
         name = path.name.removesuffix(".gz")
         try:
+            if path.is_fifo():  # it may never end
+                raise OSError("not a regular file")
             data = path.read_bytes()
             plain = io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)
         except (OSError, EOFError, ValueError, zlib.error) as error:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -326,6 +327,13 @@ def test_a_broken_archive_and_a_folder_of_that_name_count_as_files_that_do_not_c
     (folder / "result_1.txt").unlink()
     (folder / "result_1.txt").mkdir()
     assert not json.loads(score("--json", folder).output)["compliant"]
+
+
+def test_a_pipe_of_that_name_is_a_file_that_cannot_be_read_and_holds_nothing_up(tmp_path: Path) -> None:
+    folder = ten(tmp_path / "ten")
+    (folder / "result_1.txt").unlink()
+    os.mkfifo(folder / "result_1.txt")
+    assert "result_1.txt cannot be read: not a regular file" in score(folder).output
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=12), st.integers(0, 2))

@@ -68,6 +68,17 @@ def test_files_folders_gz_and_tar_are_read_with_provenance_and_their_own_curves(
     assert len({r.digest for r in runs}) == len(runs) == 4
 
 
+def test_a_log_of_another_benchmark_among_the_studys_own_teaches_it_nothing(tmp_path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "own.log").write_bytes(log_of(1))
+    (folder / "other.log").write_bytes(log_of(2).replace(b"llama2_70b_lora", b"llama31_8b"))
+    found = take(tmp_path, folder)
+    assert found.exit_code == 0, found.output
+    assert [Path(r.log).name for r in taken(tmp_path)] == ["own.log"]
+    assert "1 left out: it is of llama31_8b, and this study trains llama2_70b_lora" in found.output
+
+
 def test_the_same_log_again_changes_nothing_and_a_log_that_teaches_nothing_says_why(tmp_path) -> None:
     (tmp_path / "a.log").write_bytes(log_of(1))
     assert take(tmp_path, tmp_path / "a.log").exit_code == 0
