@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from lora_tune.base.errors import EXIT_INTERRUPTED
 from lora_tune.base.terminal import redraws
 from lora_tune.controller.driver import Driver, Outcome
 from lora_tune.review import screen
@@ -25,17 +28,40 @@ def make_view(quiet: bool, as_json: bool) -> Any:
 
 
 def run_interruptibly(driver: Driver) -> Outcome:
-    """Run; the first Ctrl-C or SIGTERM ends the loop after its tick."""
+    """Run; the first Ctrl-C, SIGTERM or SIGHUP (its terminal is gone) ends the loop after its tick.
+
+    Under nohup, which has SIGHUP ignored, it goes on without its terminal.
+    """
 
     def interrupt(_signal: int, _frame: Any) -> None:
         driver.interrupt = True
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, *hung_up)}
     try:
         return driver.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def writing_results(command: str) -> Iterator[None]:
+    """While the results of a sweep that is over are written: who interrupts that hears that no trial is lost.
+
+    command: the line that writes them.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(
+            f"interrupted while config and report were written; all trials are recorded, so write them with: {command}",
+            err=True,
+        )
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 CANCEL = "cancel"

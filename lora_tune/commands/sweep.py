@@ -21,7 +21,7 @@ from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands import export
 from lora_tune.commands.again import again
-from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
+from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.commands.logs import check_logs
 from lora_tune.commands.options import (
     guarded,
@@ -173,7 +173,8 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
         watcher.close()
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
-    code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, store, say=how.say)
+    with writing_results(again("sweep", study.name)):
+        code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, store, say=how.say)
     still_there(store, driving.sweep, driving.requests, paths.rescued, time.time())
     return code
 

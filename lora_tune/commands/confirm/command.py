@@ -21,7 +21,7 @@ from lora_tune.commands.again import again
 from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
 from lora_tune.commands.confirm.submission import CheckerResult, check, run_text, write_results
-from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly
+from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
@@ -202,7 +202,8 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
-        return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), say=say)
+        with writing_results(again("confirm", review.study.name)):
+            return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), say=say)
     finally:
         watcher.close()
         store.close()
