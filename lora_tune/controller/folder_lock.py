@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.base.errors import SweepBusyError
+from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import near
 from lora_tune.base.process import boot, host, start_ticks, steady
 from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
@@ -95,9 +95,20 @@ class FolderLock:
             self._seen_at = steady()
 
     def check(self) -> None:
-        """Raise SweepBusyError unless the folder is ours; the file is looked at where it was not for a while."""
-        if steady() - self._seen_at > UNSEEN_SECONDS:
+        """Raise SweepBusyError unless the folder is ours; the file is looked at where it was not for a while.
+
+        Raises SetupError where the folder itself is gone.
+        """
+        if steady() - self._seen_at <= UNSEEN_SECONDS:
+            return
+        try:
             self.touch()
+        except FileNotFoundError as error:
+            raise SetupError(
+                f"{self._path.parent} was removed while its sweep ran, with the logs of its trials; this driver stops. "
+                "End what still runs of its jobs; then put the folder back and rerun the same command to go on, or "
+                "rerun it without the folder to begin anew"
+            ) from error
 
     def release(self) -> None:
         """Give the folder back, if it is still ours."""

@@ -19,7 +19,10 @@ from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.store import BufferedStore, Changes, Lease
 from lora_tune.store.records import StudyRecords, TrialState
 
-ANOTHER = "for another sweep of this study give its file another name (cp STUDY.toml NEW.toml) or use an empty --output"
+ANOTHER = (
+    "for another sweep of this study give its file another name (cp STUDY.toml NEW.toml), or use an empty --output "
+    "with a database of its own"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lora_tune.base.errors import SweepBusyError
+from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.controller import folder_lock
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.store import LEASE_SECONDS
@@ -126,6 +127,17 @@ def test_a_lock_file_that_somebody_removed_is_made_again(tmp_path: Path, clock: 
     clock.meanwhile = [first]
     with pytest.raises(SweepBusyError):
         lock_in(tmp_path).take(clock.sleep)
+
+
+def test_a_folder_that_somebody_removed_stops_its_driver_and_says_what_to_do(tmp_path: Path, clock: Steady) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    lock = lock_in(folder)
+    lock.take(clock.sleep)
+    shutil.rmtree(folder)
+    clock.now += LEASE_SECONDS
+    with pytest.raises(SetupError, match=r"sweep was removed while its sweep ran.*rerun it without the folder"):
+        lock.check()
 
 
 @pytest.mark.parametrize("round_", range(5))
