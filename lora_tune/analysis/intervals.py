@@ -13,6 +13,7 @@ def time_interval(trial: Trial) -> tuple[float, float]:
 
     The interval of the crossing in samples, up to one eval interval later (a crossing is seen at the next eval), taken
     to seconds at this run's own pace; that pace varies as it did between the run's own blocks. Widened to hold the run.
+    What of its time nobody saw pass may have been longer or shorter by as much, since only its ends are known.
     """
     assert trial.seconds is not None
     assert trial.samples is not None
@@ -25,4 +26,6 @@ def time_interval(trial: Trial) -> tuple[float, float]:
         known = samples > 0 and bound > 0
         return math.exp(math.hypot(math.log(bound / samples) if known else 0.0, pace))
 
-    return trial.seconds / away(min(low, samples)), trial.seconds * away(max(high, samples))
+    unseen = metrics.estimated_seconds or 0.0
+    shortest, longest = trial.seconds / away(min(low, samples)), trial.seconds * away(max(high, samples))
+    return max(0.0, min(shortest, trial.seconds - unseen)), max(longest, trial.seconds + unseen)
