@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-GUESSES = 1000
-"""Pieces, at line ends, into which bytes are cut that arrived while nobody looked."""
+from lora_tune.logs import unseen
+from lora_tune.logs.run import LogReader
 
 LOOK_SECONDS = 2.0
 """A log that nobody looked at for so long is timed by an estimate, and marked."""
@@ -45,17 +45,24 @@ class Arrivals:
 
     log: the file, ``kept``: where its times are kept, one ``END MILLISECONDS`` a line: what lies before byte END and
     behind the END before it arrived then. begun: epoch seconds when the job started, for an attempt of an earlier
-    driver, else None. What came while nobody looked is spread evenly over that time, byte by byte, up to the file's
-    last write. Where no driver looked for ``LOOK_SECONDS``, or one that stood still, that is an estimate, marked by an
-    ``e`` behind its line, whose length is ``guessed_seconds``.
+    driver, else None. make_reader: gives a reader of the log's format. What came while nobody looked is spread over
+    that time, up to the file's last write, by the progress that its lines state (:mod:`lora_tune.logs.unseen`). Where
+    no driver looked for ``LOOK_SECONDS``, or one that stood still, that is an estimate, marked by an ``e`` behind its
+    line, whose length is ``guessed_seconds``.
     """
 
-    def __init__(self, log: Path, kept: Path, begun: float | None, clock: Callable[[], float]) -> None:
-        self._log, self._kept, self._clock = log, kept, clock
+    def __init__(
+        self,
+        log: Path,
+        kept: Path,
+        begun: float | None,
+        clock: Callable[[], float],
+        make_reader: Callable[[], LogReader],
+    ) -> None:
+        self._log, self._kept, self._clock, self._make_reader = log, kept, clock, make_reader
         self._offset = 0
         self._at = 0.0
         self._known = _read(kept)
-        self._gap_end, self._gap_from, self._gap_rate, self._gap_marked = 0, 0.0, 0.0, False
         self._unseen = 0.0  # seconds in which nobody looked before the last look, or before the first byte was read
         self._last_read: _Read | None = None
         self.guessed_seconds = 0.0
@@ -75,9 +82,9 @@ class Arrivals:
             with contextlib.suppress(OSError):
                 self._kept.unlink()
         left_at = self._known[-1].at if self._known else self._begun
-        self._spread(seen, left_at, marked=True)
         self._looked_at = self._clock()
         self._unseen = self._looked_at - left_at
+        self._spread(left_at, marked=True)
 
     def look(self) -> None:
         """The log is about to be read: what is new in it came since the last call."""
@@ -85,20 +92,20 @@ class Arrivals:
         passed = self._looked_at - before
         self._unseen = max(passed, self._unseen if self._offset == 0 else 0.0)
         if passed > SPREAD_SECONDS:
-            self._spread(self._offset, before, marked=passed > LOOK_SECONDS)
+            self._spread(before, marked=passed > LOOK_SECONDS)
 
-    def _spread(self, seen: int, at: float, *, marked: bool) -> None:
-        """What lies behind byte ``seen`` came between ``at`` and the file's last write; ``marked`` as an estimate."""
+    def _spread(self, at: float, *, marked: bool) -> None:
+        """What lies behind the last known byte came from ``at`` to the file's last write; ``marked``: an estimate."""
         try:
             status = self._log.stat()
         except OSError:
             return
+        seen = self._known[-1].end if self._known else 0
         if status.st_size > seen:
             guessed = max(0.0, min(self._clock(), status.st_mtime) - at)
             self.guessed_seconds += guessed if marked else 0.0
-            self._gap_marked = marked
-            self._gap_rate = guessed / (status.st_size - seen)
-            self._gap_end, self._gap_from = status.st_size, at - seen * self._gap_rate
+            for end, share in unseen.pieces(self._log, seen, status.st_size, self._make_reader):
+                self._arrived(end, at + share * guessed, estimated=marked)
 
     def now(self) -> float:
         """Epoch seconds at which the piece that :meth:`pieces` gave last arrived."""
@@ -132,22 +139,9 @@ class Arrivals:
             until = min(row.end, self._offset)
             yield chunk[at - begin : until - begin]
             at = until
-        if at < min(self._gap_end, self._offset):
-            for end in self._cuts(chunk, begin, at):
-                self._arrived(end, self._gap_from + end * self._gap_rate, estimated=self._gap_marked)
-                yield chunk[at - begin : end - begin]
-                at = end
         if at < self._offset:
             self._arrived(self._offset, self._clock())
             yield chunk[at - begin :]
-
-    def _cuts(self, chunk: bytes, begin: int, at: int) -> Iterator[int]:
-        """Ends of the pieces of what nobody saw come, at line ends."""
-        until = min(self._gap_end, self._offset)
-        while at < until:
-            line_end = chunk.find(b"\n", min(at + self._gap_end // GUESSES, until) - begin, until - begin)
-            at = until if line_end < 0 else begin + line_end + 1
-            yield at
 
     def _arrived(self, end: int, at: float, *, estimated: bool = False) -> None:
         self._at = int(at * 1000) / 1000  # as it is read again

@@ -97,7 +97,7 @@ class LogFollower:
         if self._begun is None:
             with contextlib.suppress(OSError):  # none, or in a folder that takes none either
                 kept.unlink()
-        arrivals = Arrivals(self.path, kept, self._begun, reader.clock)
+        arrivals = Arrivals(self.path, kept, self._begun, reader.clock, self._make_reader)
         reader.clock, self._begun = arrivals.now, None
         return _ReaderAndScanner(reader, arrivals)
 

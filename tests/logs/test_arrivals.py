@@ -120,6 +120,64 @@ def test_a_driver_that_stood_still_does_not_time_a_run_by_its_own_sleep(tmp_path
     assert again.estimated_seconds(again.run(), 0.5) == pytest.approx(0.5, abs=0.01), "the mark is kept, too"
 
 
+HEADER = b"".join(b"transformer.h.%d.attn.q_proj: Linear(4096, 4096)\n" % layer for layer in range(400))
+"""What a script prints at once before it trains: far more than all of its evals."""
+
+
+def unseen_times(log: Path, before: bytes, after: bytes = b"") -> tuple[list[float], float]:
+    """Seconds of ten evals that a driver finds printed between ``before`` and ``after`` when it comes back.
+
+    The job began 100 s ago and trained evenly. Also how many of the seconds to the last eval are estimated.
+    """
+    clock = Clock()
+    append(log, before + lines(1, 10) + after, BEGAN + 100)
+    clock.now += 500
+    followed = follow(log, clock, begun=BEGAN)
+    followed.poll(clock.now)
+    run = followed.run()
+    return seconds(run), followed.estimated_seconds(run, run.evals[-1].seconds)
+
+
+@pytest.mark.parametrize("before", [HEADER, HEADER.replace(b"\n", b" ") + b"\n", HEADER.replace(b"\n", b"\r")])
+@pytest.mark.parametrize("after", [b"", HEADER])
+def test_a_header_that_came_at_once_takes_no_time_from_the_training(
+    tmp_path: Path, before: bytes, after: bytes
+) -> None:
+    """By bytes the evals would all have come in the last second, or, before a summary, in the first."""
+    times, estimated = unseen_times(tmp_path / "job.log", before, after)
+    assert times == pytest.approx(range(10, 101, 10), abs=0.01)
+    assert estimated == pytest.approx(100, abs=0.01)
+
+
+def test_a_header_alone_came_when_the_job_began_as_far_as_anybody_knows(tmp_path: Path) -> None:
+    """The driver comes back before the first eval, and a run that it did not see begin is not the fastest for that."""
+    log, clock = tmp_path / "job.log", Clock()
+    append(log, HEADER, BEGAN + 60)
+    clock.now += 60
+    followed = follow(log, clock, begun=BEGAN)
+    followed.poll(clock.now)
+    clock.now += 40
+    append(log, lines(1, 1), clock.now)
+    followed.poll(clock.now)
+    assert seconds(followed.run()) == pytest.approx([100], abs=0.01)
+    assert followed.estimated_seconds(followed.run(), 100) == pytest.approx(100, abs=0.01)
+
+
+def test_a_line_cut_where_nobody_looked_any_more_is_not_read_as_another_number(tmp_path: Path) -> None:
+    log, clock = tmp_path / "job.log", Clock()
+
+    def reader() -> LogReader:
+        return make_reader("regex", clock=clock, eval=r"(?P<step>[0-9]+)/9000 loss (?P<loss>[0-9.]+)")
+
+    append(log, b"1000/9000 loss 2.0\n11", clock.now)
+    followed = LogFollower(log, reader, clock.now)
+    followed.poll(clock.now)
+    append(log, b"".join(b"%d00/9000 loss 1.9\n" % n for n in range(11, 21))[2:], clock.now + 100)
+    clock.now += 200
+    followed.poll(clock.now)
+    assert seconds(followed.run())[1:] == pytest.approx(range(10, 101, 10), abs=12)
+
+
 def test_what_is_read_as_it_comes_is_no_estimate(tmp_path: Path) -> None:
     log, clock = tmp_path / "job.log", Clock()
     followed = follow(log, clock)
