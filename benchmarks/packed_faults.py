@@ -1,10 +1,11 @@
 """Kill packs, drivers and nodes at random: ``python -m benchmarks.packed_faults [--slurm] [--fsdp] [--kills N]``.
 
-Sweeps the shipped tiny task in packs, on this machine or (``--slurm``) on the tests' Slurm cluster. At random moments
-it kills (SIGKILL) the pack or the driver, asks the pack to end (SIGTERM), or takes a node's power (Slurm); a driver
-that was killed, or ended, is started again with the same command. At the end every trial must be accounted for:
-finished with a verdict, with one attempt that came to its end and every other one recorded as interrupted; and no
-attempt may have been run by two processes. Exit code 1 where one is not.
+Sweeps the shipped tiny task in packs, or another base on its data (``--base``, and ``--gpus 1`` for GPUs), on this
+machine or (``--slurm``) on the tests' Slurm cluster. At random moments it kills (SIGKILL) the pack or
+the driver, asks the pack to end (SIGTERM), or takes a node's power (Slurm); a driver that was killed, or ended, is
+started again with the same command. At the end every trial must be accounted for: finished with a verdict, with one
+attempt that came to its end and every other one recorded as interrupted; and no attempt may have been run by two
+processes. Exit code 1 where one is not.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.launchers.job_records import alive, read_records
+from lora_tune.recipes.settings import TINY
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords, TrialState
 from tests.cluster import Cluster, wait_until
@@ -36,6 +38,8 @@ slots = {slots}
 packs = {packs}
 launcher = "{launcher}"
 system = "TINY"
+gpus_per_node = {gpus}
+model = "{base}"
 [space]
 LR = {{ type = "float", low = 1e-4, high = 3e-2, log = true }}
 MAX_STEPS = {steps}
@@ -195,6 +199,8 @@ def main() -> int:
     parser.add_argument(
         "--fsdp", action="store_true", help="the packs of a job share their base; with --packs 2 or more"
     )
+    parser.add_argument("--gpus", type=int, default=0, help="of a pack, on this machine (default %(default)s)")
+    parser.add_argument("--base", type=Path, default=TINY, help="base of the trials (default: the shipped one)")
     parser.add_argument("--steps", type=int, default=60, help="of a trial (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slurm", action="store_true", help="on the tests' Slurm cluster; needs root and Slurm")
@@ -211,6 +217,8 @@ def main() -> int:
         steps=options.steps,
         trials=options.trials,
         launcher=launcher,
+        gpus=options.gpus,
+        base=options.base.resolve(),
         fsdp=int(options.fsdp),
     )
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:

@@ -12,7 +12,9 @@
 #   bridge_sweep  bridge_h200x1 under real Slurm (TRIALS; SECONDS_SWEEP)
 #   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
 #   packed   trials side by side over one base: speed of each shape, equality, trials an hour (PARTS)
-#   packed_sweep  one study swept in a pack of 64 and one trial at a time, whole sweeps (SECONDS_SWEEP each, default 90)
+#   packed_sweep  one study under real Slurm in a pack of 64 and one trial at a time, whole sweeps (SECONDS_SWEEP each, default 90),
+#            and ten seeds of the pack's three leaders at one time (SEEDS)
+#   packed_faults  packs and drivers killed or asked to end at random (KILLS, default 6); then a pack short of memory
 #   knobs    knobs of the PEFT recipe that need a GPU, each once: QLoRA, DoRA; FSDP where there are two GPUs
 # A warm worker serves NeMo's stages, and stays for the next call while the machine does.
 set -u
@@ -94,8 +96,20 @@ for stage in "$@"; do
     packed_sweep)
         start_base
         base_ready
-        PYTHONPATH=$PEFT_PATH timeout 300 python3 -m benchmarks.gpu.packed_sweep --base "$BASE" --trials 256 \
-            --seconds "${SECONDS_SWEEP:-90}" --out "$OUT/packed_sweep"
+        start_slurm
+        PYTHONPATH=$PEFT_PATH timeout 500 python3 -m benchmarks.gpu.packed_sweep --base "$BASE" --trials "${TRIALS:-192}" --slurm \
+            --seconds "${SECONDS_SWEEP:-90}" --confirm "${SEEDS:-10}" --out "$LT/packed_sweep" 2>&1 | tee "$OUT/packed_sweep.txt"
+        tar czf "$OUT/packed_sweep.tgz" -C "$LT" packed_sweep
+        ;;
+    packed_faults)
+        start_base
+        base_ready
+        (
+            export PYTHONPATH=$PEFT_PATH
+            timeout 260 python3 -m benchmarks.packed_faults --base "$BASE" --gpus 1 --slots 8 --trials 24 --steps 300 \
+                --kills "${KILLS:-6}" --pause 20 --limit 220 2>&1 | tee "$OUT/packed_faults.txt"
+            timeout 240 python3 -m benchmarks.gpu.packed_memory --base "$BASE" --out "$OUT/packed_memory.json"
+        )
         ;;
     knobs) PYTHONPATH=$PEFT_PATH timeout 400 python3 -m benchmarks.gpu.recipe_knobs --out "$OUT/recipe_knobs.json" ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
