@@ -12,6 +12,7 @@ LAUNCHERS = Registry(
         "slurm": "lora_tune.launchers.slurm.launcher:KIND",
         "simulated": "lora_tune.simulation.launcher:KIND",
     },
+    needs=("submit", "poll", "cancel"),
 )
 """``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`."""
 
@@ -47,6 +48,7 @@ SAMPLERS = Registry(
         "grey_box": "lora_tune.search.samplers:GREY_BOX",
         "portfolio": "lora_tune.search.samplers:PORTFOLIO",
     },
+    needs=("sample_relative", "sample_independent"),
 )
 """``search.sampler``: a :class:`lora_tune.search.samplers.SamplerKind`."""
 
@@ -59,6 +61,7 @@ LOG_READERS = Registry(
         "jsonl": "lora_tune.logs.jsonl:KIND",
         "regex": "lora_tune.logs.regex:KIND",
     },
+    needs=("feed", "run"),
 )
 """``workload.log.kind``: a :class:`lora_tune.logs.line_reader.ReaderKind`."""
 
@@ -73,6 +76,7 @@ OBJECTIVES = Registry(
         "final_value": "lora_tune.objectives.metric_value:FinalValue",
         "node_hours": "lora_tune.objectives.time_to_target:NodeHours",
     },
+    needs=("stop", "value", "best", "ranked"),
 )
 """``objective.score`` and ``second``: a class made of a study, see ``lora_tune.objectives.base.Objective``."""
 

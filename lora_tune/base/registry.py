@@ -29,10 +29,12 @@ class Registry:
         What a kind is called in messages, such as "launcher".
     shipped : mapping of str to str
         This package's own kinds: name to ``module:attribute``.
+    needs : tuple of str
+        Methods of what a kind makes.
     """
 
-    def __init__(self, group: str, kind: str, shipped: Mapping[str, str]) -> None:
-        self.group, self.kind, self._shipped = group, kind, dict(shipped)
+    def __init__(self, group: str, kind: str, shipped: Mapping[str, str], needs: tuple[str, ...] = ()) -> None:
+        self.group, self.kind, self._shipped, self._needs = group, kind, dict(shipped), needs
         self._files: dict[tuple[str, Path], Any] = {}
         self._outside: dict[str, str] = {}  # modules that are not ours, and the kind that each was imported for
 
@@ -71,6 +73,26 @@ class Registry:
             if entry.name == name:
                 return self._of_entry(entry)
         raise InputError(self._unknown(name))
+
+    def make(self, name: str, factory: Any, *arguments: Any, **settings: Any) -> Any:
+        """What the kind ``name`` makes by its ``factory``.
+
+        Raises
+        ------
+        InputError
+            The factory makes nothing, or something without the methods that its users call.
+        """
+        if not callable(factory):
+            raise InputError(f"{self.kind} {name!r} is {factory!r:.60}; name a class or a function that makes one")
+        made = factory(*arguments, **settings)
+        lacking = next((method for method in self._needs if not callable(getattr(made, method, None))), "")
+        if not lacking:
+            return made
+        code = getattr(factory, "__code__", None)
+        where = f": {code.co_filename}, line {code.co_firstlineno}, in {code.co_name}" if code else ""
+        raise InputError(
+            f"{self.kind} {name!r} gives {made!r:.60}, which has no {lacking}(){where}; return a {self.kind}"
+        )
 
     def fault(self, error: BaseException) -> str:
         """The line of an outside kind's own code at which ``error`` was raised, and the error; "" where none was."""

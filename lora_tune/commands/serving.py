@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base import errors
+from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import export
 from lora_tune.commands.metrics import Metrics
@@ -155,11 +156,8 @@ class Server:
             known = self._store.load(row.name)
             assert known is not None
             store = Store(self._store.url)
-        except (errors.LoraTuneError, OSError) as error:
-            self._leave_alone(row.name, str(error))
-            return
-        except Exception:  # noqa: BLE001 - a mistake in one study must not end the others
-            self._leave_alone(row.name, traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - a mistake in one study must not end the others
+            self._leave_alone(row.name, error)
             return
         self._gate.note(demand(plan.study, known, time.time()))
         thread = threading.Thread(target=self._drive, args=(plan, lease, store), name=row.name)
@@ -177,10 +175,8 @@ class Server:
             self._not_before.pop(name)
             if outcome:
                 self._say(f"{name}: {outcome}")
-        except (errors.LoraTuneError, OSError) as error:
-            self._leave_alone(name, str(error))
-        except Exception:  # noqa: BLE001 - a mistake in one study must not end the others
-            self._leave_alone(name, traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - a mistake in one study must not end the others
+            self._leave_alone(name, error)
         finally:
             self._drivers.pop(name, None)
             self._gate.forget(name)
@@ -222,9 +218,9 @@ class Server:
         report.write_report(plan.study, driving.sweep, plan.paths.report, report.said_if_known(store, plan.study.name))
         return f"{outcome.reason}; report {plan.paths.report}"
 
-    def _leave_alone(self, name: str, why: str) -> None:
+    def _leave_alone(self, name: str, error: Exception) -> None:
         self._not_before[name] = time.monotonic() + RETRY_SECONDS
-        self._say_once(name, f"{name}: {why}")
+        self._say_once(name, f"{name}: {_told(error)}")
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
@@ -234,6 +230,15 @@ class Server:
         if self._said.get(name) != text:
             self._said[name] = text
             self._say(text)
+
+
+def _told(error: Exception) -> str:
+    """An error in one line; with its traceback where it is a mistake of ours."""
+    if isinstance(error, errors.LoraTuneError):
+        return str(error)
+    if outside := fault(error):
+        return f"{' '.join(outside.split())}; fix it and start the server again"
+    return str(error) if isinstance(error, OSError) else "".join(traceback.format_exception(error))
 
 
 def plan_of(row: Registered, cap: int | None, key: SigningKey | None = None) -> DrivePlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lora_tune.base.kinds import LAUNCHERS
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import Launcher, launcher_kind
 from lora_tune.workloads.base import Job
@@ -29,7 +30,8 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
 
 def _plain(study: Study, jobs: int) -> Launcher:
     """The launcher of at most this many ``jobs`` at one time."""
-    return launcher_kind(study.site).make(study, jobs)
+    made: Launcher = LAUNCHERS.make(study.site.launcher, launcher_kind(study.site).make, study, jobs)
+    return made
 
 
 def preview(study: Study, job: Job) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import os
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -46,13 +48,37 @@ class LogFile:
 
 
 def log_files(paths: Sequence[Path]) -> Iterator[LogFile]:
-    """Every file below ``paths``, in order. Raises InputError for a path that is not there, before the first."""
+    """Every file below ``paths``, in order. Raises InputError for a path that is not there, before the first.
+
+    What may not be read, a folder too, comes with its ``problem``.
+    """
     for path in paths:
-        if not path.exists():
-            raise InputError(f"{path}: there is no such file or folder; name logs, folders, .gz or tar files")
+        with contextlib.suppress(PermissionError):  # it may be there
+            if not path.exists():
+                raise InputError(f"{path}: there is no such file or folder; name logs, folders, .gz or tar files")
     for path in paths:
-        for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        if os.path.isdir(path):  # noqa: PTH112 - False where it may not be asked, for which Path raises
+            yield from _below(path)
+        else:
+            yield from _opened(path)
+
+
+def _below(folder: Path) -> Iterator[LogFile]:
+    closed: list[OSError] = []
+    found = (Path(at, name) for at, _, names in os.walk(folder, onerror=closed.append) for name in names)
+    for file in sorted(found):
+        if not _is_special(file):
             yield from _opened(file)
+    for error in closed:
+        yield LogFile(str(error.filename), folder.name, None, f"{error.filename}: cannot be read: {error.strerror}")
+
+
+def _is_special(file: Path) -> bool:
+    """Whether it is no file and no link to one: a pipe, a socket, a link to a folder or to nothing."""
+    try:
+        return not file.is_file()
+    except PermissionError:
+        return False
 
 
 def _opened(file: Path) -> Iterator[LogFile]:

@@ -11,11 +11,15 @@ __all__ = ["Objective", "objective_of", "objectives_of"]
 
 def objective_of(study: Study) -> Objective:
     """The objective that ranks the study's trials."""
-    made: Objective = OBJECTIVES.load(study.objective.score)(study)
-    return made
+    return _made(study.objective.score, study)
 
 
 def objectives_of(study: Study) -> tuple[Objective, ...]:
     """The objective, and behind it the second one where the study weighs two against each other."""
     names = (study.objective.score, study.objective.second)
-    return tuple(OBJECTIVES.load(name)(study) for name in names if name is not None)
+    return tuple(_made(name, study) for name in names if name is not None)
+
+
+def _made(name: str, study: Study) -> Objective:
+    made: Objective = OBJECTIVES.make(name, OBJECTIVES.load(name), study)
+    return made

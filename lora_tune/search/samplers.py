@@ -102,7 +102,9 @@ def make_sampler(
     """
     points = (dict(start), *study.search.enqueue) if start else study.search.enqueue
     search = study.search.model_copy(update={"seed": study.search.seed + begun, "enqueue": points})
-    return sampler_kind(study).make(study.model_copy(update={"search": search}), old_runs)
+    seeded = study.model_copy(update={"search": search})
+    made: BaseSampler = SAMPLERS.make(search.sampler, sampler_kind(study).make, seeded, old_runs)
+    return made
 
 
 def sampler_of(study: Study, sweep: StudyRecords) -> BaseSampler:

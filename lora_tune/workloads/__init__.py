@@ -20,6 +20,9 @@ def load(study: Study, file: Path | str) -> Workload:
         workload_class = WORKLOADS.load(table.kind)
     except InputError as error:
         raise StudyError(file, "workload.kind", str(error)) from error
+    if not isinstance(workload_class, type) or not hasattr(workload_class, "Settings"):
+        problem = f"{table.kind!r} is {workload_class!r:.60}; name a class with a pydantic model Settings"
+        raise StudyError(file, "workload.kind", problem)
     try:
         settings = workload_class.Settings.model_validate(table.model_extra or {})
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,39 @@ def test_a_mistake_in_one_study_ends_neither_the_server_nor_the_others(
         running.join(30)
         store.close()
     assert not running.is_alive()
+
+
+OWN_SAMPLER = """
+def mine(study, old_runs):
+    return study.search.seeed
+"""
+
+
+def test_a_mistake_in_a_kind_of_ones_own_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN_SAMPLER)
+    text = command_study(trials=1, parallel=1).replace('"random"', '"own.py:mine"')
+    store = Store(sqlite_url(tmp_path / "team.db"))
+    (tmp_path / "own").mkdir()
+    file = tmp_path / "own.toml"
+    store.begin("own", parse_study(text, file).digest, text, 0.0)
+    lease = store.take_lease("own", "test", 0.0)
+    store.place(lease, where(file, tmp_path / "own", name="own"))
+    store.release(lease)
+    said: list[str] = []
+    server = Server(store, NodeQuota(None), Metrics(), said.append)
+    serving_lease = store.take_lease(SERVER, "test", 0.0)
+    running = threading.Thread(target=lambda: server.run(serving_lease, until_done=False))
+    running.start()
+    try:
+        wait_for(lambda: any("fails" in text for text in said), 40, "the mistake is said")
+    finally:
+        server.stop()
+        running.join(30)
+        store.close()
+    (line,) = (text for text in said if "fails" in text)
+    assert "\n" not in line
+    assert re.search(r"own: sampler 'own\.py:mine' fails: \S*own\.py, line 3, in mine: AttributeError", line)
 
 
 def test_what_people_ask_of_a_study_that_is_served_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

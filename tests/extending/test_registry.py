@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.kinds import LAUNCHERS, SAMPLERS
 from lora_tune.base.registry import Registry
 from lora_tune.config.study import Study
+from lora_tune.launchers import make_launcher
+from lora_tune.logs.readers import make_reader
+from lora_tune.objectives import objective_of
 from lora_tune.search.samplers import make_sampler
+from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
 
 LAUNCHER = '''
@@ -254,6 +259,63 @@ def test_a_mistake_in_ones_own_kind_is_told_by_its_line(
     swept = sweep(tmp_path / "s.toml", outside, *options)
     assert swept.returncode == 2, swept.stderr
     assert re.fullmatch(words + r".*; fix it and rerun the same command\n", swept.stderr), swept.stderr
+
+
+FORGOTTEN = """
+import optuna
+
+
+def forgotten(*given, **settings):
+    optuna.samplers.RandomSampler()  # and no return
+
+
+three = 3
+"""
+
+
+def of_ones_own(name: str) -> Study:
+    """A study whose sampler, launcher and objective are this one."""
+    return Study.model_validate(
+        {
+            "name": "x",
+            "objective": {"target": 0.5, "score": name},
+            "site": {"launcher": name},
+            "workload": {"kind": "command"},
+            "search": {"sampler": name},
+            "space": {},
+            "budget": {"trials": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("sampler", lambda name: make_sampler(of_ones_own(name))),
+        ("launcher", lambda name: make_launcher(of_ones_own(name), Path())),
+        ("objective", lambda name: objective_of(of_ones_own(name))),
+        ("log format", lambda name: make_reader(name)),
+    ],
+)
+def test_a_kind_of_ones_own_that_makes_nothing_is_refused_by_its_line(
+    kind: str, make: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna would take its own TPE in place of a sampler that is None, and nobody would know."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FORGOTTEN)
+    line = rf"gives None, which has no \w+\(\): \S*mine\.py, line 5, in forgotten; return a {kind}"
+    with pytest.raises(InputError, match=rf"{kind} 'mine\.py:forgotten' {line}"):
+        make("mine.py:forgotten")
+    with pytest.raises(InputError, match=rf"{kind} 'mine\.py:three' is 3; name a class or a function that makes one"):
+        make("mine.py:three")
+
+
+def test_a_workload_of_ones_own_that_is_no_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FORGOTTEN)
+    study = of_ones_own("mine.py:forgotten").with_options({"workload": {"kind": "mine.py:forgotten"}})
+    with pytest.raises(InputError, match=r"workload\.kind: 'mine\.py:forgotten' is <function .* name a class with a"):
+        load_workload(study, "s.toml")
 
 
 def test_a_mistake_in_an_installed_kind_is_told_by_its_line(outside: Path, tmp_path: Path) -> None:
