@@ -20,7 +20,7 @@ from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import TARGET, by_submission, is_test, load
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
-from benchmarks.stopping.envelope import FP4
+from benchmarks.stopping.envelope import HEALING
 from lora_tune.analysis.stopping import stopping_account
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.evidence import evidence
@@ -72,7 +72,7 @@ class Played:
 def main() -> None:
     """Print the table."""
     groups = {s: g for s, g in by_submission(load()).items() if g[0].gbs == BATCH}
-    ours = [[r.run.evals for r in g] for s, g in groups.items() if is_test(s) and is_good(g) and s not in FP4]
+    ours = [[r.run.evals for r in g] for s, g in groups.items() if is_test(s) and is_good(g)]
     calibration = [g for s, g in groups.items() if not is_test(s) and is_good(g)]
     bad = _bad_runs(real_noise(published(BATCH).family, calibration))
     everybody = [run for group in ours for run in group]
@@ -80,7 +80,7 @@ def main() -> None:
         "right, runs of all submissions": [everybody],
         "right, runs of one submission": ours,
         **{f"wrong, {s} times the samples": [[slower(run, s) for run in everybody]] for s in SLOWER},
-        "wrong, FP4 said to be FP8": [[r.run.evals for s in FP4 if s in groups for r in groups[s]]],
+        "wrong, FP4 said to be FP8": [[r.run.evals for s in HEALING for r in groups[s]]],
     }
     print(f"\n{SWEEPS} sweeps of {TRIALS} trials a row")
     print("| public runs | stated | said | good stopped (90%) | bad caught | given up | believed to the end |")
@@ -137,13 +137,13 @@ def play(study: Study, good: Sequence[Run], bad: Sequence[Run], seed: int, judge
             account = stopping_account(study, sweep, float(number))
             said.append((account.kept if account else None) or 0.0)
         trial = _running(number)
-        seen = _stopped(study, replace(sweep, trials={**sweep.trials, number: trial}), trial, run, judge)
+        seen = stopped_at(study, replace(sweep, trials={**sweep.trials, number: trial}), trial, run, judge)
         stops[is_good_run].append(seen is not None)
-        sweep = _ended(sweep, trial, run[:seen], stopped=seen is not None)
+        sweep = ended(sweep, trial, run[:seen], stopped=seen is not None)
     return Played(stops[True], stops[False], said, contradiction(study, sweep) is not None)
 
 
-def _stopped(study: Study, sweep: StudyRecords, trial: Trial, run: Run, judge: Judge) -> int | None:
+def stopped_at(study: Study, sweep: StudyRecords, trial: Trial, run: Run, judge: Judge) -> int | None:
     """How many evals the run had when it was stopped; None: it came to its end."""
     shown = (RunLog(run_start_ms=0, evals=tuple(run[: n + 1])) for n in range(len(run)))
     return next((n + 1 for n, log in enumerate(shown) if judge(study, sweep, trial, log)), None)
@@ -168,7 +168,7 @@ def _running(number: int) -> Trial:
     return Trial(number=number, seed=number, tuned={"LR": 4e-4}, parameters=values, metrics=known, proposed_at=number)
 
 
-def _ended(sweep: StudyRecords, trial: Trial, run: Run, *, stopped: bool) -> StudyRecords:
+def ended(sweep: StudyRecords, trial: Trial, run: Run, *, stopped: bool) -> StudyRecords:
     """The records after the trial, which takes half of a second."""
     reached = not stopped and run[-1].loss <= TARGET
     how = Verdict.PRUNED if stopped else Verdict.REACHED if reached else Verdict.CENSORED

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lora_tune.config.study import Study
+from lora_tune.controller import healing
 from lora_tune.controller.public_runs import (
     begins_at,
     confirmed_at,
@@ -22,6 +23,7 @@ from lora_tune.controller.public_runs import (
 from lora_tune.curves.overlay import ComparedRun, comparable, course
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
+from lora_tune.mlperf.precision import FP4
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
@@ -153,14 +155,15 @@ def task(trial: Trial) -> object:
     return trial.parameters.get("GBS")
 
 
-def kind(trial: Trial, change: float) -> tuple[object, ...]:
-    """What the shape of a trial's curve depends on beside batch and length: warm-up and change of precision.
+def kind(trial: Trial, change: float, run: RunLog | None = None) -> tuple[object, ...]:
+    """What the shape of a trial's curve depends on beside batch and length: warm-up, change of precision, and FP4.
 
-    Both, the change at ``change`` samples (0: none), count as alike within an eighth of the length.
+    The first two, the change at ``change`` samples (0: none), count as alike within an eighth of the length. run: the
+    trial's log, as far as it goes.
     """
-    end = max_samples(trial)
+    end, in_fp4 = max_samples(trial), healing.precision(trial, run).lowest == FP4
     parts = (_product(trial, "WARMUP_STEPS", "GBS"), change)
-    return tuple(round(8 * part / end) if part and end and math.isfinite(part) else 0 for part in parts)
+    return (in_fp4, *(round(8 * part / end) if part and end and math.isfinite(part) else 0 for part in parts))
 
 
 def _change(trial: Trial) -> float:

@@ -55,7 +55,7 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
         return Stop(StopKind.PRUNED, f"diverged: train loss is {last.loss} at {study.counted(last.samples)}")
     judgement = verdict(
         run.evals, level(study, sweep), evidence(study, sweep, trial, run),
-        length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep)),
+        length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep), run),
     )  # fmt: skip
     audit = is_audit(study, trial)
     if judgement.stop and not (audit and judgement.reason == "stalled"):

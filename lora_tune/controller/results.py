@@ -47,7 +47,7 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
         last_samples=_known(run.evals[-1].samples) if run.evals else None,
         node_hours=_known(sum(a.node_hours(now) for a in attempts)),
         seed=seed if (seed := _announced_seed(run)) != trial.seed else None,
-    )
+    ) | healing.remembered(run.hyperparameters)
     if aimed:
         metrics |= _where_it_crosses(crossing, run)
     if timing.healed is not None and math.isfinite(change):

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.curves.overlay import ROUNDING, ComparedRun, Frame, best_nearby, best_so_far, frame_of, spike_at
+from lora_tune.curves.overlay import ROUNDING, ComparedRun, Frame, best_nearby, best_so_far, frame_of, lay, spike_at
 from lora_tune.curves.points import Array, Points
 
 FEWEST = 3
@@ -142,9 +142,10 @@ def _beside(run: ComparedRun, group: _Group, target: float, rate: float) -> Comp
     """
     references = group.references
     frame = frame_of(run, references)
-    curves = np.array([best_so_far(r, frame, target) for r in references])
-    spiky = np.array([spike_at(r, frame, target) for r in references])
-    judged = np.where(spiky, math.inf, np.array([best_nearby(r, frame, target) for r in references]))
+    laid, mine = [lay(r, frame, target) for r in references], lay(run, frame, target)
+    curves = np.array([best_so_far(r, frame, target) for r in laid])
+    spiky = np.array([spike_at(r, frame) for r in laid])
+    judged = np.where(spiky, math.inf, np.array([best_nearby(r, frame, target) for r in laid]))
     kinds = list(dict.fromkeys(group.units))
     units = np.array([kinds.index(unit) for unit in group.units])
     rows = _Rows(judged, curves, units, np.array(group.ranked), np.array([r.blank / frame.unit(r) for r in references]))
@@ -153,7 +154,7 @@ def _beside(run: ComparedRun, group: _Group, target: float, rate: float) -> Comp
         _band(r, frame, target, allowed(rate, group.free)) for r in ((rows,) if free.all() else (rows, rows.only(free)))
     ]
     limit = np.maximum.reduce([band.limit for band in bands])
-    own = np.where((frame.places <= frame.now) & ~spike_at(run, frame, target), best_so_far(run, frame, target), target)
+    own = np.where((frame.places <= frame.now) & ~spike_at(mine, frame), best_so_far(mine, frame, target), target)
     outside = np.isfinite(own) & (own > target) & (own > limit)
     outside |= (frame.places >= frame.now) & (run.blank / unit > max(band.blank for band in bands))
     above = np.flatnonzero(outside)

@@ -145,50 +145,62 @@ def _spacing(places: Array) -> float:
 
 def thinned(places: Array, step: float) -> NDArray[np.int64]:
     """Indices of the first of ``places`` (rising) at or after each multiple of ``step``."""
-    return np.unique(np.floor(places / step + ROUNDING), return_index=True)[1]
+    multiples = np.floor(places / step + ROUNDING)
+    return np.flatnonzero(np.append(True, multiples[1:] != multiples[:-1])[: len(places)])
 
 
-def best_so_far(course: ComparedRun, frame: Frame, target: float) -> Array:
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A run in a frame. places, loss: its evals there, thinned to the frame's step; stop: where it met the target."""
+
+    places: Array
+    loss: Array
+    stop: float
+
+    @property
+    def before(self) -> int:
+        """How many of the evals lie before the stop."""
+        return int(self.places.searchsorted(self.stop))
+
+
+def lay(course: ComparedRun, frame: Frame, target: float) -> Laid:
+    """The run's evals as a frame counts them."""
+    unit = frame.unit(course)
+    places = course.curve.samples / unit
+    kept = thinned(places, frame.step)
+    return Laid(places[kept], course.curve.loss[kept], course.stop(target) / unit)
+
+
+def best_so_far(laid: Laid, frame: Frame, target: float) -> Array:
     """The lowest loss that a run has shown by each place, between its evals on a line; ``target`` from its stop on.
 
     Infinite before its first eval.
     """
-    places = course.curve.samples / frame.unit(course)
-    stop = course.stop(target) / frame.unit(course)
-    kept = thinned(places, frame.step)
-    kept = kept[places[kept] < stop]
-    x, lowest = places[kept], np.minimum.accumulate(course.curve.loss[kept])
-    if math.isfinite(stop):
-        x, lowest = np.append(x, stop), np.append(lowest, target)
+    x, lowest = laid.places[: laid.before], np.minimum.accumulate(laid.loss[: laid.before])
+    if math.isfinite(laid.stop):
+        x, lowest = np.append(x, laid.stop), np.append(lowest, target)
     return np.interp(frame.places, x, lowest, left=math.inf) if len(x) else np.full(len(frame.places), math.inf)
 
 
-def best_nearby(course: ComparedRun, frame: Frame, target: float) -> Array:
+def best_nearby(laid: Laid, frame: Frame, target: float) -> Array:
     """The lowest loss that a run has shown by the eval nearest to each place, as a run that is judged shows it.
 
     A line between two evals has less noise than an eval, by which a run would look worse than its references.
     """
-    places = course.curve.samples / frame.unit(course)
-    stop = course.stop(target) / frame.unit(course)
-    kept = thinned(places, frame.step)
-    kept = kept[places[kept] < stop]
-    done = frame.places >= stop * (1 - ROUNDING)
-    if not len(kept):
+    places, done = laid.places[: laid.before], frame.places >= laid.stop * (1 - ROUNDING)
+    if not len(places):
         return np.where(done, target, math.inf)
-    lowest = np.minimum.accumulate(course.curve.loss[kept])
-    middles = (places[kept][1:] + places[kept][:-1]) / 2
-    nearby = lowest[np.searchsorted(middles, frame.places)]
-    return np.where(done, target, np.where(frame.places < places[kept[0]] * (1 - ROUNDING), math.inf, nearby))
+    lowest = np.minimum.accumulate(laid.loss[: laid.before])
+    nearby = lowest[((places[1:] + places[:-1]) / 2).searchsorted(frame.places)]
+    return np.where(done, target, np.where(frame.places < places[0] * (1 - ROUNDING), math.inf, nearby))
 
 
-def spike_at(course: ComparedRun, frame: Frame, target: float) -> NDArray[np.bool_]:
+def spike_at(laid: Laid, frame: Frame) -> NDArray[np.bool_]:
     """Whether the last eval by each place is a spike, and the first of its kind in a row."""
-    places = course.curve.samples / frame.unit(course)
-    kept = thinned(places, frame.step)
-    loss = course.curve.loss[kept]
+    loss = laid.loss
     best = np.minimum.accumulate(np.append(loss[:1], loss[:-1]))
     spike = loss - best > SPIKE * np.maximum(loss[:1] - best, 0.0)
     spike &= best < loss[:1]
     alone = spike & ~np.append(False, spike[:-1])
-    at = np.searchsorted(places[kept], frame.places * (1 + ROUNDING), side="right")
-    return np.append(False, alone)[at] & (frame.places < course.stop(target) / frame.unit(course))
+    at = laid.places.searchsorted(frame.places * (1 + ROUNDING), side="right")
+    return np.append(False, alone)[at] & (frame.places < laid.stop)

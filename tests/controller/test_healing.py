@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,6 +237,32 @@ def test_a_run_that_does_not_heal_is_stopped_soon_after_the_others_of_its_sweep_
     assert not any(stopped(before[:n]) for n in range(1, 5))
     assert stopped((*before, before[-1]))
     assert not stopped((*before, healed))
+
+
+@pytest.mark.parametrize("stated", [{"FP4": True}, {"FP4": True, "HEALING_ITER": 350}])
+@pytest.mark.parametrize("by", ["parameters", "settings", "log"])
+def test_no_run_of_another_precision_stops_one_in_fp4(stated: dict[str, Any], by: str) -> None:
+    """With a healing step or without one, whoever states it, and the one in FP4 may be the first of its kind."""
+    own = study().with_options({"objective": {"curves": "own"}, "pruning": {"cap": False, "audit": 0.0}})
+    known = trial(MAX_STEPS=700)
+    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, "finished_at": 1.0}
+    runs = {n: fp8_run(n) for n in range(40)}
+    runs = {n: run for n, run in runs.items() if run.evals[-1].loss <= TARGET}
+    sweep = _sweep({n: replace(known, number=n, **done) for n in runs}, runs)
+    flat = RunLog(evals=fp4_run((0.97,) * 6).evals)
+    assert pruning.judge_curve(own, sweep, replace(known, number=99), flat) is not None, "nothing states it"
+    fp4 = {
+        "parameters": lambda: (replace(known, number=99, parameters={**known.parameters, **stated}), flat),
+        "settings": lambda: (replace(known, number=99, metrics=healing.remembered(stated)), flat),
+        "log": lambda: (replace(known, number=99), replace(flat, hyperparameters=stated)),
+    }
+    assert pruning.judge_curve(own, sweep, *fp4[by]()) is None
+
+
+def test_a_trial_keeps_the_precision_that_its_log_states() -> None:
+    """It is a reference later, when its log is no longer read."""
+    run = replace(fp4_run(FP4_RUNS[0]), hyperparameters={"FP4": True})
+    assert results.measured(study(), trial(), (), run, 0.0).precision == "fp4"
 
 
 @settings(deadline=None)
