@@ -22,7 +22,7 @@ import numpy as np
 import optuna
 
 from benchmarks.public_runs import folder
-from benchmarks.stopping import belief, envelope, fp4, fresh, grown, moving, strange, sweeps, unseen
+from benchmarks.stopping import belief, envelope, fp4, fresh, grown, metrics, moving, strange, sweeps, unseen
 from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, Whole, published, recorded
@@ -35,7 +35,8 @@ GOOD_EACH, BAD_EACH = 20, 10
 PEER_EACH = 5
 WITHOUT_TABLES: dict[str, Callable[[], None]] = {
     "belief": belief.main, "envelope": envelope.main, "fp4": fp4.main, "fresh": fresh.main, "grown": grown.main,
-    "moving": moving.main, "strange": strange.main, "sweeps": sweeps.main, "unseen": unseen.main,
+    "metrics": metrics.main, "moving": moving.main, "strange": strange.main, "sweeps": sweeps.main,
+    "unseen": unseen.main,
 }  # fmt: skip
 PARTS = (*WITHOUT_TABLES, "ours", "peers")
 PEER_REFERENCES = 20

@@ -7,6 +7,7 @@ others); or FP8, which is wrong. Good ones in FP8 are public runs at GBS 8 that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,17 +43,14 @@ def main() -> None:
     others = [r for s, g in groups.items() if g[0].gbs == BATCH and is_test(s) and is_good(g) for r in g]
     winners = [r for s in HEALING for r in groups[s]]
     print(
-        f"\nOf {len(winners)} FP4 runs that heal, asked after each eval; never healing: stopped by {EARLY:.0%} of the end"
+        f"\n{len(winners)} FP4 runs that heal, asked after each eval; never healing: stopped by {EARLY:.0%} of the end"
     )
-    print("| curves | ended before | said | stated | stopped | never healing |\n|---|---|---|---|---|---|")
-    for curves in ("llama2_70b_lora", "own"):
-        for words in SAID:
-            for before in HISTORIES:
-                for rate in RATES:
-                    study = _study(curves, rate)
-                    rows = [_judged(study, before, words, run, i, others, winners) for i, run in enumerate(winners)]
-                    good, never = np.mean(rows, axis=0)
-                    print(f"| {curves} | {before} | {words} | {rate:.0%} | {good:.0%} | {never:.0%} |", flush=True)
+    print("| curves | ended before | said | stopped at 1% | 5% | 10% | never healing at 1% |")
+    print("|---|---|---|---|---|---|---|")
+    for curves, before, words in itertools.product(("llama2_70b_lora", "own"), HISTORIES, SAID):
+        shares = [_shares(_study(curves, rate), before, words, others, winners) for rate in RATES]
+        cells = " | ".join(f"{stopped:.0%}" for stopped, _ in shares)
+        print(f"| {curves} | {before} | {words} | {cells} | {shares[0][1]:.0%} |", flush=True)
     for count in (FEWEST, MANY):
         print(f"{count} references of its own support {', '.join(f'{supported(r, count):.1%}' for r in RATES)}")
 
@@ -67,6 +65,14 @@ HISTORIES: Mapping[str, tuple[int, int]] = {
     f"{FEWEST} good in FP8, one like it": (FEWEST, 1), f"{FEWEST} good like it": (0, FEWEST),
 }  # fmt: skip
 """Good runs that ended before: in FP8, and of the same submission as the one that is judged."""
+
+
+def _shares(
+    study: Study, before: str, said: str, others: Sequence[PublicRun], winners: Sequence[PublicRun]
+) -> tuple[float, float]:
+    rows = [_judged(study, before, said, run, i, others, winners) for i, run in enumerate(winners)]
+    good, never = np.mean(rows, axis=0)
+    return float(good), float(never)
 
 
 def _judged(
