@@ -20,9 +20,9 @@ from lora_tune.config.formula import FormulaError
 from lora_tune.config.study import Study
 from lora_tune.controller import conclusion, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
-from lora_tune.curves.stopping import judged_again
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureScanner, diagnose
+from lora_tune.logs.looks import due
 from lora_tune.logs.mllog import LogReader, MllogReader
 from lora_tune.logs.printed_config import printed_values
 from lora_tune.logs.run import Eval, RunLog
@@ -170,7 +170,7 @@ class _Player:
         self._reader.feed(piece)
         self._scanner.feed(piece)
         self._ticks += 1
-        if judged_again(self._evals, self._looked_at, self._ticks):
+        if due(self._evals, self._ticks - self._looked_at):
             self._look()
 
     def _look(self) -> None:

@@ -54,9 +54,16 @@ def points(evals: Sequence[Eval]) -> Points:
     """What a fit can use of ``evals``: the usable ones, thinned to at most ``LARGEST_FIT`` points."""
     table = np.column_stack(usable(evals))
     if len(table) > LARGEST_FIT:
-        groups = np.array_split(table, LARGEST_FIT)
-        table = np.array([np.median(group, axis=0) for group in groups])
+        table = _medians(table, LARGEST_FIT)
     return Points(table[:, 0], table[:, 1])
+
+
+def _medians(table: Array, groups: int) -> Array:
+    """The medians of so many groups of rows, whose sizes differ by one at most."""
+    size, larger = divmod(len(table), groups)
+    ends, columns = larger * (size + 1), table.shape[1]
+    parts = (table[:ends].reshape(larger, size + 1, columns), table[ends:].reshape(groups - larger, size, columns))
+    return np.concatenate([np.median(part, axis=1) for part in parts if len(part)])
 
 
 def usable(evals: Sequence[Eval], largest: float = LARGEST_LOSS) -> Points:
@@ -67,7 +74,7 @@ def usable(evals: Sequence[Eval], largest: float = LARGEST_LOSS) -> Points:
     """
     if not evals:
         return Points(np.empty(0), np.empty(0))
-    table = np.array([(e.samples, e.loss) for e in evals], dtype=np.float64)
+    table = np.column_stack(([float(e.samples) for e in evals], [float(e.loss) for e in evals]))
     in_range = (table[:, 0] >= 1 / LARGEST_SAMPLES) & (table[:, 0] <= LARGEST_SAMPLES)
     table = table[in_range & (np.abs(table[:, 1]) <= largest)]
     if len(table) > 1 and not (np.diff(table[:, 0]) > 0).all():

@@ -44,23 +44,6 @@ Runs unlike the references may fall further than they: public FP4 runs, when the
 """
 
 
-JUDGED_EACH = 1000
-"""Evals up to which a curve is judged at each."""
-
-JUDGED_AGAIN = 0.01
-"""A curve of more evals than that is judged again when it is longer by this share: a verdict costs as much as the curve
-is long, and no verdict looks at less than this share of it."""
-
-
-def judged_again(evals: int, judged: float, now: float) -> bool:
-    """Whether a curve with ``evals`` evals that was judged at ``judged`` is judged at ``now``.
-
-    judged, now: how long the curve was and is, both in one unit (evals, or looks at it). Asked again at the same
-    length, it is judged as it was.
-    """
-    return evals <= JUDGED_EACH or not judged < now < judged * (1 + JUDGED_AGAIN)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What a run is judged by, and how strictly.

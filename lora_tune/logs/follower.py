@@ -13,11 +13,9 @@ from lora_tune.base.identity import HEAD_BYTES
 from lora_tune.logs.arrival_times import Arrivals
 from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.line_reader import LineReader
+from lora_tune.logs.looks import due
 from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
 from lora_tune.logs.tail import LogTail
-
-MANY_EVALS = 1000
-"""Up to so many evals a log's run is made anew whenever the log has grown; beyond, a second for each so many later."""
 
 
 class _ReaderAndScanner:
@@ -162,13 +160,8 @@ class LogFollower:
                     break
         except SetupError as error:
             self.unreadable = str(error)
-        if self._behind and (drain or self._due(now)):
+        if self._behind and (drain or due(len(self._run.evals) if self._run else 0, now - self._made_at)):
             self._run, self._made_at, self._behind = None, now, False
-
-    def _due(self, now: float) -> bool:
-        """Whether the run is made anew: what that and its verdict cost grows with the evals, and ticks go on."""
-        evals = len(self._run.evals) if self._run else 0
-        return evals <= MANY_EVALS or not 0 <= now - self._made_at < evals / MANY_EVALS
 
     def run(self) -> RunLog:
         """What the log says so far; with very many evals, what it said a while ago."""

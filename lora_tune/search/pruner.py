@@ -16,7 +16,8 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.curves import Envelope
 from lora_tune.curves.credibility import BesideEnvelope, credibility
 from lora_tune.curves.overlay import ComparedRun, course
-from lora_tune.curves.stopping import FEWEST, JUDGED_EACH, Evidence, judged_again, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.logs.looks import EACH, due
 from lora_tune.logs.mllog import Eval
 
 if TYPE_CHECKING:
@@ -116,11 +117,11 @@ class StallPruner(BasePruner):
         return stall.stop
 
     def _due(self, study: str, trial: FrozenTrial) -> bool:
-        """Whether to judge the trial now: one with very many values is judged when it has a share more."""
+        """Whether to judge the trial now: one with very many values is not judged at each."""
         key, values = (study, trial.number), len(trial.intermediate_values)
-        if not judged_again(values, self._judged.get(key, 0), values):
+        if not due(values, values - self._judged.get(key, 0)):
             return False
-        if values > JUDGED_EACH:
+        if values > EACH:
             self._judged[key] = values
         return True
 

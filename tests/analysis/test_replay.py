@@ -18,7 +18,7 @@ from lora_tune.analysis.log_ticks import TICK_MS, ticks
 from lora_tune.commands.replay import as_object, main
 from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import load_study
-from lora_tune.curves import stopping
+from lora_tune.logs import looks
 from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.logs.printed_config import printed_values
 from lora_tune.simulation.h100 import function as h100
@@ -311,7 +311,7 @@ class CountingReader(MllogReader):
 
 
 def test_a_log_with_an_eval_at_every_step_is_judged_at_a_share_of_them_and_still_stopped(monkeypatch) -> None:
-    monkeypatch.setattr(stopping, "JUDGED_EACH", 50)
+    monkeypatch.setattr(looks, "EACH", 50)
     rows = [("run_start", None, {})]
     rows += [("eval_accuracy", 1.0 if i < 600 else math.nan, {"samples_count": 8 * i}) for i in range(1, 1000)]
     log = "".join(
@@ -321,9 +321,7 @@ def test_a_log_with_an_eval_at_every_step_is_judged_at_a_share_of_them_and_still
     )
     CountingReader.made = 0
     shown = Replay(load_study(STUDIES / "h100.toml"), lambda _: CountingReader()).play(log.encode())
-    assert CountingReader.made < 100 + 100 * math.log(1000 / 100) + 20, (
-        "at each look at first, then at one percent more"
-    )
+    assert CountingReader.made < 50 + 50 * math.log(1000 / 50) + 20, "a second for each fifty evals"
     assert len(shown.run.evals) == 999
     assert [v.kind for v in shown.verdicts] == ["pruned"]
-    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 * 1.01 + 2
+    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 + 667 / 50 + 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.logs.follower import MANY_EVALS, LogFollower
+from lora_tune.logs.follower import LogFollower
+from lora_tune.logs.looks import EACH
 from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.logs.run_builder import RunBuilder
 
@@ -85,17 +86,17 @@ def test_a_log_of_usual_length_is_read_whenever_there_is_more(tmp_path: Path) ->
 
 
 def test_a_log_with_thousands_of_evals_waits_a_second_for_each_thousand(tmp_path: Path) -> None:
-    _, made = followed(tmp_path / "job.log", 4 * MANY_EVALS, looks=200)
+    _, made = followed(tmp_path / "job.log", 4 * EACH, looks=200)
     assert made <= 200 / 10 / 4 + 1
 
 
 def test_what_a_long_log_says_is_known_a_little_later_also_where_it_falls_silent_and_at_its_end(tmp_path: Path) -> None:
-    log, _ = followed(tmp_path / "job.log", 2 * MANY_EVALS, looks=5)
-    assert len(log.run().evals) < 2 * MANY_EVALS + 5
+    log, _ = followed(tmp_path / "job.log", 2 * EACH, looks=5)
+    assert len(log.run().evals) < 2 * EACH + 5
     log.poll(3.0)
-    assert len(log.run().evals) == 2 * MANY_EVALS + 5, "nothing new was printed meanwhile"
+    assert len(log.run().evals) == 2 * EACH + 5, "nothing new was printed meanwhile"
     with log.path.open("a") as file:
-        file.write(evals(2 * MANY_EVALS + 6, 1))
+        file.write(evals(2 * EACH + 6, 1))
     log.poll(3.1)
     log.poll(3.1, drain=True)
-    assert len(log.run().evals) == 2 * MANY_EVALS + 6, "its job has ended"
+    assert len(log.run().evals) == 2 * EACH + 6, "its job has ended"
