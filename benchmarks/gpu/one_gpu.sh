@@ -10,6 +10,7 @@
 #   compare  the NeMo recipe, the PEFT recipe and transformers.Trainer side by side (SHAPE, default 7b)
 #   bridge   Megatron-Bridge beside NeMo and PEFT: speed of the 70B slice, eval losses, an adapter that peft loads (BRIDGE_PARTS)
 #   bridge_sweep  bridge_h200x1 under real Slurm (TRIALS; SECONDS_SWEEP)
+#   bridge_start  the start of a small Bridge trial in a warm worker, with and without spares (TRIALS_START of each, default 6)
 #   tables   whole eval curves of thousands of adapters (GRIDS, default tiny and small; also warmup. TOKENS of a pass: memory)
 #   packed   trials side by side over one base: speed of each shape, equality, trials an hour (PARTS)
 #   packed_sweep  one study under real Slurm in a pack of 64 and one trial at a time, whole sweeps (SECONDS_SWEEP each, default 90),
@@ -80,6 +81,14 @@ for stage in "$@"; do
             export PYTHONPATH=$BRIDGE_PATH
             under_slurm bridge_h200x1 "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
         )
+        ;;
+    bridge_start)
+        start_base
+        unpack_te
+        unpack_bridge
+        base_ready
+        PYTHONPATH=$BRIDGE_PATH timeout "${SECONDS_START:-220}" python3 -m benchmarks.gpu.start_up --base "$BASE" \
+            --out "$OUT/start_up/start_up.json" --trials "${TRIALS_START:-6}" 2>&1 | tee "$OUT/start_up.txt"
         ;;
     tables)
         for grid in ${GRIDS:-tiny small}; do

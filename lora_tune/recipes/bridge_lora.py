@@ -14,7 +14,7 @@ from typing import Any
 from lora_tune.recipes.bridge.settings import read
 from lora_tune.recipes.ending import end_with
 from lora_tune.recipes.hand_over import hand_over
-from lora_tune.recipes.megatron.program import run_program
+from lora_tune.recipes.megatron.program import rehearse_program, run_program
 
 
 def main(*, cuda: bool = True) -> int:
@@ -26,6 +26,17 @@ def main(*, cuda: bool = True) -> int:
         return partial(trial.run, cuda=cuda)
 
     return run_program("bridge_lora", read, trial, cuda=cuda)
+
+
+def rehearse(*, cuda: bool = True) -> None:
+    """Go through the start of such a trial, so that the next one in this process has it behind it."""
+
+    def rehearsal() -> Callable[..., Any]:
+        from lora_tune.recipes.bridge import rehearsal
+
+        return partial(rehearsal.run, cuda=cuda)
+
+    rehearse_program(read, rehearsal)
 
 
 def started() -> int:

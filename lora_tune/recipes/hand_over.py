@@ -8,6 +8,8 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
@@ -15,6 +17,17 @@ from lora_tune.base.errors import SetupError
 VARIABLE = "LORA_TUNE_WORKER"
 """Names the worker's socket in the environment of a recipe."""
 HEADER = struct.Struct("!I")
+FILES = 3
+"""Open files that may come with a request: output, errors, and what ``alone_on_gpu`` waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A trial to run: ``module.main()`` under ``environment`` in the folder ``cwd``."""
+
+    module: str
+    environment: dict[str, str]
+    cwd: str
 
 
 def hand_over(module: str) -> int | None:
@@ -28,7 +41,9 @@ def hand_over(module: str) -> int | None:
     try:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
-        _send_request(connection, module)
+        sys.stdout.flush()
+        environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
+        send(connection, Request(module, environment, str(Path.cwd())), [1, 2])
     except OSError as error:
         print(f"{VARIABLE}={path!r}: no worker answers ({error}); this trial imports by itself", file=sys.stderr)
         return None
@@ -42,9 +57,40 @@ def hand_over(module: str) -> int | None:
     return int(HEADER.unpack(answer)[0])
 
 
-def _send_request(connection: socket.socket, module: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
-    body = json.dumps({"module": module, "environment": environment, "cwd": str(Path.cwd())}).encode()
-    sys.stdout.flush()
-    socket.send_fds(connection, [HEADER.pack(len(body))], [1, 2])
-    connection.sendall(body)
+def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
+    """Send a request and these open files. Raises OSError where nobody takes them."""
+    body = {"module": request.module, "environment": request.environment, "cwd": request.cwd}
+    text = json.dumps(body).encode()
+    socket.send_fds(connection, [HEADER.pack(len(text))], files)
+    connection.sendall(text)
+
+
+def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+    """A request and the open files that came with it. Raises OSError or ValueError for anything else."""
+    header, files, _, _ = socket.recv_fds(connection, HEADER.size, FILES)
+    try:
+        if len(header) < HEADER.size:
+            raise ValueError("no request")
+        body = json.loads(connection.recv(HEADER.unpack(header)[0], socket.MSG_WAITALL))
+        return Request(body["module"], body["environment"], body["cwd"]), files
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        for file in files:
+            os.close(file)
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+_rehearsals: list[int] = []
+"""In a trial that a worker runs: the pipe that is closed when a rehearsal beside it has ended."""
+
+
+def rehearsed_beside(file: int) -> None:
+    """Let ``alone_on_gpu`` wait until nobody can write to the pipe ``file``."""
+    _rehearsals.append(file)
+
+
+def alone_on_gpu() -> None:
+    """Wait for the end of the worker's rehearsal on this trial's GPU: whatever is timed after this is the trial's."""
+    while _rehearsals:
+        file = _rehearsals.pop()
+        os.read(file, 1)
+        os.close(file)

@@ -16,8 +16,11 @@ from typing import Any
 
 from lora_tune.recipes.ending import end_with
 from lora_tune.recipes.hand_over import hand_over
-from lora_tune.recipes.megatron.program import run_program
+from lora_tune.recipes.megatron.program import rehearse_program, run_program
 from lora_tune.recipes.nemo.settings import read
+
+VARIABLES = {"NEMO_LOG_TRAIN_LOSS": "0"}
+"""NeMo would copy the loss to the host at every step."""
 
 
 def main(*, cuda: bool = True) -> int:
@@ -28,8 +31,18 @@ def main(*, cuda: bool = True) -> int:
 
         return partial(trial.run, cuda=cuda)
 
-    # NeMo would copy the loss to the host at every step.
-    return run_program("nemo_lora", read, trial, cuda=cuda, environment={"NEMO_LOG_TRAIN_LOSS": "0"})
+    return run_program("nemo_lora", read, trial, cuda=cuda, environment=VARIABLES)
+
+
+def rehearse(*, cuda: bool = True) -> None:
+    """Go through the start of such a trial, so that the next one in this process has it behind it."""
+
+    def rehearsal() -> Callable[..., Any]:
+        from lora_tune.recipes.nemo import rehearsal
+
+        return partial(rehearsal.run, cuda=cuda)
+
+    rehearse_program(read, rehearsal, environment=VARIABLES)
 
 
 def started() -> int:

@@ -12,73 +12,71 @@ trial starts from the state just after the imports. A trial that crashes leaves 
 
 Trials of different jobs never share a GPU (``CUDA_VISIBLE_DEVICES``): the later one waits. The ranks of one job run
 together. What libraries read from the environment while they are imported is the worker's own.
+
+With ``--spare`` the worker keeps a process ready in which a trial's start has been rehearsed on its GPU (``spares``).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib
 import inspect
-import json
 import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from lora_tune.base.errors import LoraTuneError, SetupError
-from lora_tune.recipes.hand_over import HEADER
-
-PR_SET_PDEATHSIG = 1
+from lora_tune.recipes.hand_over import HEADER, Request, receive
+from lora_tune.recipes.spares import Spare, Spares, become, leave_worker, overlap
 
 
 @dataclass(slots=True)
 class WorkerTrial:
-    """One request: ``pid`` is 0 while it waits for its GPUs."""
+    """One request: ``pid`` is 0 while it waits for its GPUs.
+
+    spare: the process that was given it, if that was there before. signalled: the last signal that was passed on.
+    """
 
     connection: socket.socket
     outputs: list[int]
-    module: str
-    environment: dict[str, str]
-    cwd: str
+    request: Request
     pid: int = 0
+    spare: Spare | None = None
+    signalled: int = 0
 
     @property
     def job(self) -> str:
         """What the ranks of one run have in common."""
-        env = self.environment
+        env = self.request.environment
         return env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID") or f"connection {id(self)}"
 
-
-def gpus(environment: Mapping[str, str]) -> frozenset[str]:
-    """The GPUs that an environment allows; ``*`` stands for every one."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return frozenset("*")
-    return frozenset(part.strip() for part in visible.split(",") if part.strip())
+    def release(self) -> None:
+        """Close the worker's own copies of the job's output."""
+        while self.outputs:
+            os.close(self.outputs.pop())
 
 
 def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
     """Whether two trials must not run at one time."""
-    a, b = gpus(one.environment), gpus(other.environment)
-    return one.job != other.job and bool(a & b or "*" in a | b)
+    return one.job != other.job and overlap(one.request.environment, other.request.environment)
 
 
 class Worker:
-    """Serves ``path`` until SIGTERM. ``modules`` are imported beforehand."""
+    """Serves ``path`` until SIGTERM. ``modules`` are imported beforehand. spares: whether the next trial rehearses."""
 
-    def __init__(self, path: Path, modules: list[str]) -> None:
+    def __init__(self, path: Path, modules: list[str], *, spares: bool = False) -> None:
         self._path = path
+        self._spares, self._rehearses = Spares(), spares
         began = time.monotonic()
         with _gpus_hidden():
             for module in modules:
@@ -121,6 +119,7 @@ class Worker:
         finally:
             for trial in self._trials:
                 _kill(trial, signal.SIGKILL)
+            self._spares.end()
             self._path.unlink(missing_ok=True)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -129,17 +128,13 @@ class Worker:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.settimeout(5.0)
-        outputs: list[int] = []
         try:
-            header, outputs, _, _ = socket.recv_fds(connection, HEADER.size, 2)
-            body = json.loads(connection.recv(HEADER.unpack(header)[0], socket.MSG_WAITALL))
-            trial = WorkerTrial(connection, outputs, body["module"], body["environment"], body["cwd"])
-        except (OSError, ValueError, KeyError, struct.error) as error:
-            print(f"warm worker: request refused: {type(error).__name__}: {error}", flush=True)
-            for fd in outputs:
-                os.close(fd)
+            request, outputs = receive(connection)
+        except (OSError, ValueError) as error:
+            print(f"warm worker: request refused: {error}", flush=True)
             connection.close()
             return
+        trial = WorkerTrial(connection, outputs, request)
         self._selector.register(connection, selectors.EVENT_READ, trial)
         self._trials.append(trial)
 
@@ -152,11 +147,13 @@ class Worker:
         if numbers:
             for number in numbers:
                 _kill(trial, number)
+            trial.signalled = numbers[0]
             if trial.pid == 0:
                 self._finish(trial, 128 + numbers[0])
             return
         if trial.pid:
             _kill(trial, signal.SIGKILL)
+            trial.signalled = signal.SIGKILL
             self._selector.unregister(trial.connection)
         else:
             self._finish(trial, 128 + signal.SIGKILL)
@@ -167,14 +164,44 @@ class Worker:
             begun = any(other.pid and other.job == trial.job for other in self._trials)
             before = [other for other in self._trials[:i] if other.pid or not begun]
             if trial.pid == 0 and not any(collide(trial, other) for other in before):
-                trial.pid = os.fork()
-                if trial.pid == 0:
-                    self._become(trial)
-                # Both sides set the group, so that it is there whoever runs first.
-                with contextlib.suppress(PermissionError, ProcessLookupError):
-                    os.setpgid(trial.pid, trial.pid)
-                for fd in trial.outputs:
-                    os.close(fd)
+                self._start(trial)
+
+    def _start(self, trial: WorkerTrial) -> None:
+        """Let a spare become the trial, or a new process; and fork the spare of the one that follows."""
+        spare = self._spares.take(trial.request)
+        rehearsal = [self._spares.fork(trial.request, self._files())] if self._rehearses else []
+        files = [*trial.outputs, *rehearsal]
+        if spare is not None and spare.take(trial.request, files):
+            trial.pid, trial.spare = spare.pid, spare
+        else:
+            if spare is not None:
+                spare.end()
+            self._fork(trial, files)
+        for file in rehearsal:
+            os.close(file)
+
+    def _start_again(self, trial: WorkerTrial, spare: Spare) -> None:
+        """The spare died before it began: fork the trial, and let none beside it rehearse while it is timed."""
+        spare.connection.close()
+        trial.spare = None
+        if other := self._spares.take(trial.request):
+            other.end()
+        self._fork(trial, list(trial.outputs))
+
+    def _fork(self, trial: WorkerTrial, files: list[int]) -> None:
+        trial.pid = os.fork()
+        if trial.pid == 0:
+            leave_worker({*self._files(), *self._spares.files()} - {*files})
+            become(trial.request, files)
+        # Both sides set the group, so that it is there whoever runs first.
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(trial.pid, trial.pid)
+        trial.release()
+
+    def _files(self) -> list[int]:
+        """The worker's own open files, which are no business of a process that it forks."""
+        sockets = [self._listener, self._wake, self._wake_writer, *(trial.connection for trial in self._trials)]
+        return [*(one.fileno() for one in sockets), *(file for trial in self._trials for file in trial.outputs)]
 
     def _reap(self) -> None:
         for trial in [t for t in self._trials if t.pid]:
@@ -183,10 +210,15 @@ class Worker:
                 code = os.waitstatus_to_exitcode(status)
                 # What the trial started (readers of data) must not outlive it on its GPU.
                 _kill(trial, signal.SIGKILL)
-                self._finish(trial, code if code >= 0 else 128 - code)
+                if trial.spare is not None and not trial.signalled and not trial.spare.began():
+                    self._start_again(trial, trial.spare)
+                else:
+                    self._finish(trial, code if code >= 0 else 128 - code)
+        self._spares.reap()
 
     def _finish(self, trial: WorkerTrial, code: int) -> None:
         self._trials.remove(trial)
+        trial.release()
         if trial.connection in self._selector.get_map():
             self._selector.unregister(trial.connection)
         try:
@@ -194,36 +226,8 @@ class Worker:
         except OSError:
             print(f"warm worker: the job of pid {trial.pid} is gone; its trial ended with {code}", flush=True)
         trial.connection.close()
-
-    def _become(self, trial: WorkerTrial) -> NoReturn:
-        """In the forked process: take on the job's environment, folder and output, run the recipe, and end."""
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        self._listener.close()
-        self._wake.close()
-        self._wake_writer.close()
-        for other in self._trials:
-            other.connection.close()
-        for target, fd in zip((1, 2), trial.outputs, strict=True):
-            os.dup2(fd, target)
-            os.close(fd)
-        code = 1
-        try:
-            os.environ.clear()
-            os.environ.update(trial.environment)
-            os.chdir(trial.cwd)
-            code = int(importlib.import_module(trial.module).main())
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:  # noqa: BLE001 - nothing may escape into the worker's own code
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        if trial.spare is not None:
+            trial.spare.connection.close()
 
 
 def _kill(trial: WorkerTrial, number: int) -> None:
@@ -272,10 +276,15 @@ def main() -> int:
     """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to make")
+    parser.add_argument(
+        "--spare",
+        action="store_true",
+        help="keep a process that has rehearsed a trial's start; it holds some of the GPU's memory beside each trial",
+    )
     parser.add_argument("modules", nargs="+", help="modules to import beforehand")
     options = parser.parse_args()
     try:
-        Worker(options.socket, options.modules).serve()
+        Worker(options.socket, options.modules, spares=options.spare).serve()
     except LoraTuneError as error:
         print(f"warm_worker: {error}", file=sys.stderr)
         return error.exit_code

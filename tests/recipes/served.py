@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +108,13 @@ def interpreter(name: str) -> str:
 
 
 @contextlib.contextmanager
-def served(python: str, recipe: str, trial: str, folder: Path, **fixed: object) -> Iterator[Served]:
-    """A worker in ``folder`` that has imported ``recipe`` and ``trial``, until the block ends."""
+def served(
+    python: str, recipe: str, trial: str, folder: Path, options: Sequence[str] = (), **fixed: object
+) -> Iterator[Served]:
+    """A worker in ``folder`` that has imported ``recipe`` and ``trial``, until the block ends. options: its own."""
     socket = folder / "worker.sock"
     worker = subprocess.Popen(
-        [python, "-m", "lora_tune.recipes.warm_worker", "--socket", str(socket), recipe, trial],
+        [python, "-m", "lora_tune.recipes.warm_worker", *options, "--socket", str(socket), recipe, trial],
         env={**os.environ, **PER_PROCESS},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -125,6 +127,16 @@ def served(python: str, recipe: str, trial: str, folder: Path, **fixed: object) 
     finally:
         worker.terminate()
         worker.wait(BOUND)
+
+
+def forked_and_rehearsed(trials: Served, ranks: int = 1, **knobs: object) -> tuple[Trial, Trial]:
+    """One trial in a process forked after the imports, and in one that rehearsed another's seed, batch and length."""
+    forked = trials(ranks, **knobs)
+    trials(ranks, **{**knobs, "REHEARSE": "before", "SEED": 5, "SEQ": 32, "MINIBS": 2, "VAL_CHECK_INTERVAL": 4})
+    rehearsed = trials(ranks, **knobs)
+    assert "rehearsed:\n" in forked.output, forked.output[-2000:]
+    assert "rehearsed: before\n" in rehearsed.output, rehearsed.output[-2000:]
+    return forked, rehearsed
 
 
 def per_sequence_mean(folder: Path, model: Any = None, *, samples: int = 0) -> float:

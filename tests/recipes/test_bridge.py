@@ -29,6 +29,7 @@ from tests.recipes.served import (
     TINY_SIZES,
     Served,
     Trial,
+    forked_and_rehearsed,
     interpreter,
     per_sequence_mean,
     served,
@@ -42,7 +43,7 @@ WITHOUT_TE = {"FP8": 0, "USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     python, folder = interpreter("bridge"), tmp_path_factory.mktemp("bridge")
     recipe, trial = "tests.recipes.bridge_shim", "lora_tune.recipes.bridge.trial"
-    with served(python, recipe, trial, folder, **WITHOUT_TE) as trials:
+    with served(python, recipe, trial, folder, ["--spare"], **WITHOUT_TE) as trials:
         yield trials
 
 
@@ -211,6 +212,16 @@ def test_warm_up_leaves_no_trace_and_a_seed_repeats(bridge: Served) -> None:
     assert warm.losses
     assert warm.losses == bridge(WARMUP=0, **dropout).losses
     assert warm.losses != bridge(SEED=2, **dropout).losses
+
+
+@pytest.mark.parametrize("layout", [{}, {"PP": 2}], ids=["one process", "PP=2"])
+def test_a_rehearsed_start_changes_no_loss(bridge: Served, layout: dict[str, int]) -> None:
+    """To the last bit, with dropout."""
+    knobs = {"LORA_DROPOUT": 0.1, "MAX_STEPS": 4, **layout}
+    forked, rehearsed = forked_and_rehearsed(bridge, layout.get("PP", 1), **knobs)
+    assert rehearsed.losses
+    assert rehearsed.losses == forked.losses
+    assert [e.loss for e in rehearsed.run.train] == [e.loss for e in forked.run.train]
 
 
 def test_the_run_stops_at_its_target_and_says_what_it_was(bridge: Served, alone: tuple[Trial, Path]) -> None:

@@ -15,13 +15,13 @@ import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from lora_tune.recipes import packed_data
-from tests.recipes.served import TINY_SIZES, Served, Trial, interpreter, per_sequence_mean, served
+from tests.recipes.served import TINY_SIZES, Served, Trial, forked_and_rehearsed, interpreter, per_sequence_mean, served
 
 
 @pytest.fixture(scope="module")
 def nemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     python, folder = interpreter("nemo"), tmp_path_factory.mktemp("nemo")
-    with served(python, "tests.recipes.cpu_shim", "lora_tune.recipes.nemo.trial", folder) as trials:
+    with served(python, "tests.recipes.cpu_shim", "lora_tune.recipes.nemo.trial", folder, ["--spare"]) as trials:
         yield trials
 
 
@@ -42,6 +42,13 @@ def test_a_layout_changes_nothing_but_speed(nemo: Served, alone: Trial, layout: 
     trial = nemo(ranks=2, **layout)
     assert trial.codes == (0, 0), trial.output[-2000:]
     assert trial.losses == pytest.approx(alone.losses, abs=2e-5)
+
+
+def test_a_rehearsed_start_changes_no_loss(nemo: Served) -> None:
+    """To the last bit, with dropout."""
+    forked, rehearsed = forked_and_rehearsed(nemo, LORA_DROPOUT=0.1, MAX_STEPS=4)
+    assert rehearsed.losses
+    assert rehearsed.losses == forked.losses
 
 
 RECOMPUTED = [{"RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": 2}, {"RECOMPUTE_METHOD": "uniform", "MBS": 4}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.recipes.hand_over import VARIABLE
-from lora_tune.recipes.warm_worker import gpus
+from lora_tune.recipes.spares import gpus
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -46,22 +47,30 @@ class Client:
         return self.process.returncode, out
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "worker.sock"
+@contextlib.contextmanager
+def started(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker at ``path``, which outlives its trials."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "lora_tune.recipes.warm_worker", "--socket", str(path), TRIAL],
+        [sys.executable, "-m", "lora_tune.recipes.warm_worker", *options, "--socket", str(path), TRIAL],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     assert process.stdout
     assert "ready" in process.stdout.readline()
-    yield path
+    yield process
     assert process.poll() is None, "the worker outlives its trials"
     process.terminate()
     assert process.wait(BOUND) == 0
     assert not path.exists()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "worker.sock"
+    with started(path):
+        yield path
 
 
 def test_a_trial_has_the_jobs_output_folder_and_exit_code(worker: Path, tmp_path: Path) -> None:
