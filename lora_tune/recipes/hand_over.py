@@ -22,7 +22,7 @@ FILES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TrialRequest:
     """A trial to run: ``module.main()`` under ``environment`` in the folder ``cwd``."""
 
     module: str
@@ -43,7 +43,7 @@ def hand_over(module: str) -> int | None:
         connection.connect(path)
         sys.stdout.flush()
         environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
-        send(connection, Request(module, environment, str(Path.cwd())), [1, 2])
+        send(connection, TrialRequest(module, environment, str(Path.cwd())), [1, 2])
     except OSError as error:
         print(f"{VARIABLE}={path!r}: no worker answers ({error}); this trial imports by itself", file=sys.stderr)
         return None
@@ -57,7 +57,7 @@ def hand_over(module: str) -> int | None:
     return int(HEADER.unpack(answer)[0])
 
 
-def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
+def send(connection: socket.socket, request: TrialRequest, files: Sequence[int]) -> None:
     """Send a request and these open files. Raises OSError where nobody takes them."""
     body = {"module": request.module, "environment": request.environment, "cwd": request.cwd}
     text = json.dumps(body).encode()
@@ -65,14 +65,14 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
     connection.sendall(text)
 
 
-def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+def receive(connection: socket.socket) -> tuple[TrialRequest, list[int]]:
     """A request and the open files that came with it. Raises OSError or ValueError for anything else."""
     header, files, _, _ = socket.recv_fds(connection, HEADER.size, FILES)
     try:
         if len(header) < HEADER.size:
             raise ValueError("no request")
         body = json.loads(connection.recv(HEADER.unpack(header)[0], socket.MSG_WAITALL))
-        return Request(body["module"], body["environment"], body["cwd"]), files
+        return TrialRequest(body["module"], body["environment"], body["cwd"]), files
     except (OSError, ValueError, LookupError, TypeError) as error:
         for file in files:
             os.close(file)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lora_tune.recipes.hand_over import Request, receive, rehearsed_beside, send
+from lora_tune.recipes.hand_over import TrialRequest, receive, rehearsed_beside, send
 
 PR_SET_PDEATHSIG = 1
 BEGUN = b"b"
@@ -67,14 +67,14 @@ class Spare:
 
     pid: int
     connection: socket.socket
-    rehearsed: Request
+    rehearsed: TrialRequest
 
-    def serves(self, request: Request) -> bool:
+    def serves(self, request: TrialRequest) -> bool:
         """Whether a trial may run in this process as if in a new one."""
         same = read_once(self.rehearsed.environment) == read_once(request.environment)
         return same and request.module == self.rehearsed.module
 
-    def take(self, request: Request, files: list[int]) -> bool:
+    def take(self, request: TrialRequest, files: list[int]) -> bool:
         """Give the spare its trial; False where it is dead. It may die before it begins: ``began`` says that later."""
         try:
             send(self.connection, request, files)
@@ -108,7 +108,7 @@ class Spares:
         """What a forked process must close."""
         return [spare.connection.fileno() for spare in self._held]
 
-    def take(self, request: Request) -> Spare | None:
+    def take(self, request: TrialRequest) -> Spare | None:
         """The spare that this trial may become; the caller has it from now on. Others on its GPUs are ended."""
         taken, where = None, place(request.environment)
         for spare in list(self._held):
@@ -122,7 +122,7 @@ class Spares:
             self._held.remove(spare)
         return taken
 
-    def fork(self, example: Request, close: Iterable[int]) -> int:
+    def fork(self, example: TrialRequest, close: Iterable[int]) -> int:
         """Fork a spare that rehearses as ``example`` begins; returns a pipe to whose end that can be read.
 
         close: open files of the worker that are not the spare's.
@@ -166,7 +166,7 @@ def leave_worker(close: Iterable[int]) -> None:
         os.close(file)
 
 
-def become(request: Request, files: list[int]) -> NoReturn:
+def become(request: TrialRequest, files: list[int]) -> NoReturn:
     """Take on the job's environment, folder and output, run the recipe, and end. files: as of ``hand_over.FILES``."""
     for target, file in zip((1, 2), files, strict=False):
         os.dup2(file, target)
@@ -189,7 +189,7 @@ def become(request: Request, files: list[int]) -> NoReturn:
         os._exit(code)
 
 
-def wait_as_spare(connection: socket.socket, pipe: int, example: Request) -> NoReturn:
+def wait_as_spare(connection: socket.socket, pipe: int, example: TrialRequest) -> NoReturn:
     """Rehearse as ``example`` would begin, close ``pipe``, wait for a trial and become it; end where none comes."""
     code = 1
     try:

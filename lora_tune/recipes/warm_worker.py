@@ -36,7 +36,7 @@ from types import FrameType
 from typing import Any
 
 from lora_tune.base.errors import LoraTuneError, SetupError
-from lora_tune.recipes.hand_over import HEADER, Request, receive
+from lora_tune.recipes.hand_over import HEADER, TrialRequest, receive
 from lora_tune.recipes.spares import Spare, Spares, become, leave_worker, overlap
 
 
@@ -49,7 +49,7 @@ class WorkerTrial:
 
     connection: socket.socket
     outputs: list[int]
-    request: Request
+    request: TrialRequest
     pid: int = 0
     spare: Spare | None = None
     signalled: int = 0
