@@ -10,7 +10,7 @@ imports.prepare()
 
 from megatron.bridge.training.pretrain import pretrain  # noqa: E402 - Megatron-Bridge can be imported from here on
 
-from lora_tune.recipes.bridge import adapter_files, base  # noqa: E402
+from lora_tune.recipes.bridge import adapter_files, base, peft_format  # noqa: E402
 from lora_tune.recipes.bridge.data import packed_data  # noqa: E402
 from lora_tune.recipes.bridge.model import (  # noqa: E402
     attention_name,
@@ -38,7 +38,7 @@ def run(settings: BridgeSettings, processes: Processes, *, cuda: bool) -> bool:
     if settings.model is not None:
         checkpoint.check(settings.model, settings.shape)
     if settings.adapter is not None:
-        adapter_files.check(settings.adapter, settings)
+        peft_format.check(settings.adapter, settings)
     if settings.save_adapter is not None:
         adapter_files.make_folder(settings.save_adapter)
     start.set_environment(settings, processes)
