@@ -17,7 +17,7 @@ from lora_tune.curves.conformal import FEWEST, supported
 from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import Evidence, verdict
 
-DRAWS, EACH, MOST = 20, 8, 50
+DRAWS, EACH, MOST = 10, 8, 50
 CASES = ((0, 0.1), (3, 0.1), (8, 0.1), (20, 0.05), (20, 0.1), (50, 0.01), (50, 0.05), (50, 0.1))
 """References and stated rate; other rates support the same."""
 
