@@ -29,7 +29,8 @@ def remembered(settings: Mapping[str, object]) -> TrialMetrics:
 
 def precision(trial: Trial, run: RunLog | None = None) -> Precision:
     """What is stated of the trial's precision. run: its log, as far as it goes."""
-    kept = Precision(lowest=trial.metrics.precision or "", healing_steps=int(trial.metrics.healing_steps or 0))
+    lowest, steps = trial.metrics.precision or "", int(trial.metrics.healing_steps or 0)
+    kept = Precision(lowest=lowest, healing_steps=steps if lowest in ("", FP4) else 0)
     return (precision_of(run.hyperparameters) if run else Precision()) | kept | precision_of(trial.parameters)
 
 

@@ -263,6 +263,10 @@ def test_a_trial_keeps_the_precision_that_its_log_states() -> None:
     """It is a reference later, when its log is no longer read."""
     run = replace(fp4_run(FP4_RUNS[0]), hyperparameters={"FP4": True})
     assert results.measured(study(), trial(), (), run, 0.0).precision == "fp4"
+    given_fp4 = replace(trial(), metrics=healing.remembered({"FP4": "True", "HEALING_ITER": "350"}))
+    said_fp8 = results.measured(study(), given_fp4, (), replace(run, hyperparameters={"fp8": True}), 0.0)
+    done = replace(given_fp4, metrics=given_fp4.metrics | said_fp8)
+    assert healing.precision(done) == Precision(lowest="fp8")
 
 
 @settings(deadline=None)
