@@ -175,7 +175,7 @@ class _Player:
 
     def _look(self) -> None:
         run = self._reader.run()
-        self._looked_at, self._evals = self._ticks, len(run.evals)
+        self._looked_at, self._evals = self._ticks, run.printed_evals
         fresh = self._work.see_evals(self._attempt, run.evals) if self._stopped is None else run.evals
         new_train = len(run.train) != self._train_points
         self._train_points = len(run.train)

@@ -176,7 +176,10 @@ def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
 @guarded
 def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int) -> None:
-    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends."""
+    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends.
+
+    Exit codes: 0 ended in order; 2 your input; 3 the machine.
+    """
     review = load_review(study_name, output, storage)
     if is_loopback(host):
         hosts = frozenset({"127.0.0.1", "localhost", "::1", host})

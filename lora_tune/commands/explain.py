@@ -179,6 +179,7 @@ def main(study_name: str, storage: str | None, output: Path | None, number: int 
     """What a sweep taught: which knobs matter, advice with its evidence, and what would be tried next.
 
     With --trial N: why it was proposed, why it ended as it did, and how far it was.
+    Exit codes: 0 told; 2 your input; 3 the machine.
     """
     review = load_review(study_name, output, storage)
     if number is not None:

@@ -232,6 +232,7 @@ def main(
     """Write the configuration that is believed best (or --trial N) as a config that runs by hand.
 
     Its provenance says what that rests on, and names the best single run beside it.
+    Exit codes: 0 written; 2 your input; 3 the machine; 4 nothing reached the target.
     """
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
     trial, believed = chosen(review.study, review.sweep, number, near_miss=near_miss)

@@ -135,7 +135,8 @@ def main(study_name: str, output: Path | None, source: str, pairs: tuple[str, ..
     """Read old MLLOG logs (files, folders, .gz, tar) into a study as prior observations.
 
     Before the sweep began or while it runs. The same log again changes nothing; to take priors back, delete lines of
-    sweeps/NAME/priors.jsonl. Exit codes: 0 something was taken or known already; 2 your input; 4 nothing was usable.
+    sweeps/NAME/priors.jsonl.
+    Exit codes: 0 something was taken or known already; 2 your input; 3 the machine; 4 nothing was usable.
     """
     from lora_tune.search import priors
 

@@ -50,7 +50,7 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
     """Write a study for the COMMAND that runs your script today, such as: python train.py --lr 3e-4.
 
     The log's format and pattern are guessed from --log, the parameters from `COMMAND --help` (at most 30 s). Every
-    guess is commented in the file. Nothing is trained.
+    guess is commented in the file. Nothing is trained. Exit codes: 0 written; 2 your input; 3 the machine.
     """
     if not logs and not command:
         raise InputError("nothing to look at; give the command that runs your script, --log FILE, or both")

@@ -269,7 +269,10 @@ def main(
     tensorboard: Path | None,
     wandb: Path | None,
 ) -> None:
-    """Hand all trials to other tools. Several forms may be asked for at once; the sweep is only read."""
+    """Hand all trials to other tools. Several forms may be asked for at once; the sweep is only read.
+
+    Exit codes: 0 written; 2 your input; 3 the machine.
+    """
     if not (csv_file or parquet or mlflow or tensorboard or wandb):
         raise InputError(
             "nothing to write; "

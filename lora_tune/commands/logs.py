@@ -39,7 +39,7 @@ class ReadLine:
 def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
     """Show what the study's reader makes of each line of a log (files, folders, .gz, tar). Nothing is started.
 
-    Exit codes: 0 evals were read; 2 your input; 4 no eval was read (then a pattern is suggested).
+    Exit codes: 0 evals were read; 2 your input; 3 the machine; 4 no eval was read (then a pattern is suggested).
     """
     file = find_study(study_name)
     study = load_study(file)

@@ -35,7 +35,8 @@ def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
 
     Each log is a trial of one sweep, in the order given: those that reached the target are references and rivals of
     those after them. Facts of a run that the study leaves open (GBS, MAX_STEPS, FP4, HEALING_ITER) are the log's.
-    Nothing is written. Exit codes: 0 played; 1 a fault of this program; 2 your input; 4 no log could be read.
+    Nothing is written.
+    Exit codes: 0 played; 1 a fault of this program; 2 your input; 3 the machine; 4 no log could be read.
     """
     file = find_study(study_name)
     study = load_study(file)

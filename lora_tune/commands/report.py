@@ -280,7 +280,10 @@ def main(
     png: Path | None,
     pdf: Path | None,
 ) -> None:
-    """Write the sweep's report: one HTML file that needs no network; of a campaign, its page and each sweep's."""
+    """Write the sweep's report: one HTML file that needs no network; of a campaign, its page and each sweep's.
+
+    Exit codes: 0 written; 2 your input; 3 the machine.
+    """
     if is_campaign(file := study_place(study_name)):
         from lora_tune.commands.campaign import write_pages
 

@@ -28,7 +28,7 @@ def main(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
     """Score result folders as MLPerf would: compliance, convergence, olympic mean, normalisation.
 
     A FOLDER holds the result_*.txt (or .txt.gz) of one submission; one without any stands for those below it that do.
-    Ends with 2 where a folder cannot be scored; what MLPerf would refuse is said and ends with 0.
+    Exit codes: 0 scored (also what MLPerf would refuse, which is said); 2 a folder cannot be scored; 3 the machine.
     """
     if ruleset is not None:
         as_ruleset(ruleset)

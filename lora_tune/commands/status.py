@@ -162,8 +162,8 @@ def main(
 ) -> None:
     """Where a sweep stands. Only reads, so it may run anywhere that reaches the database, any number of times.
 
-    Exit codes, for monitoring: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and
-    nobody drives it, or the database does not answer; 4 the sweep ended and nothing reached the target.
+    Exit codes: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and nobody drives it, or
+    the database does not answer; 4 the sweep ended and nothing reached the target. Made for monitoring.
     """
     if is_campaign(file := study_place(study_name)):
         from lora_tune.commands.campaign import show_status

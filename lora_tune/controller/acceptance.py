@@ -14,7 +14,7 @@ from decimal import Decimal
 from lora_tune.base.identity import ATTEMPT_KEY, token_in
 from lora_tune.config.objective import goal_of
 from lora_tune.config.study import Study
-from lora_tune.controller.policy import FLUSH
+from lora_tune.controller.policy import FLUSH, lost_evals
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -71,7 +71,7 @@ def why_untrue(
         or _other_values(study, trial, run)
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
-        or _lost_evals(study, run)
+        or lost_evals(study, trial, run)
         or impossible_times(run, status, stamped=stamped)
         or _no_time(study, trial, status, run, read_at_once, stamped=stamped)
     )
@@ -251,16 +251,6 @@ def _no_training(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
         return None
     what = f"the target {study.target:g} is met at step 0, before any training"
     return Diagnosis(FailureKind.CONFIGURATION, what, "give a lower objective.target")
-
-
-def _lost_evals(study: Study, run: RunLog) -> Diagnosis | None:
-    """There were more evals than a reader keeps, and the target may have been met by one of the others."""
-    objective = objective_of(study)
-    if not run.lost_evals or not objective.judges_evals or objective.stop(run) is not None:
-        return None
-    kept = len(run.evals)
-    what = f"the log has {kept + run.lost_evals} evals, of which the first {kept} were kept: none of them at the target"
-    return Diagnosis(FailureKind.CONFIGURATION, what, "evaluate less often")
 
 
 def _stop(study: Study, trial: Trial, run: RunLog) -> Eval | None:

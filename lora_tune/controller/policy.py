@@ -74,6 +74,16 @@ def unread(study: Study, sentence: str, log: str) -> Diagnosis:
     return Diagnosis(FailureKind.UNREAD, sentence, remedy, certain=True)
 
 
+def lost_evals(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
+    """There are more evals than a reader keeps, and what counts may be one of the others."""
+    objective = objective_of(study)
+    if not run.lost_evals or not objective.judges_evals or objective.stop(run) or objective.over(trial, run):
+        return None
+    where = ": none of them at the target" if objective.has_target else ""
+    what = f"the log has {run.printed_evals:,} evals, of which the first {len(run.evals):,} were kept{where}"
+    return Diagnosis(FailureKind.UNREAD, what, "evaluate less often", certain=True)
+
+
 def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None:
     """For a job that is queued or running: leave it alone, stop it, or kill it. The eval curve is judged elsewhere."""
     attempt, site = snapshot.attempt, study.site
@@ -99,6 +109,8 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     last = snapshot.begun >= snapshot.trial.replicates
     if last and not snapshot.trial.probe and (why := _nothing_more(study, snapshot, silence)):
         return Stop(StopKind.REACHED, why)
+    if lost := lost_evals(study, snapshot.trial, snapshot.run):
+        return Stop(StopKind.UNREAD, lost.line, lost)  # whatever it trains from here on would count for nothing
     if silence > site.stall_minutes * 60:
         sentence = snapshot.unreadable or f"its log has been silent for {silence / 60:.0f} min"
         remedy = f"it hung, its output goes elsewhere, or lies in a buffer ({FLUSH}); it is run again on another node"

@@ -160,7 +160,7 @@ class LogFollower:
                     break
         except SetupError as error:
             self.unreadable = str(error)
-        if self._behind and (drain or due(len(self._run.evals) if self._run else 0, now - self._made_at)):
+        if self._behind and (drain or due(self._run.printed_evals if self._run else 0, now - self._made_at)):
             self._run, self._made_at, self._behind = None, now, False
 
     def run(self) -> RunLog:

@@ -80,6 +80,11 @@ class RunLog:
         return next((e for e in self.evals if e.loss <= target), None)
 
     @property
+    def printed_evals(self) -> int:
+        """How many evals the log shows, those included that the reader does not keep."""
+        return len(self.evals) + self.lost_evals
+
+    @property
     def init_seconds(self) -> float | None:
         """``init_stop - init_start``: paid for by the cluster, not scored. None until both are seen."""
         return _seconds_between(self.init_start_ms, self.init_stop_ms)

@@ -229,6 +229,8 @@ class RunBuilder:
         eval_seconds: list[float] = []
         paused, resumed = sorted(self.paused), sorted(self.resumed)
         printed = sorted((samples, ms) for samples, (_, ms) in {**self.scaled, **self.train}.items())
+        if not (printed or paused or resumed or self.eval_start or self.eval_stop):
+            return (math.nan,) * bool(self.evals), ()  # evals alone say nothing of when training went on
         ended, done = self.run_start, 0.0
         for samples, (_, ms) in sorted(self.evals.items()):
             began = self.eval_start.get(samples)

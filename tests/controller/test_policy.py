@@ -77,6 +77,19 @@ def test_a_live_job_is_left_alone_or_asked_to_end(situation: policy.JobSnapshot,
     assert (found.kind if isinstance(found, policy.Stop) else found) == kind
 
 
+def test_a_run_whose_evals_nobody_keeps_any_more_trains_no_further() -> None:
+    """It would be refused at its end, hours later: none of the evals that are kept is at the target."""
+    full = look(JobState.RUNNING, 1.0, 0.9)
+    more = replace(full, run=replace(full.run, lost_evals=1))
+    found = policy.watch(study(), more, NOW)
+    assert isinstance(found, policy.Stop)
+    assert found.kind is StopKind.UNREAD
+    assert found.sentence == "the log has 3 evals, of which the first 2 were kept: none of them at the target"
+    assert found.diagnosis.remedy == "evaluate less often"
+    reached = replace(more, run=replace(run(1.0, -0.1), lost_evals=1))
+    assert policy.watch(study(), reached, NOW) is None, "which of the evals counts is known"
+
+
 def test_a_job_that_was_asked_and_stays_is_killed_again_and_again() -> None:
     assert policy.watch(study(), look(stop=StopKind.PRUNED, stop_at=NOW - 31), NOW) == policy.Kill()
     killed = look(stop=StopKind.PRUNED, stop_at=NOW - 99, killed_at=NOW - 5)
