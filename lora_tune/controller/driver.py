@@ -71,7 +71,7 @@ class Driver:
         submit_grace_seconds: float = 0.0,
         fixed_at: float = -math.inf,
     ) -> None:
-        self.interrupt = False
+        self.interrupt = self._unfilled = False
         self._fixed_at = fixed_at
         self._study, self._dependencies = study, dependencies
         self._period, self._submit_grace = period, submit_grace_seconds
@@ -125,7 +125,8 @@ class Driver:
                 return Outcome(reason)
             if self.interrupt:
                 return Outcome("interrupted", interrupted=True)
-            self._dependencies.clock.sleep(self._period)
+            if not self._unfilled:  # free slots wait for proposals alone
+                self._dependencies.clock.sleep(self._period)
 
     def _adopt(self) -> None:
         """Note what an earlier driver left running."""
@@ -159,9 +160,7 @@ class Driver:
         self._dependencies.view.update(self._study, self.sweep, self._now())
         if self._submissions.refused is not None and not (self._on_cluster() or self._records.unsaved):
             raise SetupError(f"{self._submissions.refused}; fix it and rerun the same command")
-        if self._work.open_trials() or self._records.unsaved:
-            return ""
-        return reason
+        return "" if self._work.open_trials() or self._records.unsaved else reason
 
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
@@ -189,10 +188,10 @@ class Driver:
 
     def _refill(self) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
+        self._unfilled = False
         if (failed := budgets.hopeless(self.sweep, self._fixed_at)) is not None:
-            count = (
-                "a trial's log cannot be read" if self._newest(failed).failure == FailureKind.UNREAD else budgets.ALIKE
-            )
+            unread = self._newest(failed).failure == FailureKind.UNREAD
+            count = "a trial's log cannot be read" if unread else budgets.ALIKE
             if self._work.open_trials():
                 sentence = f"{count}: no more are started while the others run"
                 self._events.trouble("failures", sentence)
@@ -214,6 +213,7 @@ class Driver:
             if isinstance(asked, str):
                 return asked
             self._submissions.submit(self._new_trial(asked))
+        self._unfilled = self._submissions.refused is None
         return ""
 
     def _new_trial(self, asked: Asked) -> Trial:

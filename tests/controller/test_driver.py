@@ -689,6 +689,23 @@ def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path,
     assert len(cluster.jobs) == 6
 
 
+def test_slots_wait_for_slow_proposals_and_not_for_the_next_tick_as_well(tmp_path: Path, cluster: FakeCluster) -> None:
+    """A tick's pause after every half second of proposals left most of a pack's slots empty."""
+    there = house(tmp_path, cluster, trials=20, parallel=20)
+    driver = there.driver()
+    plain = there.session.ask
+
+    def slow() -> Any:
+        there.clock.sleep(0.2)
+        return plain()
+
+    there.session.ask = slow
+    began = there.clock.now()
+    driver.run()
+    submitted = [a.submitted_at or math.inf for a in there.sweep().attempts.values()]
+    assert max(submitted) - began == pytest.approx(20 * 0.2)
+
+
 def test_the_best_trial_is_looked_for_again_when_another_one_has_ended() -> None:
     study = study_of()
     sweep = sweep_of(study, trials=8)
