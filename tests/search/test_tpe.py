@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from typing import Any
@@ -16,7 +17,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from lora_tune.search import tpe
-from lora_tune.search.tpe import GOOD, NEWEST, Best, WindowedTPESampler, modelled
+from lora_tune.search.tpe import GOOD, NEWEST, History, WindowedTPESampler, as_range, nearest
 
 Space = dict[str, BaseDistribution]
 Kind = type[TPESampler] | type[WindowedTPESampler]
@@ -120,7 +121,7 @@ def test_two_processes_share_one_study(tmp_path: Any) -> None:
 def test_of_a_long_study_the_best_and_the_newest_are_modelled() -> None:
     study = long_study(WindowedTPESampler(seed=0, multivariate=True, constant_liar=True))
     open_ = study.ask({"x": FloatDistribution(0, 1)})
-    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction, Best())]
+    shown = [t.number for t in History().modelled(study.get_trials(deepcopy=False), study.direction)]
     best = range(100 - GOOD // 2, 100 + GOOD // 2 + 1)
     assert shown == [*best, *range(500, NEWEST + 500), open_.number], "the best, though they are old, and the newest"
 
@@ -151,13 +152,13 @@ def test_the_best_are_complete_ones_then_pruned_ones_then_those_that_break_a_con
         study.tell(trial, -9.0 * sign)
     for _ in range(NEWEST):
         study.tell(study.ask(), state=TrialState.PRUNED)
-    shown = [t.number for t in modelled(study.get_trials(deepcopy=False), study.direction, Best())]
+    shown = [t.number for t in History().modelled(study.get_trials(deepcopy=False), study.direction)]
     assert shown[:-NEWEST] == [*range(GOOD)], "all but the newest, and not the infeasible"
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_a_study_that_grows_is_modelled_as_if_read_for_the_first_time(direction: str) -> None:
-    chance, kept = random.Random(7), Best()
+    chance, kept = random.Random(7), History()
     study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=7))
     running: list[optuna.Trial] = []
     for _ in range(NEWEST + 150):
@@ -165,11 +166,11 @@ def test_a_study_that_grows_is_modelled_as_if_read_for_the_first_time(direction:
         if chance.random() < 0.9:
             end(study, running.pop(chance.randrange(len(running))), chance)
         trials = study.get_trials(deepcopy=False)
-        assert modelled(trials, study.direction, kept) == modelled(trials, study.direction, Best())
+        assert kept.modelled(trials, study.direction) == History().modelled(trials, study.direction)
     other = long_study(optuna.samplers.RandomSampler()).get_trials(deepcopy=False)
-    for trials in (other, other[:-50], [*reversed(other)]):
+    for trials in (other, other[:-50], copy.deepcopy(other)):
         for towards in (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE):
-            assert modelled(trials, towards, kept) == modelled(trials, towards, Best()), "of another study"
+            assert kept.modelled(trials, towards) == History().modelled(trials, towards), "of another study"
 
 
 def test_each_finished_trial_is_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +182,54 @@ def test_each_finished_trial_is_ranked_once(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(3):
         study.tell(study.ask({"x": FloatDistribution(0, 1)}), 1.0)
     assert sorted(ranked) == [*range(count + 2)], "the third has finished after the last proposal"
+
+
+FINE: Space = {
+    "MAX_STEPS": IntDistribution(100, 2500), "WARMUP": IntDistribution(0, 500, step=5),
+    "GBS": IntDistribution(200, 4000, log=True), "dropout": FloatDistribution(0, 0.2, step=0.001),
+}  # fmt: skip
+COARSE: Space = {
+    "rank": IntDistribution(1, 64), "alpha": IntDistribution(1, 4096, log=True), "LR": FloatDistribution(1e-5, 1e-2),
+    "decay": FloatDistribution(0, 1, step=0.1), "layout": CategoricalDistribution(["tp1", "tp4"]),
+}  # fmt: skip
+
+
+def test_of_a_long_study_fine_grids_are_ranges_to_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna computes the probability of each cell of a grid one number at a time, a density at once."""
+    space, seen = FINE | COARSE, {}
+    sampler = WindowedTPESampler(seed=3, multivariate=True, constant_liar=True)
+    relative = sampler._tpe.sample_relative
+
+    def noting(study: optuna.Study, trial: Any, ranges: Space) -> dict[str, Any]:
+        seen.update(ranges)
+        return relative(study, trial, ranges)
+
+    monkeypatch.setattr(sampler._tpe, "sample_relative", noting)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    for _ in range(NEWEST + 1):
+        trial = study.ask(space)
+        study.tell(trial, abs(trial.params["MAX_STEPS"] - 700) / 1000)
+    study.sampler = sampler
+    asked = [study.ask(space).params for _ in range(20)]
+    assert seen == COARSE | {name: as_range(grid) for name, grid in FINE.items()}
+    for params in asked:
+        for name, value in params.items():
+            assert space[name]._contains(space[name].to_internal_repr(value)), (name, value)
+    assert all(isinstance(params["MAX_STEPS"], int) for params in asked)
+    assert sum(abs(params["MAX_STEPS"] - 700) < 300 for params in asked) > 15, "it learns as much"
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_every_value_of_a_grid_has_its_part_of_the_range(name: str) -> None:
+    grid = FINE[name]
+    assert isinstance(grid, IntDistribution | FloatDistribution)
+    assert grid.step
+    range_ = as_range(grid)
+    assert isinstance(range_, FloatDistribution)
+    assert (nearest(range_.low, grid), nearest(range_.high, grid)) == (grid.low, grid.high)
+    middle = grid.low + 7 * grid.step
+    for off in (-0.49, 0.0, 0.49):
+        assert nearest(middle + off * grid.step, grid) == pytest.approx(middle)
 
 
 def long_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
