@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base.paths import near
-from lora_tune.store import has_password
 
 _OPTIONS = (("study_name", "--study"), ("output", "--output"), ("storage", "--storage"))
 _OF_A_STUDY = ("logs",)
@@ -52,7 +52,7 @@ def again(command: str, study: str, *more: str, storage: bool = True) -> str:
     argv = [f"lora_tune.{command}"]
     for name, option in _OPTIONS if command not in _OF_A_STUDY else _OPTIONS[:1]:
         value = given.get(name) or (study if name == "study_name" else None)
-        if value is not None and not (name == "storage" and (not storage or has_password(str(value)))):
+        if value is not None and not (name == "storage" and (not storage or stores.has_password(str(value)))):
             argv += [option, str(value)]
     return f"{python()} -m {shlex.join([*argv, *more])}"
 
@@ -77,7 +77,7 @@ def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: s
     """
     context = click.get_current_context(silent=True)
     url = storage or ({} if context is None else context.params).get("storage")
-    place = ["--storage", str(url)] if url and not has_password(str(url)) else []
+    place = ["--storage", str(url)] if url and not stores.has_password(str(url)) else []
     argv = [f"lora_tune.{command}", "--study", study, "--output", str(folder.absolute()), *place, *more]
     return f"{python(near=str)} -m {shlex.join(argv)}"
 

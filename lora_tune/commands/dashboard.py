@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, quote
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base.errors import StoreError
 from lora_tune.base.net import is_loopback
 from lora_tune.commands.again import from_anywhere
@@ -36,10 +37,10 @@ from lora_tune.commands.options import (
 from lora_tune.commands.steer_form import is_steering, with_steering
 from lora_tune.commands.web_server import Application, listen
 from lora_tune.review.dashboard_notes import is_note, with_notes
-from lora_tune.store import LEASE_SECONDS, Store, full_url, sqlite_url
+from lora_tune.store import LEASE_SECONDS
+from lora_tune.store.locate import open_store
+from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords
-from lora_tune.store.remarks import Remark, Remarks
-from lora_tune.store.requests import Request, Requests
 
 
 def application(review: Review, storage: str | None) -> Application:
@@ -53,7 +54,7 @@ def application(review: Review, storage: str | None) -> Application:
     from lora_tune.review.dashboard_storage import DashboardStorage, Snapshot, SweepFiles
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    url = full_url(storage or sqlite_url(review.paths.database))
+    url = stores.full_url(storage or stores.sqlite_url(review.paths.database))
 
     def load(known: StudyRecords | None) -> StudyRecords:
         return load_sweep(review.study.name, review.paths, storage, known)
@@ -81,13 +82,13 @@ class _Desk:
 
     def latest(self) -> Mapping[int, Remark]:
         with closing(watch_store(self.review.paths, self.storage)) as store:
-            return Remarks(store, self.review.study.name).latest()
+            return stores.Remarks(store, self.review.study.name).latest()
 
     def write(self, trial: int, version: int, text: str) -> None:
         who = f"{getpass.getuser()}@{os.uname().nodename}"
         remark = Remark(trial=trial, version=version, text=text, who=who, written_at=time.time())
-        with closing(Store(self.storage or sqlite_url(self.review.paths.database))) as store:
-            Remarks(store, self.review.study.name).write(remark)
+        with closing(open_store(self.review.paths, self.storage)) as store:
+            stores.Remarks(store, self.review.study.name).write(remark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,11 @@ class _RequestDesk:
 
     def requests(self) -> list[Request]:
         with closing(watch_store(self.review.paths, self.storage)) as store:
-            return Requests(store, self.review.study.name).all()
+            return stores.Requests(store, self.review.study.name).all()
 
     def ask(self, request: Request) -> Request:
-        with closing(Store(self.storage or sqlite_url(self.review.paths.database))) as store:
-            return Requests(store, self.review.study.name).ask(request)
+        with closing(open_store(self.review.paths, self.storage)) as store:
+            return stores.Requests(store, self.review.study.name).ask(request)
 
     def driven(self) -> bool:
         with closing(watch_store(self.review.paths, self.storage)) as store:

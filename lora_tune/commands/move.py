@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base.errors import InputError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_json
@@ -16,17 +17,15 @@ from lora_tune.commands.again import again
 from lora_tune.commands.confirm.command import SUFFIX
 from lora_tune.commands.options import guarded, load_review, output_option, storage_name, storage_option, study_option
 from lora_tune.controller.sweep_folder import owned
-from lora_tune.store import Lease, Store, has_password, safe_url
+from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
 from lora_tune.store.records import StudyRecords
-from lora_tune.store.remarks import Remarks
-from lora_tune.store.requests import Requests
 
 
 def _target(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
     """The URL; one with a password is refused, since every user of a machine can read command lines."""
-    if has_password(url):
+    if stores.has_password(url):
         raise click.UsageError("--to has a password in it, and every user of this machine can read command lines; put "
                                "it into ~/.pgpass")  # fmt: skip
     return url
@@ -46,12 +45,12 @@ def main(study_name: str, to: str, **given: Any) -> None:
     """
     review = load_review(study_name, given["output"], given["storage"])
     source, name = open_store(review.paths, given["storage"]), review.sweep.name
-    target = Store(to)
+    target = stores.Store(to)
     try:
         now = time.time()
         lease = take_lease(source, name, now)
         try:
-            with owned(review.paths, review.sweep, safe_url(source.url)):
+            with owned(review.paths, review.sweep, stores.safe_url(source.url)):
                 moved = _moved(source, target, lease, review.paths, now)
         finally:
             source.release(lease)
@@ -60,12 +59,12 @@ def main(study_name: str, to: str, **given: Any) -> None:
         target.close()
     before = storage_name(review.paths, given["storage"])
     click.echo(
-        f"{moved} trials of {name} copied from {before} to {safe_url(to)}; go on with: "
-        f"LORA_TUNE_STORAGE={shlex.quote(safe_url(to))} {again('sweep', study_name, storage=False)}"
+        f"{moved} trials of {name} copied from {before} to {stores.safe_url(to)}; go on with: "
+        f"LORA_TUNE_STORAGE={shlex.quote(stores.safe_url(to))} {again('sweep', study_name, storage=False)}"
     )
 
 
-def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: float) -> int:
+def _moved(source: stores.Store, target: stores.Store, lease: Lease, paths: SweepPaths, now: float) -> int:
     """How many trials were copied.
 
     The replicates of ``confirm``, what people asked and what they wrote go along. Raises InputError for a full target.
@@ -74,15 +73,15 @@ def _moved(source: Store, target: Store, lease: Lease, paths: SweepPaths, now: f
     sweeps = {name: sweep for name in folders if (sweep := source.load(name)) is not None}
     for name in sweeps:
         if target.load(name) is not None:
-            raise InputError(f"{safe_url(target.url)} holds a sweep {name} already; name an empty database")
+            raise InputError(f"{stores.safe_url(target.url)} holds a sweep {name} already; name an empty database")
     for name, sweep in sweeps.items():
         _copy(source, target, sweep, folders[name].saved, now)
-    Requests(target, lease.sweep).copy_in(Requests(source, lease.sweep).all())
-    Remarks(target, lease.sweep).copy_in(Remarks(source, lease.sweep).history())
+    stores.Requests(target, lease.sweep).copy_in(stores.Requests(source, lease.sweep).all())
+    stores.Remarks(target, lease.sweep).copy_in(stores.Remarks(source, lease.sweep).history())
     return len(sweeps[lease.sweep].trials)
 
 
-def _copy(source: Store, target: Store, sweep: StudyRecords, saved: Path, now: float) -> None:
+def _copy(source: stores.Store, target: stores.Store, sweep: StudyRecords, saved: Path, now: float) -> None:
     saves = source.saves(sweep.name)[1] + 1
     where = next((placed for placed in source.registered() if placed.name == sweep.name), None)
     target.copy_in(sweep, now, saves, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
 from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
@@ -20,7 +22,6 @@ from lora_tune.base.terminal import print_anything
 from lora_tune.commands.again import as_typed
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
-from lora_tune.store import Store, has_password, safe_url, sqlite_url
 from lora_tune.store.records import StudyRecords
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -89,7 +90,7 @@ def _storage(context: click.Context, parameter: click.Parameter, url: str | None
     """The URL; without its password where every user of the machine could read that, and hidden from trials."""
     os.environ.pop(STORAGE_VARIABLE, None)  # what is started from here on has no business with the database
     given = context.get_parameter_source(parameter.name or "")
-    if url and given is click.core.ParameterSource.COMMANDLINE and has_password(url):
+    if url and given is click.core.ParameterSource.COMMANDLINE and stores.has_password(url):
         raise click.UsageError(
             "--storage has a password in it, and every user of this machine can read command lines; put the URL into "
             f"the variable {STORAGE_VARIABLE}, or the password into ~/.pgpass"
@@ -162,11 +163,8 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: StudyRe
     )
     if storage is None and not paths.database.exists():
         raise missing
-    store = watch_store(paths, storage)
-    try:
+    with contextlib.closing(watch_store(paths, storage)) as store:
         sweep = store.load(name, known)
-    finally:
-        store.close()
     if sweep is None:
         raise missing
     if paths.priors.exists() or sweep.priors:
@@ -177,9 +175,9 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: StudyRe
     return sweep
 
 
-def watch_store(paths: SweepPaths, storage: str | None) -> Store:
+def watch_store(paths: SweepPaths, storage: str | None) -> stores.Store:
     """The sweep's database for those who only look."""
-    return Store(storage or sqlite_url(paths.database), read_only=True)
+    return stores.Store(storage or stores.sqlite_url(paths.database), read_only=True)
 
 
 def recorded_study(sweep: StudyRecords, file: Path) -> Study:
@@ -217,4 +215,4 @@ def load_review(study_name: str, output: Path | None, storage: str | None) -> Re
 
 def storage_name(paths: SweepPaths, storage: str | None) -> str:
     """Where the records lie, for people; without a password."""
-    return safe_url(storage) if storage else str(paths.database)
+    return stores.safe_url(storage) if storage else str(paths.database)

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from lora_tune import __version__
+from lora_tune import store as stores
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
 from lora_tune.analysis.nearest import nearest_words
@@ -58,11 +59,9 @@ from lora_tune.review.report_page import page_file, template, write_page
 from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import recommended
-from lora_tune.store import Store
 from lora_tune.store.metrics import ConfirmedChoice
+from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords, Trial
-from lora_tune.store.remarks import Remark, Remarks
-from lora_tune.store.requests import Request, Requests
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
@@ -93,13 +92,13 @@ def write_report(
     write_page(path, report_html(study, sweep, time.time(), people, folder or path.parent, storage))
 
 
-def said(store: Store, name: str) -> People:
+def said(store: stores.Store, name: str) -> People:
     """What people asked and wrote. Raises StoreError."""
-    written = sorted(Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
-    return People(requests=Requests(store, name).all(), remarks=[r for r in written if r.text])
+    written = sorted(stores.Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
+    return People(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
 
 
-def said_if_known(store: Store, name: str) -> People:
+def said_if_known(store: stores.Store, name: str) -> People:
     """The same; nothing where the database is away, which its driver says by itself."""
     try:
         return said(store, name)

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.commands.metrics import Metrics
 from lora_tune.commands.options import guarded, metrics_option, signing_key_option, storage_option
 from lora_tune.commands.serving import Server
 from lora_tune.controller.quota import NodeQuota
 from lora_tune.controller.signatures import read_key
-from lora_tune.store import Store
 from lora_tune.store.leases import wait_for_lease
 
 SERVER = "/serve"
@@ -68,12 +68,12 @@ def main(
     _say("stopped; the jobs keep running, rerun the same command to resume")
 
 
-def _open(storage: str) -> Store:
+def _open(storage: str) -> stores.Store:
     """The database, also when it is away now."""
     said = ""
     while True:
         try:
-            return Store(storage)
+            return stores.Store(storage)
         except errors.StoreError as error:
             if str(error) != said:
                 _say(str(error))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
@@ -24,7 +25,7 @@ from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import Enqueues
 from lora_tune.launchers import make_launcher
 from lora_tune.logs.run import Eval
-from lora_tune.store import Changes, Lease, Registered, Store
+from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import Patience, try_lease
 from lora_tune.store.records import StudyRecords, Trial, Value
 from lora_tune.workloads import load as load_workload
@@ -93,7 +94,7 @@ class Server:
     """Drives the active studies of one database, a thread each. :meth:`stop` may be called from a signal handler."""
 
     def __init__(
-        self, store: Store, gate: NodeQuota, metrics: Metrics, say: Say, *, before: str = "",
+        self, store: stores.Store, gate: NodeQuota, metrics: Metrics, say: Say, *, before: str = "",
         key: SigningKey | None = None,
     ) -> None:  # fmt: skip
         """before: the owner that had the server's lease last, and is gone: so are its studies' drivers.
@@ -155,7 +156,7 @@ class Server:
                 return
             known = self._store.load(row.name)
             assert known is not None
-            store = Store(self._store.url)
+            store = stores.Store(self._store.url)
         except Exception as error:  # noqa: BLE001 - a mistake in one study must not end the others
             self._leave_alone(row.name, error)
             return
@@ -164,7 +165,7 @@ class Server:
         self._threads[row.name] = thread
         thread.start()
 
-    def _drive(self, plan: DrivePlan, lease: Lease, store: Store) -> None:
+    def _drive(self, plan: DrivePlan, lease: Lease, store: stores.Store) -> None:
         """One study until it is over, or the server ends."""
         name = plan.study.name
         self._metrics.driven(name, here=True)
@@ -183,7 +184,7 @@ class Server:
             self._metrics.driven(name, here=False)
             store.close()
 
-    def _drive_through(self, plan: DrivePlan, lease: Lease, store: Store) -> str:
+    def _drive_through(self, plan: DrivePlan, lease: Lease, store: stores.Store) -> str:
         """Why the study is over; "" when the server ends before it."""
         gated: list[_Gated] = []
 

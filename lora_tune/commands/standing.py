@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from lora_tune import store as stores
 from lora_tune.analysis.describe import money
 from lora_tune.analysis.summary import Overview, overview
 from lora_tune.base import errors
@@ -14,9 +15,8 @@ from lora_tune.commands.options import Review
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import Recommended
-from lora_tune.store import LEASE_SECONDS, Store
+from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.records import StudyRecords, Trial, TrialState
-from lora_tune.store.requests import Requests
 
 
 class Standing:
@@ -129,7 +129,7 @@ def _finite(value: float) -> float | None:
 class SweepSnapshot:
     """The sweep as it was at ``now``; :meth:`again` reads what is new."""
 
-    def __init__(self, review: Review, store: Store) -> None:
+    def __init__(self, review: Review, store: stores.Store) -> None:
         self._store = store
         self.study, self.sweep = review.study, review.sweep
         self.again()
@@ -138,7 +138,7 @@ class SweepSnapshot:
         name = self.study.name
         # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
         self.driver, self.now = _driver(self._store, name), time.time()
-        self.requests = Requests(self._store, name).all()
+        self.requests = stores.Requests(self._store, name).all()
         self.over = all(row.ended for row in self._store.registered() if row.name == name)
         self.sweep = self._store.load(name, self.sweep) or self.sweep
 
@@ -147,7 +147,7 @@ class SweepSnapshot:
         return standing(self.sweep, self.driver, self.now, over=self.over)
 
 
-def _driver(store: Store, name: str) -> tuple[str, float]:
+def _driver(store: stores.Store, name: str) -> tuple[str, float]:
     """Who drives the sweep ("": nobody) and the epoch second of its last sign of life."""
     held = store.held(name)
     return held.owner, held.renewed_at

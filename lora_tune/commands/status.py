@@ -38,8 +38,8 @@ from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
-from lora_tune.store.requests import Request
 
 BEST_SHOWN = 5
 

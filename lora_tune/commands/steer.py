@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base.format import duration, visible
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.commands.wishes import wishes
 from lora_tune.controller.steering import course, words
-from lora_tune.store import LEASE_SECONDS, Store, sqlite_url
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store import LEASE_SECONDS
+from lora_tune.store.locate import open_store
+from lora_tune.store.port import Request
 
 
 @click.command()
@@ -39,9 +41,9 @@ def main(study_name: str, storage: str | None, output: Path | None, **given: Any
     database does not answer.
     """
     review = load_review(study_name, output, storage)
-    store = Store(storage or sqlite_url(review.paths.database))
+    store = open_store(review.paths, storage)
     try:
-        desk = Requests(store, review.study.name)
+        desk = stores.Requests(store, review.study.name)
         now = time.time()
         wanted = list(wishes(course(review.study, desk.all()).study, review.sweep, given, now))
         for wish in wanted:

@@ -18,8 +18,8 @@ from lora_tune.commands.wishes import WISHED, wishes
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, words
 from lora_tune.review.steer_page import SET, Form, steer_html
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords
-from lora_tune.store.requests import Request
 
 PATH = "/steer"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.scaling import scaling, table
@@ -52,7 +53,7 @@ from lora_tune.controller.runtime import (
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import recommended
-from lora_tune.store import Lease, Store
+from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads.base import Job, Prepares, Workload, start
@@ -190,7 +191,7 @@ def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
     return f"resuming {study.name}: {ended}{planned} trials ended{taken}; {at_once}"
 
 
-def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
+def _finish(store: stores.Store, lease: Lease, reason: str, watcher: Any) -> None:
     """Note the end. All records are saved; a database that went away just now costs no result."""
     try:
         store.finish(lease, reason)
@@ -198,7 +199,7 @@ def _finish(store: Store, lease: Lease, reason: str, watcher: Any) -> None:
         watcher.line(f"{error}; the end of the sweep is not recorded; the same command records it")
 
 
-def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environment) -> Store:
+def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environment) -> stores.Store:
     """The sweep's database, also when it is away now: a standby waits for it."""
     said = ""
     while True:
@@ -217,7 +218,7 @@ def _hand_over(
     workload: Workload,
     paths: SweepPaths,
     outcome: Outcome,
-    store: Store,
+    store: stores.Store,
     *,
     say: bool,
 ) -> int:

@@ -11,8 +11,8 @@ from lora_tune.base.errors import InputError
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, refusal_of_values
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
-from lora_tune.store.requests import Request
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -26,8 +26,8 @@ from lora_tune.controller.sweep_records import SweepRecords
 from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
-from lora_tune.store.requests import Request
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.base import start
 from lora_tune.workloads.starting_point import parameters_at

@@ -6,14 +6,15 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from lora_tune import store as stores
 from lora_tune.base.errors import DatabaseChangedError, SetupError
 from lora_tune.base.small_files import sync_folder
-from lora_tune.store import Records, Store, sqlite_url
+from lora_tune.store import Records
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords
-from lora_tune.store.requests import Request, Requests
 
 
-def still_there(store: Store, sweep: StudyRecords, requests: Sequence[Request], path: Path, now: float) -> None:
+def still_there(store: stores.Store, sweep: StudyRecords, requests: Sequence[Request], path: Path, now: float) -> None:
     """The last look of a driver that is about to end: what it wrote is in the sweep's database.
 
     requests: what people asked of the sweep. Raises SetupError where the database was deleted, exchanged or set
@@ -45,8 +46,8 @@ class Rescue:
         self.lost = lost
         partial = self._path.with_name(f"{self._path.name}.partial")
         self._store.rescue(partial, sweep, now)
-        with contextlib.closing(Store(sqlite_url(partial))) as fresh:
-            Requests(fresh, sweep.name).copy_in(requests)
+        with contextlib.closing(stores.Store(stores.sqlite_url(partial))) as fresh:
+            stores.Requests(fresh, sweep.name).copy_in(requests)
         partial.replace(self._path)
         sync_folder(self._path.parent)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
@@ -26,19 +27,9 @@ from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import RequestStore
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
-from lora_tune.store import (
-    BufferedStore,
-    Changes,
-    Lease,
-    Registered,
-    SaveCount,
-    Store,
-    safe_url,
-    sqlite_url,
-)
+from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
-from lora_tune.store.requests import Requests
 from lora_tune.workloads.base import Prepares, Workload, start
 
 
@@ -86,7 +77,7 @@ def make_clock(study: Study, launcher: Launcher) -> Clock:
     return cast(Clock, launcher) if launcher_kind(study.site).keeps_time else RealClock()
 
 
-def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> Store:
+def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> stores.Store:
     """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all.
 
     Raises ForeignFolderError where the two do not belong together; nothing is written then.
@@ -102,14 +93,14 @@ def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> Store:
             f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
         ) from error
     if not storage and not plan.paths.database.exists():
-        refuse_foreign(plan.paths, None, safe_url(sqlite_url(plan.paths.database)))
+        refuse_foreign(plan.paths, None, stores.safe_url(stores.sqlite_url(plan.paths.database)))
     store = open_store(plan.paths, storage)
-    refuse_foreign(plan.paths, store.load(study.name), safe_url(store.url))
+    refuse_foreign(plan.paths, store.load(study.name), stores.safe_url(store.url))
     store.begin(study.name, plan.from_file.digest, plan.text, now)
     return store
 
 
-def record_study(plan: DrivePlan, store: Store, lease: Lease, *, accept_changes: bool) -> None:
+def record_study(plan: DrivePlan, store: stores.Store, lease: Lease, *, accept_changes: bool) -> None:
     """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``."""
     sweep = store.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its lease"
@@ -149,7 +140,7 @@ class Environment:
 
 @contextlib.contextmanager
 def driver(
-    plan: DrivePlan, store: Store, lease: Lease, environment: Environment, *, accept_changes: bool
+    plan: DrivePlan, store: stores.Store, lease: Lease, environment: Environment, *, accept_changes: bool
 ) -> Iterator[Driver]:
     """The sweep's driver, with what an earlier one could not save in the database and the preparation done.
 
@@ -159,7 +150,7 @@ def driver(
 
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
-        requests = Requests(store, plan.study.name, lease)
+        requests = stores.Requests(store, plan.study.name, lease)
 
         def search() -> Proposer:
             return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, environment.clock.now)
@@ -170,7 +161,7 @@ def driver(
 
 
 @contextlib.contextmanager
-def own_folder(plan: DrivePlan, store: Store, lease: Lease) -> Iterator[FolderLock]:
+def own_folder(plan: DrivePlan, store: stores.Store, lease: Lease) -> Iterator[FolderLock]:
     """The folder of the plan, for this driver alone; the lease is kept while an earlier owner is waited for.
 
     Raises SweepBusyError, ForeignFolderError.
@@ -182,12 +173,12 @@ def own_folder(plan: DrivePlan, store: Store, lease: Lease) -> Iterator[FolderLo
 
     sweep = store.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its lease"
-    with owned(plan.paths, sweep, safe_url(store.url), sleep) as lock:
+    with owned(plan.paths, sweep, stores.safe_url(store.url), sleep) as lock:
         yield lock
 
 
 @contextlib.contextmanager
-def given_back(store: Store, lease: Lease) -> Iterator[None]:
+def given_back(store: stores.Store, lease: Lease) -> Iterator[None]:
     """The lease is given back at the end of the block."""
     try:
         yield
@@ -197,7 +188,7 @@ def given_back(store: Store, lease: Lease) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noting(count: SaveCount) -> Iterator[None]:
+def noting(count: stores.SaveCount) -> Iterator[None]:
     """The count of saves is noted in the folder when the block ends, however it ends."""
     try:
         yield
@@ -208,7 +199,7 @@ def noting(count: SaveCount) -> Iterator[None]:
 @contextlib.contextmanager
 def at_work(
     plan: DrivePlan,
-    store: Store,
+    store: stores.Store,
     lease: Lease,
     environment: Environment,
     search: Callable[[], Proposer],
@@ -223,9 +214,9 @@ def at_work(
     the sweep. projection: who shows the records to other programs.
     """
     clock = environment.clock
-    count = SaveCount(store, plan.study.name, plan.paths.saved)
+    count = stores.SaveCount(store, plan.study.name, plan.paths.saved)
     count.refuse_older()
-    buffered = BufferedStore(store, plan.paths.unsaved)
+    buffered = stores.BufferedStore(store, plan.paths.unsaved)
     if done := buffered.recover(lease, clock.now()):
         environment.view.line(done)
     records = FencedStore(buffered, lock)
@@ -251,7 +242,7 @@ def at_work(
         )  # fmt: skip
 
 
-def _session(plan: DrivePlan, store: Store) -> Proposes:
+def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
     """The sweep's search, made from its records."""
     from lora_tune.search import priors
     from lora_tune.search.samplers import make_sampler

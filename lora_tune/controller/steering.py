@@ -17,8 +17,8 @@ from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.monitor import JobMonitor
+from lora_tune.store.port import Request
 from lora_tune.store.records import Trial, TrialState, Verdict
-from lora_tune.store.requests import Request
 from lora_tune.store.unit_of_work import UnitOfWork
 
 SETTINGS = ("parallel", "trials", "node_hours", "wall_hours", "trial_minutes")

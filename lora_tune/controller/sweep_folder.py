@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_tune import store as stores
 from lora_tune.base.errors import ForeignFolderError
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.controller.folder_lock import FolderLock
-from lora_tune.store import BufferedStore, Changes, Lease
+from lora_tune.store import Changes, Lease
 from lora_tune.store.records import StudyRecords, TrialState
 
 ANOTHER = (
@@ -108,7 +109,7 @@ def _trials_in(paths: SweepPaths) -> int:
 class FencedStore:
     """A driver's records, written only while the folder is the driver's own."""
 
-    def __init__(self, inner: BufferedStore, lock: FolderLock) -> None:
+    def __init__(self, inner: stores.BufferedStore, lock: FolderLock) -> None:
         self._inner, self._lock = inner, lock
 
     def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None:

@@ -10,9 +10,8 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.rescue import Rescue
 from lora_tune.store import Changes, Lease
-from lora_tune.store.port import Records
+from lora_tune.store.port import Records, Request
 from lora_tune.store.records import StudyRecords
-from lora_tune.store.requests import Request
 
 
 class SweepRecords:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from lora_tune.base.errors import InputError, LoraTuneError, RemarkChangedError
-from lora_tune.store.remarks import SWEEP, Remark
+from lora_tune.store.port import SWEEP, Remark
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 

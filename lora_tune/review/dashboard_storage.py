@@ -30,9 +30,9 @@ from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
+from lora_tune.store.port import SWEEP
 from lora_tune.store.records import StudyRecords
 from lora_tune.store.records import TrialState as OurState
-from lora_tune.store.remarks import SWEEP
 
 FRESH_SECONDS = 5.0
 """How old the records may be that a request is answered from."""

@@ -17,8 +17,8 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
+from lora_tune.store.port import SWEEP
 from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
-from lora_tune.store.remarks import SWEEP
 
 FILES_SHOWN = 12
 """Files of one attempt that are offered; a trial program may write thousands."""

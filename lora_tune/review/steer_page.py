@@ -13,8 +13,8 @@ from lora_tune.controller.steering import SETTINGS, course, words
 from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template
 from lora_tune.review.trial_rows import state_of, value_text
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
-from lora_tune.store.requests import Request
 
 SET = "set."
 """Begins the names of the fields that hold tuned values."""

@@ -1,14 +1,25 @@
-"""Our tables beside Optuna's, in one database: SQLite on a local disk, or PostgreSQL for a team."""
+"""Our tables beside Optuna's, in one database: SQLite on a local disk, or PostgreSQL for a team.
+
+What opens a database takes SQLAlchemy with it, and is loaded when it is asked for: records are read by many who open
+none.
+"""
 
 from __future__ import annotations
 
-from lora_tune.store.buffer import BufferedStore
-from lora_tune.store.database import Store
-from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
-from lora_tune.store.port import Held, Lease, Records, Registered
+import importlib
+from typing import TYPE_CHECKING
+
+from lora_tune.store.port import LEASE_SECONDS, Held, Lease, Records, Registered
 from lora_tune.store.rows import Changes
-from lora_tune.store.save_count import SaveCount
-from lora_tune.store.schema import LEASE_SECONDS, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from lora_tune.store.buffer import BufferedStore
+    from lora_tune.store.database import Store
+    from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
+    from lora_tune.store.remarks import Remarks
+    from lora_tune.store.requests import Requests
+    from lora_tune.store.save_count import SaveCount
+    from lora_tune.store.schema import SCHEMA_VERSION
 
 __all__ = [
     "LEASE_SECONDS",
@@ -19,6 +30,8 @@ __all__ = [
     "Lease",
     "Records",
     "Registered",
+    "Remarks",
+    "Requests",
     "SaveCount",
     "Store",
     "full_url",
@@ -28,3 +41,20 @@ __all__ = [
     "sqlite_url",
     "tune_sqlite",
 ]
+
+_WHEN_ASKED_FOR = {
+    "BufferedStore": "buffer",
+    "Remarks": "remarks",
+    "Requests": "requests",
+    "SCHEMA_VERSION": "schema",
+    "SaveCount": "save_count",
+    "Store": "database",
+    **dict.fromkeys(("full_url", "has_password", "safe_url", "server_version", "sqlite_url", "tune_sqlite"), "engine"),
+}
+"""Name -> its module in this package."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHEN_ASKED_FOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHEN_ASKED_FOR[name]}"), name)

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from lora_tune.base.errors import DatabaseChangedError, NoSweepError, StoreError, SweepBusyError
 from lora_tune.base.identity import new_token
 from lora_tune.store import engine, rows, schema
-from lora_tune.store.port import Held, Lease, Registered
+from lora_tune.store.port import LEASE_SECONDS, Held, Lease, Registered
 from lora_tune.store.reading import read_sweep
 from lora_tune.store.records import StudyRecords
 from lora_tune.store.rows import Changes
-from lora_tune.store.schema import LEASE_SECONDS
 
 
 class Store:
@@ -257,12 +255,11 @@ class Store:
             return
         keys = [column.name for column in table.primary_key]
         latest = {tuple(row[k] for k in keys): row for row in new}  # one statement may touch a row once
-        insert = self._insert(table)
-        rest = {c.name: insert.excluded[c.name] for c in table.columns if c.name not in keys}
-        connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=rest), list(latest.values()))
+        values = [column.name for column in table.columns if column.name not in keys]
+        connection.execute(engine.upsert(self._engine.dialect.name, table, keys, values), list(latest.values()))
 
     def _insert(self, table: sa.Table) -> Any:
-        return sqlite.insert(table) if self._engine.dialect.name == "sqlite" else postgresql.insert(table)
+        return engine.insert(self._engine.dialect.name, table)
 
     def _reading(self) -> Any:
         return engine.reading(self._engine, self.url)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -126,6 +127,17 @@ def reading_engine(url: sa.URL) -> sa.Engine:
     at_rest = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
     address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if at_rest else ''}"
     return sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(address, uri=True, timeout=10.0))
+
+
+def insert(dialect: str, table: sa.Table) -> Any:
+    """An insert that can say what becomes of a row that is there; only its own dialect is loaded."""
+    return importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
+
+
+def upsert(dialect: str, table: sa.Table, keys: Sequence[str], values: Sequence[str]) -> Any:
+    """Inserts rows, or gives those of the same keys these values. dialect: its name in SQLAlchemy."""
+    statement = insert(dialect, table)
+    return statement.on_conflict_do_update(index_elements=keys, set_={v: statement.excluded[v] for v in values})
 
 
 def server_version(url: str) -> str:

@@ -8,10 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.base.process import start_ticks
-from lora_tune.store import LEASE_SECONDS, BufferedStore, Held, Lease, Store
+from lora_tune.store import LEASE_SECONDS, Held, Lease
+
+if TYPE_CHECKING:
+    from lora_tune.store import BufferedStore, Store
 
 RENEW_SECONDS = LEASE_SECONDS / 5
 STUCK_SECONDS = 300.0

@@ -1,4 +1,4 @@
-"""What a store hands over and takes: leases, registrations, and what a driver needs of it."""
+"""What a store hands over and takes: leases, registrations, what people ask and write, what a driver needs of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from lora_tune.store.records import StudyRecords
 from lora_tune.store.rows import Changes
+
+LEASE_SECONDS = 20.0
+"""A lease that was not renewed for this long may be taken by another host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,58 @@ class Registered:
     options: Mapping[str, Mapping[str, Any]]
     ended: str = ""
     signature: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One wish.
+
+    Parameters
+    ----------
+    number : int
+        Its place among the requests of its sweep, from 0.
+    kind : str
+        A name of ``controller.steering.KINDS``.
+    what : mapping
+        What that kind needs.
+    who : str
+        Who asked, as user@host.
+    asked_at : float
+        Epoch seconds.
+    answered_at : float or None
+        Epoch seconds at which the driver answered; None while it has not.
+    accepted : bool
+        Whether the driver did as asked.
+    answer : str
+        What it did, or why it did not.
+    """
+
+    number: int = -1
+    kind: str
+    what: Mapping[str, Any]
+    who: str
+    asked_at: float
+    answered_at: float | None = None
+    accepted: bool = False
+    answer: str = ""
+
+
+SWEEP = -1
+"""In the place of a trial's number: the sweep itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """One text, as it stands after its ``version``-th change.
+
+    trial: its number, or SWEEP. version: from 1. who: as user@host. written_at: epoch seconds.
+    """
+
+    trial: int
+    version: int
+    text: str
+    who: str
+    written_at: float
 
 
 class Records(Protocol):

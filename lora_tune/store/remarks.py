@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import sqlalchemy as sa
 
 from lora_tune.base.errors import KeyTakenError, RemarkChangedError
 from lora_tune.store import schema
 from lora_tune.store.database import Store
-
-SWEEP = -1
-"""In the place of a trial's number: the sweep itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """One text, as it stands after its ``version``-th change.
-
-    trial: its number, or SWEEP. version: from 1. who: as user@host. written_at: epoch seconds.
-    """
-
-    trial: int
-    version: int
-    text: str
-    who: str
-    written_at: float
+from lora_tune.store.port import Remark
 
 
 class Remarks:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,44 +12,10 @@ import sqlalchemy as sa
 from lora_tune.base.errors import KeyTakenError
 from lora_tune.store import schema
 from lora_tune.store.database import Store
-from lora_tune.store.port import Lease
+from lora_tune.store.port import Lease, Request
 
 TRIES = 5
 """Requests that arrive at one moment take the same number; all but one try again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One wish.
-
-    Parameters
-    ----------
-    number : int
-        Its place among the requests of its sweep, from 0.
-    kind : str
-        A name of ``controller.steering.KINDS``.
-    what : mapping
-        What that kind needs.
-    who : str
-        Who asked, as user@host.
-    asked_at : float
-        Epoch seconds.
-    answered_at : float or None
-        Epoch seconds at which the driver answered; None while it has not.
-    accepted : bool
-        Whether the driver did as asked.
-    answer : str
-        What it did, or why it did not.
-    """
-
-    number: int = -1
-    kind: str
-    what: Mapping[str, Any]
-    who: str
-    asked_at: float
-    answered_at: float | None = None
-    accepted: bool = False
-    answer: str = ""
 
 
 class Requests:

@@ -8,10 +8,9 @@ import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.base.identity import new_token
+from lora_tune.store.port import LEASE_SECONDS
 
 SCHEMA_VERSION = 6
-LEASE_SECONDS = 20.0
-"""A lease that was not renewed for this long may be taken by another host."""
 
 metadata = sa.MetaData()
 version = sa.Table("lora_tune_version", metadata, sa.Column("version", sa.Integer, primary_key=True))

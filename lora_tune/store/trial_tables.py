@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from lora_tune.store.database import Store
+from lora_tune.store.engine import upsert
 from lora_tune.store.port import Lease
 
 Row = Mapping[str, Any]
@@ -160,11 +160,8 @@ class TrialTables:
     def _upsert(self, name: str, columns: Sequence[str]) -> Any:
         """Inserts rows of a table, or replaces them; making the statement takes longer than carrying it out."""
         if name not in self._upserts:
-            dialect = sqlite if self._store.url.startswith("sqlite") else postgresql
-            statement: Any = dialect.insert(self._tables[name])
-            keys, values = columns[:2], columns[2:]
-            replaced = {value: statement.excluded[value] for value in values}
-            self._upserts[name] = statement.on_conflict_do_update(index_elements=keys, set_=replaced)
+            dialect = "sqlite" if self._store.url.startswith("sqlite") else "postgresql"
+            self._upserts[name] = upsert(dialect, self._tables[name], columns[:2], columns[2:])
         return self._upserts[name]
 
 

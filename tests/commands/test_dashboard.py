@@ -31,8 +31,8 @@ from lora_tune.config.study import Study
 from lora_tune.review import dashboard_belief, dashboard_notes, dashboard_storage, notes
 from lora_tune.review.dashboard_notes import LINE, LONGEST
 from lora_tune.search.recommendation import Recommended
+from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords, Verdict
-from lora_tune.store.remarks import Remark
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
 from tests.dashboards import serving

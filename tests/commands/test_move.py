@@ -8,8 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 from lora_tune.store import Store
-from lora_tune.store.remarks import Remark, Remarks
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.port import Remark, Request
+from lora_tune.store.remarks import Remarks
+from lora_tune.store.requests import Requests
 from tests.commands.test_sweep import TRIAL, executions, study, sweep
 from tests.recorded import recorded
 

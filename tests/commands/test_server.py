@@ -16,7 +16,8 @@ from lora_tune.commands.serving import Server
 from lora_tune.config.study import parse_study
 from lora_tune.controller.quota import NodeQuota
 from lora_tune.store import Registered, Store, sqlite_url
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.port import Request
+from lora_tune.store.requests import Requests
 from tests.contracts.store import where
 from tests.fakes import command_study
 from tests.waiting import wait_for

@@ -245,6 +245,34 @@ def test_reading_on_takes_in_only_what_is_new(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("command", ["status", "logs"])
+def test_what_a_command_at_work_loads(tmp_path: Path, command: str) -> None:
+    """A look at logs needs no database; a look at a sweep its own, and the search for what is recommended."""
+    stored(tmp_path, sweep_of(study_of(), trials=6))
+    (tmp_path / "job.log").write_text("step 1 loss 2.5\n")
+    module, needs, options = {
+        "status": ("status", ["optuna", "scipy", "sqlalchemy"], ["--study", "built", "--output", str(tmp_path)]),
+        "logs": ("logs.__main__", ["optuna"], ["--study", "tiny", str(tmp_path / "job.log")]),
+    }[command]
+    heavy = (
+        "optuna",
+        "plotly",
+        "psycopg",
+        "scipy",
+        "sqlalchemy",
+        "sqlalchemy.dialects.postgresql",
+        "submitit",
+        "torch",
+    )
+    program = (
+        f"import atexit, sys, lora_tune.{module} as command; "
+        f"atexit.register(lambda: print([name for name in {heavy} if name in sys.modules])); command.main({options})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == str(needs), done.stdout + done.stderr
+    assert "Usage" not in done.stderr
+
+
 def test_watching_ends_with_the_sweep(tmp_path: Path) -> None:
     sweep = sweep_of(study_of(), trials=6)
     store = Store(sqlite_url(stored(tmp_path, sweep)))

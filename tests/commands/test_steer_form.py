@@ -23,8 +23,9 @@ from lora_tune.commands.options import Review
 from lora_tune.commands.web_server import Application
 from lora_tune.config.study import parse_study
 from lora_tune.store import Store, sqlite_url
+from lora_tune.store.port import Request
 from lora_tune.store.records import TrialState
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.requests import Requests
 from tests.browser import Browser
 from tests.builders import stored, sweep_of
 from tests.commands.test_dashboard import ask, noted, reviewed

@@ -452,7 +452,7 @@ def test_a_log_that_vanishes_does_not_take_the_sweep_down(place: Path) -> None:
 
 
 def test_commands_start_without_what_they_may_not_need() -> None:
-    heavy = ("torch", "plotly", "optuna", "submitit", "scipy")
+    heavy = ("torch", "plotly", "optuna", "submitit", "scipy", "sqlalchemy")
     modules = ", ".join(f"lora_tune.{command}" for command in COMMANDS)
     program = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -17,8 +17,9 @@ import sqlalchemy as sa
 from lora_tune.search.recorded import recorded_trial, space_of
 from lora_tune.store import Changes
 from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.requests import Requests
 from tests.controller.test_driver import House
 from tests.controller.test_steering import ask, driver
 from tests.fakes import FakeClock, FakeCluster, command_study

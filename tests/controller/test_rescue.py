@@ -14,8 +14,9 @@ from lora_tune.controller.driver import Driver
 from lora_tune.controller.rescue import still_there
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.requests import Requests
 from tests.builders import study_of, sweep_of
 from tests.controller.test_driver import House, assert_all_accounted_for
 from tests.fakes import FakeClock, FakeCluster, command_study

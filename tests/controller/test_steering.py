@@ -20,8 +20,9 @@ from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.store import Lease
+from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.requests import Requests
 from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, command_study
 

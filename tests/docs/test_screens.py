@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lora_tune.commands import report, status
 from lora_tune.review import screen
-from lora_tune.store.requests import Request
+from lora_tune.store.port import Request
 from tests.browser import Browser
 from tests.builders import BEGAN, study_of, sweep_of
 

@@ -13,9 +13,8 @@ from lora_tune.analysis.summary import overview, saved_node_hours
 from lora_tune.commands import report
 from lora_tune.config.study import Study
 from lora_tune.review.trial_rows import searched_names, trial_rows, value_text
+from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords, Verdict
-from lora_tune.store.remarks import Remark
-from lora_tune.store.requests import Request
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 

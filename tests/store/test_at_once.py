@@ -9,8 +9,9 @@ import pytest
 
 from lora_tune.base.errors import RemarkChangedError
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.remarks import Remark, Remarks
-from lora_tune.store.requests import Request, Requests
+from lora_tune.store.port import Remark, Request
+from lora_tune.store.remarks import Remarks
+from lora_tune.store.requests import Requests
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lora_tune import store as stores
 from lora_tune.base.errors import StoreError
 from lora_tune.base.findings import Finding, good, problem
 from lora_tune.base.mounts import NETWORK, file_system, mountinfo
-from lora_tune.store import safe_url, server_version
 
 
 def file(folder: Path, mounts: str | None = None) -> Finding:
@@ -26,6 +26,6 @@ def file(folder: Path, mounts: str | None = None) -> Finding:
 def server(url: str) -> Finding:
     """Whether the PostgreSQL server answers."""
     try:
-        return good(f"the database {safe_url(url)} answers: {server_version(url)}")
+        return good(f"the database {stores.safe_url(url)} answers: {stores.server_version(url)}")
     except StoreError as error:
         return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")

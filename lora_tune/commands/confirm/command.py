@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.analysis.replicates import Replicate, replicates
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
@@ -33,7 +34,7 @@ from lora_tune.launchers import make_launcher, preview
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.racing import RaceSettings
-from lora_tune.store import Changes, Store
+from lora_tune.store import Changes
 from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
 from lora_tune.store.records import StudyRecords, Trial
@@ -213,8 +214,9 @@ Runs = dict[int, list[Replicate]]
 
 
 def _hand_over(
-    options: Options, store: Store, race: StudyRecords, verdict: Confirmation, runs: Runs, now: float, *, say: bool
-) -> int:
+    options: Options, store: stores.Store, race: StudyRecords, verdict: Confirmation, runs: Runs, now: float,
+    *, say: bool,
+) -> int:  # fmt: skip
     """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
     review = options.review
     sweep = _noted(options, store, verdict, runs, now)
@@ -251,7 +253,7 @@ def _say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
     click.echo(f"results  {near(folder)}/result_*.txt")
 
 
-def _noted(options: Options, store: Store, verdict: Confirmation, runs: Runs, now: float) -> StudyRecords:
+def _noted(options: Options, store: stores.Store, verdict: Confirmation, runs: Runs, now: float) -> StudyRecords:
     """The sweep with the outcome among its trials, written down if nobody drives it."""
     sweep = store.load(options.review.sweep.name) or options.review.sweep
     changed = confirmed(sweep, verdict, runs)
