@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from lora_tune.analysis.stopping import promise_words
 from lora_tune.analysis.summary import recommended_words, score_words, trial_name
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
-from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands import export
 from lora_tune.commands.again import again
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
@@ -37,8 +35,7 @@ from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.controller.doubts import doubts
-from lora_tune.controller.driver import Outcome, proposal
+from lora_tune.controller.driver import Outcome
 from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
     DrivePlan,
@@ -50,14 +47,13 @@ from lora_tune.controller.runtime import (
     own_folder,
     record_study,
 )
-from lora_tune.launchers import make_launcher, preview
+from lora_tune.launchers import make_launcher
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import recommended
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
-from lora_tune.store.records import StudyRecords, Trial, Verdict
-from lora_tune.workloads.base import Job, Prepares, Workload, start
-from lora_tune.workloads.starting_point import parameters_at
+from lora_tune.store.records import StudyRecords, Verdict
+from lora_tune.workloads.base import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +64,6 @@ class How:
     standby: bool
     metrics: str | None
     say: bool
-
-
-PREVIEWED = 2
-"""Proposals that a dry run shows."""
 
 
 @click.command()
@@ -117,7 +109,9 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
     plan = plan_of(file, from_file, options, given["output"], given["signing_key"])
     if dry_run:
-        _dry_run(study, plan.workload, plan.paths)
+        from lora_tune.commands.dry_run import print_proposals
+
+        print_proposals(study, plan.workload, plan.paths)
         if given["logs"] and not check_logs(study, plan.workload, given["logs"]):
             sys.exit(errors.EXIT_NOTHING_REACHED)
         return
@@ -261,41 +255,3 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
     if rows := scaling(study, sweep):
         lines.append(table(rows))
     return "\n".join(lines)
-
-
-def _dry_run(study: Study, workload: Workload, paths: SweepPaths) -> None:
-    """Print the first proposals, their files, environment and command lines. Writes and submits nothing."""
-    from lora_tune.search.session import Session
-
-    try:
-        remarks = doubts(workload, study, paths)
-    except errors.SetupError as error:
-        remarks = [f"no trial would run: {error}"]
-    click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
-    begin = start(workload)
-    session = Session(study, start=begin)
-    if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
-        click.echo("# before the first trial, once\n" + _shown(study, made))
-    for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
-        asked = session.ask()
-        if isinstance(asked, str):
-            click.echo(asked)
-            return
-        trial = Trial(
-            number=asked.number,
-            seed=study.trial_seed(asked.number),
-            tuned=study.search_space.conditions.present(asked.tuned),
-            parameters=asked.parameters or parameters_at(begin, study.search_space, asked.tuned),
-        )
-        folder = paths.attempt(trial.number, 0).folder
-        job = workload.job(proposal(trial, 0), folder)
-        what = f"{asked.base} as it stands" if asked.base else parameters_text(trial)
-        click.echo(f"# trial {trial.number}: {what}\n" + _shown(study, job))
-
-
-def _shown(study: Study, job: Job) -> str:
-    """A job's files, environment and command line, secrets hidden: people show this to others."""
-    files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
-    variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
-    variables += [f"{name}={HIDDEN} \\\n" for name in job.secrets]
-    return redact("".join((*files, *variables, shlex.join(preview(study, job)), "\n")))

@@ -23,14 +23,14 @@ CHUNK_BYTES = 1 << 20
 _LINES = re.compile(rb"[^\r\n]*[\r\n]|[^\r\n]+")
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Bytes up to ``end`` came when ``share`` (0 to 1) of the stretch had passed."""
 
     end: int
     share: float
 
 
-def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]) -> list[Piece]:
+def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]) -> list[LogPiece]:
     """The stretch of a log between two bytes, cut where its lines came at different times.
 
     Lines before the first that states progress came with the beginning, those behind the last with the end, so that no
@@ -46,7 +46,7 @@ def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]
 
     Returns
     -------
-    list of Piece
+    list of LogPiece
         In rising order of bytes and of shares; the last one ends at ``end``, with share 1.
     """
     reader, at, cuts = make_reader(), begin, list[int]()
@@ -92,7 +92,7 @@ def _points(reader: LineReader) -> list[tuple[int, float]]:
     return points[:: 1 + len(points) // PIECES]
 
 
-def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[Piece]:
+def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[LogPiece]:
     """Before the first point lies as much training as usually between two."""
     if not points:
         return []
@@ -101,14 +101,14 @@ def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[
     base = max(0.0, least - usual)
     shares = [(samples - base) / (most - base) if most > base else 1.0 for _, samples in points]
     ends = [*(byte for byte, _ in points[1:]), end]
-    header = [Piece(first, 0.0)] if first > begin else []
-    return [*header, *map(Piece, ends, shares)]
+    header = [LogPiece(first, 0.0)] if first > begin else []
+    return [*header, *map(LogPiece, ends, shares)]
 
 
-def _by_bytes(cuts: list[int], begin: int, end: int) -> list[Piece]:
-    return [Piece(at, (at - begin) / (end - begin)) for at in (*cuts, end)]
+def _by_bytes(cuts: list[int], begin: int, end: int) -> list[LogPiece]:
+    return [LogPiece(at, (at - begin) / (end - begin)) for at in (*cuts, end)]
 
 
-def _header(last_line: int, end: int) -> list[Piece]:
+def _header(last_line: int, end: int) -> list[LogPiece]:
     """The beginning of a log, up to no progress yet: its run may have begun at once."""
-    return [*([Piece(last_line, 0.0)] if last_line else []), Piece(end, 1.0)]
+    return [*([LogPiece(last_line, 0.0)] if last_line else []), LogPiece(end, 1.0)]

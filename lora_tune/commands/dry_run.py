@@ -1,0 +1,59 @@
+"""What ``sweep --dry-run`` prints of the trials that would come first. Nothing is written or submitted."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from lora_tune.analysis.describe import parameters_text
+from lora_tune.base import errors
+from lora_tune.base.paths import SweepPaths
+from lora_tune.base.redact import HIDDEN, redact
+from lora_tune.config.study import Study
+from lora_tune.controller.doubts import doubts
+from lora_tune.controller.driver import proposal
+from lora_tune.launchers import preview
+from lora_tune.search.session import Session
+from lora_tune.store.records import Trial
+from lora_tune.workloads.base import Job, Prepares, Workload, start
+from lora_tune.workloads.starting_point import parameters_at
+
+PREVIEWED = 2
+"""Proposals that are shown."""
+
+
+def print_proposals(study: Study, workload: Workload, paths: SweepPaths) -> None:
+    """The first proposals, their files, environment and command lines."""
+    try:
+        remarks = doubts(workload, study, paths)
+    except errors.SetupError as error:
+        remarks = [f"no trial would run: {error}"]
+    click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
+    begin = start(workload)
+    session = Session(study, start=begin)
+    if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
+        click.echo("# before the first trial, once\n" + _shown(study, made))
+    for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
+        asked = session.ask()
+        if isinstance(asked, str):
+            click.echo(asked)
+            return
+        trial = Trial(
+            number=asked.number,
+            seed=study.trial_seed(asked.number),
+            tuned=study.search_space.conditions.present(asked.tuned),
+            parameters=asked.parameters or parameters_at(begin, study.search_space, asked.tuned),
+        )
+        folder = paths.attempt(trial.number, 0).folder
+        job = workload.job(proposal(trial, 0), folder)
+        what = f"{asked.base} as it stands" if asked.base else parameters_text(trial)
+        click.echo(f"# trial {trial.number}: {what}\n" + _shown(study, job))
+
+
+def _shown(study: Study, job: Job) -> str:
+    """A job's files, environment and command line, secrets hidden: people show this to others."""
+    files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
+    variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
+    variables += [f"{name}={HIDDEN} \\\n" for name in job.secrets]
+    return redact("".join((*files, *variables, shlex.join(preview(study, job)), "\n")))
