@@ -74,7 +74,8 @@ class Sweep:
         Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
         for what the machine lacks, SweepBusyError while another driver is at work.
         """
-        from lora_tune.commands.report import said_if_known, write_report
+        from lora_tune.commands.people import said_if_known
+        from lora_tune.commands.report import write_report
 
         plan, view = self._plan, Quiet() if self._quiet else Plain()
         launcher = make_launcher(plan.study, plan.paths.packs)

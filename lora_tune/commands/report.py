@@ -7,9 +7,8 @@ import datetime
 import hashlib
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import click
 
 from lora_tune import __version__
-from lora_tune import store as stores
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
 from lora_tune.analysis.nearest import nearest_words
@@ -34,7 +32,7 @@ from lora_tune.analysis.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.base.errors import InputError, StoreError
+from lora_tune.base.errors import InputError
 from lora_tune.base.format import duration
 from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
@@ -48,6 +46,7 @@ from lora_tune.commands.options import (
     sweep_paths,
     watch_store,
 )
+from lora_tune.commands.people import NOBODY, People, said
 from lora_tune.config.campaign import is_campaign, load_campaign
 from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import words
@@ -60,21 +59,9 @@ from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import recommended
 from lora_tune.store.metrics import ConfirmedChoice
-from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords, Trial
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class People:
-    """What people asked of a sweep, and what they wrote beside it and its trials."""
-
-    requests: Sequence[Request] = ()
-    remarks: Sequence[Remark] = ()
-
-
-NOBODY = People()
 
 
 def write_report(
@@ -90,20 +77,6 @@ def write_report(
     people, folder, storage: see report_html; without ``folder`` it is the page's own.
     """
     write_page(path, report_html(study, sweep, time.time(), people, folder or path.parent, storage))
-
-
-def said(store: stores.Store, name: str) -> People:
-    """What people asked and wrote. Raises StoreError."""
-    written = sorted(stores.Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
-    return People(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
-
-
-def said_if_known(store: stores.Store, name: str) -> People:
-    """The same; nothing where the database is away, which its driver says by itself."""
-    try:
-        return said(store, name)
-    except StoreError:
-        return NOBODY
 
 
 def report_html(

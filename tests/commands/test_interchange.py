@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.commands import interchange
+from lora_tune.commands import interchange, trackers
 from lora_tune.config.study import Study
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords
@@ -66,8 +66,8 @@ def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: StudyRecords,
     tracking = pytest.importorskip("mlflow.tracking")
     address = f"sqlite:///{tmp_path}/mlflow.db"
     finished = [t for t in sweep.trials.values() if t.verdict]
-    assert interchange.to_mlflow(study, sweep, address) == (len(finished), 0)
-    assert interchange.to_mlflow(study, sweep, address) == (0, len(finished))
+    assert trackers.to_mlflow(study, sweep, address) == (len(finished), 0)
+    assert trackers.to_mlflow(study, sweep, address) == (0, len(finished))
     client = tracking.MlflowClient(tracking_uri=address)
     experiment = client.get_experiment_by_name("built").experiment_id
     best = sweep.best()
@@ -82,8 +82,8 @@ def test_mlflow_gets_each_finished_trial_once(study: Study, sweep: StudyRecords,
 def test_tensorboard_reads_the_eval_curves(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     finished = [t for t in sweep.trials.values() if t.verdict]
-    assert interchange.to_tensorboard(study, sweep, tmp_path) == len(finished)
-    assert interchange.to_tensorboard(study, sweep, tmp_path) == 0
+    assert trackers.to_tensorboard(study, sweep, tmp_path) == len(finished)
+    assert trackers.to_tensorboard(study, sweep, tmp_path) == 0
     best = sweep.best()
     assert best is not None
     events = accumulator.EventAccumulator(str(tmp_path / f"built-{best.number:04d}"))
@@ -122,8 +122,8 @@ def test_wandb_gets_each_finished_trial_once(
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
     finished = [t for t in sweep.trials.values() if t.verdict]
-    assert interchange.to_wandb(study, sweep, tmp_path / "out") == len(finished)
-    assert interchange.to_wandb(study, sweep, tmp_path / "out") == 0
+    assert trackers.to_wandb(study, sweep, tmp_path / "out") == len(finished)
+    assert trackers.to_wandb(study, sweep, tmp_path / "out") == 0
     best = sweep.best()
     assert best is not None
     (run,) = (r for r in runs if r.given["name"] == f"trial {best.number}")
@@ -151,11 +151,11 @@ def test_a_trial_whose_export_to_wandb_was_interrupted_is_written_by_the_next(
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
     with pytest.raises(KeyboardInterrupt):
-        interchange.to_wandb(study, sweep, tmp_path / "out")
+        trackers.to_wandb(study, sweep, tmp_path / "out")
     assert runs[-1].code == 1
     assert not list((tmp_path / "out").rglob("offline-run-*"))
     finished = [t for t in sweep.trials.values() if t.verdict]
-    assert interchange.to_wandb(study, sweep, tmp_path / "out") == len(finished)
+    assert trackers.to_wandb(study, sweep, tmp_path / "out") == len(finished)
 
 
 def interrupted(*given: Any, **more: Any) -> None:
@@ -170,8 +170,8 @@ def test_a_trial_whose_export_to_mlflow_was_interrupted_is_written_by_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(tracking.MlflowClient, "log_batch", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            interchange.to_mlflow(study, sweep, address)
-    assert interchange.to_mlflow(study, sweep, address) == (
+            trackers.to_mlflow(study, sweep, address)
+    assert trackers.to_mlflow(study, sweep, address) == (
         sum(t.verdict is not None for t in sweep.trials.values()),
         0,
     )
@@ -184,18 +184,16 @@ def test_a_trial_whose_export_to_tensorboard_was_interrupted_is_written_by_the_n
     with monkeypatch.context() as patch:
         patch.setattr(tensorboard.SummaryWriter, "add_text", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            interchange.to_tensorboard(study, sweep, tmp_path)
+            trackers.to_tensorboard(study, sweep, tmp_path)
     assert not [*tmp_path.iterdir()]
-    assert interchange.to_tensorboard(study, sweep, tmp_path) == sum(
-        t.verdict is not None for t in sweep.trials.values()
-    )
+    assert trackers.to_tensorboard(study, sweep, tmp_path) == sum(t.verdict is not None for t in sweep.trials.values())
 
 
 def test_wandb_itself_writes_what_it_can_read_again(study: Study, sweep: StudyRecords, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    assert interchange.to_wandb(study, sweep, tmp_path) == sum(t.verdict is not None for t in sweep.trials.values())
-    assert interchange.to_wandb(study, sweep, tmp_path) == 0
+    assert trackers.to_wandb(study, sweep, tmp_path) == sum(t.verdict is not None for t in sweep.trials.values())
+    assert trackers.to_wandb(study, sweep, tmp_path) == 0
     best = sweep.best()
     assert best is not None
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{best.number:04d}/*.wandb")
@@ -262,8 +260,8 @@ def test_hostile_parameters_reach_mlflow_and_tensorboard_as_text(tmp_path: Path)
     pytest.importorskip("mlflow.tracking")
     study, sweep = hostile()
     finished = sum(t.verdict is not None for t in sweep.trials.values())
-    assert interchange.to_mlflow(study, sweep, f"sqlite:///{tmp_path}/mlflow.db") == (finished, 0)
-    assert interchange.to_tensorboard(study, sweep, tmp_path / "tb") == finished
+    assert trackers.to_mlflow(study, sweep, f"sqlite:///{tmp_path}/mlflow.db") == (finished, 0)
+    assert trackers.to_tensorboard(study, sweep, tmp_path / "tb") == finished
 
 
 def test_asking_for_nothing_is_an_error() -> None:
