@@ -1,8 +1,10 @@
-"""A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost`` or ``--part live`` for one of the two.
+"""A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost``, ``packed``, ``live`` for one of them.
 
 cost: processor seconds and seconds of ask + 8 reports + tell, by the sweep's own way and by Optuna's SQLite path with
 its TPE, side by side on copies of the same studies of 100 to 10,000 trials, 8 of them open. Optuna's path is its RDB
 storage as it comes: the median of a few trials each, since ten thousand of them take hours.
+
+packed: the cost of a trial that shares a job (``benchmarks.scale_packed``).
 
 live: the real driver in real time over a study of ``--finished`` trials with 1,000 more open at once, at the pace of
 trials on eight H100 (half an hour each, an eval every three and a half minutes): real SQLite, real log files that
@@ -39,6 +41,7 @@ import numpy as np
 import optuna
 
 from benchmarks import scale_cluster
+from benchmarks.scale_packed import packed
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
 from lora_tune.controller import driver as driving
@@ -371,7 +374,7 @@ def latencies(cluster: Path, seen: dict[tuple[str, int], float], since: float) -
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    arguments.add_argument("--part", choices=("cost", "live", "all"), default="all")
+    arguments.add_argument("--part", choices=("cost", "live", "packed", "all"), default="all")
     arguments.add_argument("--trials", type=int, default=1000, help="open at once")
     arguments.add_argument("--finished", type=int, default=9000)
     arguments.add_argument("--minutes", type=float, default=4.0)
@@ -381,6 +384,8 @@ def main() -> None:
     print(machine())
     if options.part in ("cost", "all"):
         costs([100, 1000, 3000, 10000])
+    if options.part in ("packed", "all"):
+        packed([100, 1000, 3000])
     if options.part in ("live", "all"):
         work = functools.partial(live, options.trials, options.finished, options.minutes)
         if options.profile:

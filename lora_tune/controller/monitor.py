@@ -242,7 +242,7 @@ class JobMonitor:
                 gone or other_log(attempt, status, *log.ends()) or policy.unread(self._study, unmatched, str(log.path))
             )
         seen = diagnose(
-            log.failures(), state=state, exit_code=code, reason=status.reason, run=run,
+            status.output or log.failures(), state=state, exit_code=code, reason=status.reason, run=run,
             unit=self._study.progress_unit,
         )  # fmt: skip
         return conclusion.cause(attempt, status, seen, log_cut=log.cut)

@@ -97,7 +97,8 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     # A start is by the cluster's clock, and this driver's may be ahead of it: then only what the driver saw counts.
     lived = now - max(started, snapshot.ran_at) if snapshot.status.seconds is None else snapshot.status.seconds
     # Of a trial that shares its node with others, its own share of the time counts.
-    if lived * snapshot.status.node_share > limit * 60:
+    share = snapshot.status.share_seconds
+    if (lived * snapshot.status.node_share if share is None else share) > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
         diagnosis = Diagnosis(FailureKind.CONFIGURATION, sentence, "raise budget.trial_minutes")
         return Stop(StopKind.TIME_LIMIT, sentence, diagnosis)

@@ -1,13 +1,14 @@
 """What jobs that trials share held while they trained nobody: their start, measuring, and waiting for more trials.
 
 Of a job's time each trial has its share. The rest is no trial's, but it is paid for: it is booked as overhead with the
-attempt for which the job was started, so that the sweep's node-hours are those of its jobs.
+attempt for which the job was started, so that the sweep's node-hours are those of its jobs. Of a job only its open
+trials are looked at: what those that have ended used is added up once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.controller.event_log import EventLog
@@ -17,23 +18,38 @@ from lora_tune.store.unit_of_work import UnitOfWork
 
 RELEASE_SECONDS = 30.0
 """How long a sweep that is over waits for the ends of jobs that it lets go."""
+LEAST_SECONDS = 1.0
+"""Overhead of a job that runs is written down when it has changed by this much."""
 
 
-def with_overhead(attempts: Mapping[str, Attempt], jobs: Sequence[SharedJob], now: float) -> list[Attempt]:
-    """The attempts for which ``jobs`` were started, with the overhead of these. attempts: of the sweep, by job name.
+@dataclass(slots=True)
+class _Account:
+    """What one shared job held and gave.
 
-    A job that also trained for another sweep is left out: whose its overhead is, nobody can say.
+    bearer: job name of the attempt that bears its overhead, "" while none of its trials is on record. known: how many
+    of its trials were seen. open: of these the ones that are not over. used: node-seconds of the others.
     """
-    bearers = []
-    for job in jobs:
-        own = [attempts[name] for name in job.trials if name in attempts]
-        if len(own) < len(job.trials):
-            continue
-        bearer = attempts[job.first]
+
+    bearer: str = ""
+    known: int = 0
+    open: list[str] = field(default_factory=list)
+    used: float = 0.0
+
+    def overhead(self, job: SharedJob, attempts: Mapping[str, Attempt], now: float) -> float:
+        """Seconds for which the job has held its nodes up to ``now`` and trained nobody. attempts: by job name."""
+        new = job.trials[self.known :]
+        self.known, using, waiting = len(job.trials), 0.0, [*self.open, *(name for name in new if name in attempts)]
+        self.bearer = self.bearer or next((name for name in (job.first, *waiting) if name in attempts), "")
+        self.open = []
+        for attempt in (attempts[name] for name in waiting):
+            if attempt.ended_at is None:
+                self.open.append(attempt.job_name)
+                using += attempt.node_hours(now) * 3600
+            else:
+                self.used += attempt.node_hours(now) * 3600
         held = (now if job.ended_at is None else job.ended_at) - job.started_at
-        used = sum(attempt.node_hours(now) for attempt in own) * 3600 / bearer.node_count
-        bearers.append(replace(bearer, overhead_seconds=round(max(0.0, held - used), 3)))
-    return bearers
+        nodes = attempts[self.bearer].node_count if self.bearer else 1
+        return max(0.0, held - (self.used + using) / nodes)
 
 
 class SharedJobs:
@@ -42,6 +58,8 @@ class SharedJobs:
     def __init__(self, launcher: Launcher, work: UnitOfWork, events: EventLog) -> None:
         self._launcher, self._work, self._events = launcher, work, events
         self._released_at: float | None = None
+        self._accounts: dict[str, _Account] = {}
+        self._borne: dict[str, dict[str, float]] = {}  # seconds of each job, by who bears them
 
     def book(self, now: float) -> None:
         """Book what the jobs have held up to ``now``, while trials run."""
@@ -52,12 +70,24 @@ class SharedJobs:
         """Whether that changed anything."""
         if not isinstance(self._launcher, SharesJobs):
             return False
-        attempts = {attempt.job_name: attempt for attempt in self._work.sweep.attempts.values()}
-        bearers = with_overhead(attempts, self._launcher.shared_jobs(), now)
-        changed = [bearer for bearer in bearers if bearer != attempts[bearer.job_name]]
-        for bearer in changed:
-            self._work.put_attempt(bearer)
-        return bool(changed)
+        over: dict[str, bool] = {}  # by who bears them, whether a job has ended
+        for job in self._launcher.shared_jobs():
+            account = self._accounts.setdefault(job.name, _Account())
+            seconds = account.overhead(job, self._work.by_job_name, now)
+            if account.bearer:
+                self._borne.setdefault(account.bearer, {})[job.name] = seconds
+                over[account.bearer] = over.get(account.bearer, False) or job.ended_at is not None
+        changed = [self._bear(name, sum(self._borne[name].values()), at_once=ended) for name, ended in over.items()]
+        return any(changed)
+
+    def _bear(self, name: str, seconds: float, *, at_once: bool) -> bool:
+        """Write the overhead down with the attempt that bears it; whether it was another one before."""
+        bearer, seconds = self._work.by_job_name[name], round(seconds, 3)
+        change = abs(seconds - bearer.overhead_seconds)
+        if change == 0 or (change < LEAST_SECONDS and not at_once):
+            return False
+        self._work.put_attempt(replace(bearer, overhead_seconds=seconds))
+        return True
 
     def let_go(self, now: float) -> bool:
         """Let jobs end that only wait for more trials; True once they have and all is booked, or it took too long."""

@@ -74,8 +74,10 @@ class JobStatus:
     it has run, or ran, by a clock that nobody sets, None where unknown. seconds_error: by how much that may be too
     short, in seconds. clock_steps: by how many seconds the wall clock of its machine was set meanwhile, one number a
     time. node_share: how much of its nodes' time since its start was this job's; less than 1 where trials share a job.
+    share_seconds: of these nodes that it has had so far, where trials share a job and it is known.
     log_bytes: how long its log was when it ended, None where its runner did not say; one that did has also written at
-    the log's head whose it is.
+    the log's head whose it is. output: the end of what was printed in its place, of a trial whose shared job failed
+    before it took any; else the trial's own log tells.
     """
 
     state: JobState
@@ -92,7 +94,9 @@ class JobStatus:
     seconds_error: float = 0.0
     clock_steps: tuple[float, ...] = ()
     node_share: float = 1.0
+    share_seconds: float | None = None
     log_bytes: int | None = None
+    output: bytes = b""
 
 
 @runtime_checkable
@@ -120,11 +124,13 @@ class Widens(Protocol):
 class SharedJob:
     """A job that trials share. Times are epoch seconds; ``ended_at`` None while it runs.
 
-    first: name of the trial for which it was started. trials: names of all that it was ever asked for.
+    name: its own. first: name of the trial for which it was started. trials: names of all that it was ever asked for;
+    told again, it begins with the same ones.
     """
 
+    name: str
     first: str
-    trials: frozenset[str]
+    trials: Sequence[str]
     started_at: float
     ended_at: float | None
 

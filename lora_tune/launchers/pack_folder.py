@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.paths import AttemptPaths, PackPaths
+from lora_tune.base.process import steady
 from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, whole_of, write_json
 from lora_tune.workloads.base import Job
+
+JSON = ".json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +51,13 @@ class PackRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackState:
-    """What a pack says of itself. at: epoch seconds. shares: seconds of the node that each trial has had, by name."""
+    """What a pack says of itself. shares: seconds of the node that each trial has had, by name.
+
+    at: epoch seconds. steady: seconds by its machine's clock that nobody sets.
+    """
 
     at: float
+    steady: float
     shares: Mapping[str, float]
 
 
@@ -59,6 +67,7 @@ class PackFolder:
     def __init__(self, folder: Path, pack: int = 0) -> None:
         self.paths, self._pack = PackPaths(folder), pack
         self._over: set[str] = set()  # requests whose end was seen
+        self._open: dict[str, PackRequest] | None = None  # what the sweep asked for and has not seen the end of
 
     def make(self) -> None:
         """Make the folder. Raises FileExistsError where another one has."""
@@ -84,7 +93,17 @@ class PackFolder:
         # First where it is, then the request: after a crash between the two it is LOST, and asked for again.
         write_json(AttemptPaths(job.folder).slot, {"pack": str(self.paths.folder), "token": job.token})
         write_json(self._request(job.name), asdict(request))
-        return not (self.paths.closed.exists() and self.withdraw(job.name))
+        if self.paths.closed.exists() and self.withdraw(job.name):
+            return False
+        if self._open is not None:
+            self._open[job.name] = request
+        return True
+
+    def occupied(self) -> int:
+        """How many trials the one sweep that asks here has in the pack: no matter how many it has had."""
+        known = {r.name: r for r in self.open_requests()} if self._open is None else self._open
+        self._open = {name: request for name, request in known.items() if not request.ended}
+        return len(self._open)
 
     def withdraw(self, name: str) -> bool:
         """Take a request back; False where the pack was faster."""
@@ -108,10 +127,20 @@ class PackFolder:
         with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder
             self.paths.closed.touch()
 
-    def trials(self) -> frozenset[str]:
+    def trials(self) -> set[str]:
         """The names of all trials that the pack was asked for, but for those that were withdrawn."""
         places = self.paths.requests, self.paths.taken
-        return frozenset(file.stem for place in places for file in place.glob("*.json"))
+        return {name.removesuffix(JSON) for place in places for name in _requests_in(place)}
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no trial was ever taken."""
+        return not _requests_in(self.paths.taken)
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has removed it: nothing can be said here any more."""
+        return not self.paths.taken.is_dir()
 
     def widen(self, slots: int) -> None:
         """Let each pack of the job train so many trials side by side."""
@@ -121,15 +150,15 @@ class PackFolder:
         """The trials that the pack was given and that have no end on record."""
         told = set()
         for place in (self.paths.requests, self.paths.taken):
-            for file in sorted(place.glob("*.json")):
-                # A pack may have had thousands of trials; and it may take one just now, which then is in both places.
-                request = None if file.name in self._over or file.name in told else _request_in(read_json(file))
+            # A pack may have had thousands of trials; and it may take one just now, which then is in both places.
+            for name in sorted(name for name in _requests_in(place) if name not in self._over):
+                request = None if name in told else _request_in(read_json(place / name))
                 if request is None:
                     continue
                 if request.ended:
-                    self._over.add(file.name)
+                    self._over.add(name)
                 else:
-                    told.add(file.name)
+                    told.add(name)
                     yield request
 
     def states(self, packs: int) -> list[PackState]:
@@ -152,10 +181,11 @@ class PackFolder:
     def stopped(self, trials: Collection[str]) -> dict[str, bool]:
         """Those of the trials ``trials`` that are to end, with whether by force; each message is read once."""
         stopped = {}
-        for file in self.paths.stops.iterdir():
-            if file.name in trials:
-                stopped[file.name] = (read_json(file).content or {}).get("force") is True
-                file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder
+            for file in self.paths.stops.iterdir():
+                if file.name in trials:
+                    stopped[file.name] = (read_json(file).content or {}).get("force") is True
+                    file.unlink(missing_ok=True)
         return stopped
 
     def slots(self) -> int:
@@ -164,7 +194,7 @@ class PackFolder:
 
     def tell(self, shares: Mapping[str, float]) -> None:
         """Write down what the pack is doing."""
-        write_json(self.paths.state(self._pack), {"at": time.time(), "shares": dict(shares)})
+        write_json(self.paths.state(self._pack), {"at": time.time(), "steady": steady(), "shares": dict(shares)})
 
     def ends(self, idle: float, limit: float) -> bool:
         """Whether a pack without a trial for ``idle`` seconds takes no more: after ``limit``, or where it is let go.
@@ -192,13 +222,19 @@ def pack_of(folder: Path, token: str) -> PackFolder | None:
     return PackFolder(Path(place)) if place and token in ("", text_of(content, "token")) else None
 
 
+def _requests_in(place: Path) -> list[str]:
+    """The names of the requests in a folder; none where somebody removed it."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:
+        return [entry.name for entry in entries if entry.name.endswith(JSON)]
+    return []
+
+
 def _state_in(file: SmallFile) -> PackState:
     content: Mapping[str, Any] = file.content or {}
     shares = content.get("shares")
     known = {} if not isinstance(shares, dict) else {k: number_of(shares, k) for k in shares}
-    return PackState(
-        at=number_of(content, "at") or 0.0, shares={k: v for k, v in known.items() if v is not None and v >= 0}
-    )
+    shares = {k: v for k, v in known.items() if v is not None and v >= 0}
+    return PackState(at=number_of(content, "at") or 0.0, steady=number_of(content, "steady") or 0.0, shares=shares)
 
 
 def _request_in(file: SmallFile) -> PackRequest | None:

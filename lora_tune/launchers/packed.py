@@ -9,19 +9,19 @@ the others train. When a pack ends, every trial in it without a record of its ow
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import ATTEMPT_VARIABLE
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import number_of, read_json, text_of, whole_of, write_json
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
-from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
+from lora_tune.launchers.pack_status import KnownPack, telling, trial_status
 from lora_tune.workloads.base import Job
 
 SILENCE_SECONDS = 120.0
@@ -30,21 +30,6 @@ FRESH_SECONDS = 5.0
 """How old the last answer about the packs may be when a trial is to be given to one of them."""
 TERMINATED = 143
 """Exit code of a trial that was withdrawn before its pack took it, as of a process that SIGTERM ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pack:
-    """A pack as the launcher below knows it, and its folder.
-
-    room: trials that a job of several packs takes, as these were told when it began; None where it was told nothing.
-    first: name of the trial for which it was started, "" where an earlier release started it.
-    """
-
-    ticket: Ticket
-    status: JobStatus
-    folder: PackFolder
-    room: int | None
-    first: str
 
 
 class PackedLauncher:
@@ -56,7 +41,7 @@ class PackedLauncher:
     def __init__(self, below: Launcher, slots: int, folder: Path, packs: int = 1) -> None:
         self._below, self._most, self._place, self._number = below, slots, folder, packs
         self._slots = slots
-        self._packs: dict[Path, _Pack] = {}
+        self._packs: dict[Path, KnownPack] = {}
         self._told: set[Path] = set()  # packs that have ended, and whose end was told
         self._asked_at = float("-inf")
 
@@ -70,12 +55,12 @@ class PackedLauncher:
                 return known.job_id
         if time.monotonic() - self._asked_at > FRESH_SECONDS:
             self._ask()
-        for pack in [pack for pack in self._packs.values() if pack.status.state.alive]:
+        for pack in [pack for pack in self._packs.values() if pack.status.state.alive and not pack.folder.gone]:
             room = pack.room or self._number * self._slots
-            if sum(1 for _ in pack.folder.open_requests()) < room and pack.folder.ask(job):
+            if pack.folder.occupied() < room and _ask_for(pack, job):
                 return pack.ticket.job_id
         pack = self._start_pack(job)
-        if not pack.folder.ask(job):
+        if not _ask_for(pack, job):
             raise LauncherError(f"{job.name}: pack {pack.ticket.name} ended before it took a trial; it is tried again")
         return pack.ticket.job_id
 
@@ -86,13 +71,15 @@ class PackedLauncher:
         of_job = self._number * self._slots
         for place, pack in self._packs.items():
             if pack.status.state.alive and pack.room is not None and pack.room < of_job:
-                pack.folder.widen(self._slots)  # before its room is written down: it must not get what it does not take
-                _write_down(pack.ticket, of_job, pack.first)
-                self._packs[place] = replace(pack, room=of_job)
+                with contextlib.suppress(OSError):  # a full disk, or a folder that was removed: it is told again
+                    # Before its room is written down: it must not get what it does not take.
+                    pack.folder.widen(self._slots)
+                    _write_down(pack.ticket, of_job, pack.first)
+                    self._packs[place] = replace(pack, room=of_job)
         if isinstance(self._below, Widens):
             self._below.widen(-(-trials // of_job))
 
-    def _start_pack(self, job: Job) -> _Pack:
+    def _start_pack(self, job: Job) -> KnownPack:
         """A pack for the trials that run as ``job`` does."""
         assert job.slot is not None
         number = 1 + max((int(folder.name) for folder in self._place.glob("[0-9]*")), default=-1)
@@ -123,7 +110,7 @@ class PackedLauncher:
             raise
         _write_down(ticket, room, job.name)
         queued = JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
-        self._packs[folder] = _Pack(ticket, queued, place, room, job.name)
+        self._packs[folder] = KnownPack(ticket, queued, place, room, job.name, [])
         return self._packs[folder]
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
@@ -139,22 +126,17 @@ class PackedLauncher:
                 place = home.paths.folder
                 if place not in states:
                     states[place] = home.states(self._number)
-                statuses[ticket.name] = _status(ticket, self._packs.get(place), home, states[place])
+                statuses[ticket.name] = trial_status(ticket, self._packs.get(place), home, states[place])
         return statuses
 
     def _ask(self) -> None:
         """The packs that are on disk, each with its state; those that ended are not asked about again."""
-        tickets = []
-        for folder in sorted(self._place.glob("[0-9]*")):
-            pack = self._packs.get(folder)
-            if pack is None or pack.status.state.alive:
-                tickets.append(_recorded(folder))
-        statuses = self._below.poll(tickets) if tickets else {}
-        for ticket in tickets:
-            known = self._packs.get(ticket.folder)
-            place = known.folder if known else PackFolder(ticket.folder)
-            room, first = (known.room, known.first) if known else _recorded_use(ticket.folder)
-            self._packs[ticket.folder] = _Pack(ticket, statuses[ticket.name], place, room, first)
+        found = [_recorded(folder) for folder in sorted(self._place.glob("[0-9]*")) if folder not in self._packs]
+        # Also one whose folder was removed: its job may live on.
+        asked = [*(pack for pack in self._packs.values() if pack.status.state.alive), *found]
+        statuses = self._below.poll([pack.ticket for pack in asked]) if asked else {}
+        for pack in asked:
+            self._packs[pack.ticket.folder] = replace(pack, status=statuses[pack.ticket.name])
         self._asked_at = time.monotonic()
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
@@ -163,6 +145,10 @@ class PackedLauncher:
         if home is None:
             self._below.cancel(ticket, force=force)
             return
+        with _no_message_lost(f"{ticket.name} is not ended yet"):
+            self._withdraw_or_stop(home, ticket, force=force)
+
+    def _withdraw_or_stop(self, home: PackFolder, ticket: Ticket, *, force: bool) -> None:
         attempt = AttemptPaths(ticket.folder)
         if attempt.ended.exists():
             return
@@ -172,7 +158,7 @@ class PackedLauncher:
         home.stop(ticket.name, force=force)
         states = home.states(self._number)
         # Which pack of its job has a trial that trains not yet, is not known: the quietest may.
-        heard = min(state.at for state in _telling(ticket.name, states) or states)
+        heard = min(state.at for state in telling(ticket.name, states) or states)
         hangs = time.time() - heard > SILENCE_SECONDS
         if force and hangs and (pack := self._packs.get(home.paths.folder)) is not None:
             self._below.cancel(pack.ticket, force=True)
@@ -189,17 +175,25 @@ class PackedLauncher:
                 self._told.add(place)
                 if ended_at is None:  # lost, and nobody knows when
                     continue
-            trials = pack.folder.trials() | {pack.first}
-            jobs.append(SharedJob(first=pack.first, trials=trials, started_at=status.started_at, ended_at=ended_at))
+            jobs.append(
+                SharedJob(
+                    name=pack.ticket.name, first=pack.first, trials=pack.trials,
+                    started_at=status.started_at, ended_at=ended_at,
+                )
+            )  # fmt: skip
         return jobs
 
     def let_go(self) -> bool:
-        """Let packs end that only wait for further trials; whether any is alive."""
+        """Let packs end that only wait for further trials, or in the queue; whether any is alive."""
         self._ask()
         alive = [pack for pack in self._packs.values() if pack.status.state.alive]
         for pack in alive:
-            if not any(pack.folder.open_requests()):
+            if any(pack.folder.open_requests()):
+                continue
+            with _no_message_lost(f"{pack.ticket.name} is not let go yet"):
                 pack.folder.let_go()
+            if pack.status.state is JobState.QUEUED:
+                self._below.cancel(pack.ticket)
         return bool(alive)
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
@@ -214,72 +208,34 @@ class PackedLauncher:
         ]
 
 
+@contextlib.contextmanager
+def _no_message_lost(what: str) -> Iterator[None]:
+    """Raises LauncherError, after which a message is tried again, where it cannot be written: a full disk, say."""
+    try:
+        yield
+    except OSError as error:
+        raise LauncherError(f"{what}: {error}") from error
+
+
 def _write_down(ticket: Ticket, room: int | None, first: str) -> None:
     """What suffices to find the pack's job again, and to give it no more trials than it takes."""
     known = {"name": ticket.name, "job_id": ticket.job_id, "submitted_at": ticket.submitted_at, "first": first}
     write_json(AttemptPaths(ticket.folder).slot, known | ({} if room is None else {"room": room}))
 
 
-def _recorded(folder: Path) -> Ticket:
-    """The pack's job; one that is nowhere, where its launcher died before it wrote anything down."""
-    known = read_json(AttemptPaths(folder).slot).content or {}
+def _recorded(folder: Path) -> KnownPack:
+    """The pack in ``folder``; its job is nowhere, where its launcher died before it wrote anything down."""
+    known, place = read_json(AttemptPaths(folder).slot).content or {}, PackFolder(folder)
     name = text_of(known, "name") or f"pack-{folder.name}"
     submitted_at = number_of(known, "submitted_at") or 0.0
-    return Ticket(name=name, folder=folder, job_id=text_of(known, "job_id"), submitted_at=submitted_at)
+    ticket = Ticket(name=name, folder=folder, job_id=text_of(known, "job_id"), submitted_at=submitted_at)
+    unknown = JobStatus(state=JobState.LOST)
+    return KnownPack(ticket, unknown, place, whole_of(known, "room"), text_of(known, "first"), sorted(place.trials()))
 
 
-def _recorded_use(folder: Path) -> tuple[int | None, str]:
-    """The room of the pack's job, and the trial for which it was started."""
-    known = read_json(AttemptPaths(folder).slot).content or {}
-    return whole_of(known, "room"), text_of(known, "first")
-
-
-def _telling(name: str, states: Sequence[PackState]) -> list[PackState]:
-    """Of the packs of a job, the one that trains the trial."""
-    return [state for state in states if name in state.shares]
-
-
-def _status(ticket: Ticket, pack: _Pack | None, home: PackFolder, states: Sequence[PackState]) -> JobStatus:
-    """A trial's status from its own records, else from what became of its pack."""
-    # Whether it still waits is looked at before the records: the pack takes the request, then it writes them.
-    waits = home.asked(ticket.name)
-    records = read_records(AttemptPaths(ticket.folder), ticket.token)
-    known = _begun(ticket, pack, records, states)
-    if records.ended is not None:
-        end = records.ended
-        # Its seconds are not told: the log's clock is that of the trial alone, which a job's length says nothing about.
-        known["node_share"] = end.node_share
-        return JobStatus(state=JobState.ENDED, ended_at=end.at, exit_code=end.exit_code, **known)
-    if pack is None or not pack.status.state.alive:
-        return _interrupted(pack, known)
-    if records.started is not None:
-        return JobStatus(state=JobState.RUNNING, **known)
-    if waits or records.claim is not None or (home.paths.taken / f"{ticket.name}.json").exists():
-        status = pack.status
-        return JobStatus(state=JobState.QUEUED, reason=status.reason, waits=status.waits, job_id=known["job_id"])
-    return JobStatus(state=JobState.LOST, reason=f"pack {pack.ticket.name} was not asked for it", **known)
-
-
-def _begun(ticket: Ticket, pack: _Pack | None, records: JobRecords, states: Sequence[PackState]) -> dict[str, Any]:
-    """What a trial's status says of its beginning, and of its share of the node so far."""
-    known: dict[str, Any] = {"job_id": pack.ticket.job_id if pack else ticket.job_id}
-    process = records.started or records.claim
-    if process is not None:
-        known["nodes"] = (process.host,)
-    if records.started is not None:
-        known["started_at"] = records.started.at
-        for state in _telling(ticket.name, states):
-            if (lived := state.at - records.started.at) > 0:
-                known["node_share"] = min(1.0, state.shares[ticket.name] / lived)
-    return known
-
-
-def _interrupted(pack: _Pack | None, known: Mapping[str, Any]) -> JobStatus:
-    """A trial whose pack ended without a word about it: it did nothing wrong, and is run again."""
-    if pack is None:
-        return JobStatus(state=JobState.LOST, reason="the folder of its pack is gone", **known)
-    below = pack.status
-    state = below.state if below.state is JobState.NODE_FAILED else JobState.PREEMPTED
-    code = "" if below.exit_code is None else f", exit code {below.exit_code}"
-    why = f"its pack {pack.ticket.name} ended before it: {below.state.value}{code}"
-    return JobStatus(state=state, ended_at=below.ended_at, reason="; ".join(filter(None, (why, below.reason))), **known)
+def _ask_for(pack: KnownPack, job: Job) -> bool:
+    """Ask for the job's trial; False where the pack takes no more."""
+    asked = pack.folder.ask(job)
+    if asked and job.name not in pack.trials:
+        pack.trials.append(job.name)
+    return asked

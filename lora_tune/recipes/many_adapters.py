@@ -38,8 +38,9 @@ import transformers
 
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed.base import OF_BASE, PackedBase, check_packable
+from lora_tune.recipes.packed.base import OF_BASE, PackedBase
 from lora_tune.recipes.packed.pack import Pack
+from lora_tune.recipes.packed.packable import check_packable
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.ranks import precision
 from lora_tune.recipes.settings import Settings

@@ -25,6 +25,8 @@ class UnitOfWork:
         self._changed_attempts: dict[tuple[int, int], Attempt] = {}
         self._new_evals: list[tuple[int, int, int, Eval]] = []
         self._ended: dict[int, Trial] = {}
+        self.by_job_name = {attempt.job_name: attempt for attempt in self._attempts.values()}
+        """The attempts, by the names of their jobs; a live view."""
 
     def put_trial(self, trial: Trial) -> None:
         """Remember a trial in its new form."""
@@ -37,7 +39,7 @@ class UnitOfWork:
         """Remember an attempt in its new form; one that did not change costs nothing."""
         key = (attempt.trial, attempt.number)
         if self._attempts.get(key) != attempt:
-            self._attempts[key] = self._changed_attempts[key] = attempt
+            self._attempts[key] = self._changed_attempts[key] = self.by_job_name[attempt.job_name] = attempt
 
     def see_evals(self, attempt: Attempt, evals: Sequence[Eval]) -> Sequence[Eval]:
         """Remember the evals of an attempt so far; returns those that are new.

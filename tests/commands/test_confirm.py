@@ -28,7 +28,7 @@ from lora_tune.commands import export, status
 from lora_tune.commands.confirm import main
 from lora_tune.commands.confirm.command import replicate_study
 from lora_tune.commands.confirm.outcome import as_json, confirmation, confirmed, summary
-from lora_tune.commands.confirm.race import Race, contenders, introduction
+from lora_tune.commands.confirm.race import Race, contenders, introduction, race_settings
 from lora_tune.commands.confirm.submission import split_runs
 from lora_tune.commands.report import report_html
 from lora_tune.commands.sweep import main as sweep_main
@@ -335,6 +335,25 @@ def race_of(
 ) -> Race:
     settings = RaceSettings(most=most, batch=per_job)
     return Race(study_of(), field, settings, lambda: sweep, per_job=per_job, together=together, say=lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("site", "parallel", "runs"),
+    [
+        ({}, 30, (3, 1)),
+        ({"slots": 16}, 30, (10, 10)),
+        ({"slots": 16}, 12, (4, 4)),
+        ({"slots": 16}, 90, (10, 10)),
+        ({"slots": 16}, 2, (3, 1)),
+    ],
+)
+def test_where_trials_share_a_job_as_many_seeds_run_at_one_time_as_have_room(
+    site: dict[str, object], parallel: int, runs: tuple[int, int]
+) -> None:
+    sweep = {"name": "s", "workload": {"kind": "peft"}, "space": {"LR": 1e-3}, "objective": {"target": 1.7}}
+    study = Study.model_validate({**sweep, "site": site, "budget": {"trials": 9, "parallel": parallel}})
+    settings = race_settings(study, 3, 10, per_job=1, confidence=0.9, scale=seed_spread(study))
+    assert (settings.fewest, settings.batch, settings.most) == (*runs, 10)
 
 
 def test_the_leaders_are_the_best_trials_with_different_configurations() -> None:

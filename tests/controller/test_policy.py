@@ -50,6 +50,17 @@ def look(state: JobState = JobState.RUNNING, *losses: float, grew: float = 1.0, 
     )
 
 
+@pytest.mark.parametrize(("share_seconds", "ends"), [(601.0, True), (599.0, False), (None, False)])
+def test_of_a_trial_that_shares_its_node_the_share_that_it_has_had_is_limited(
+    share_seconds: float | None, ends: bool
+) -> None:
+    # A driver that was started again has seen it run for a second only, and its clock says another thing.
+    seen = replace(look(started_at=NOW + 3600), ran_at=NOW - 1)
+    shared = replace(seen, status=replace(seen.status, node_share=0.5, share_seconds=share_seconds))
+    action = policy.watch(study(), shared, NOW)
+    assert (isinstance(action, policy.Stop) and action.kind is StopKind.TIME_LIMIT) == ends
+
+
 def test_a_driver_whose_clock_is_ahead_of_the_clusters_ends_no_job_for_its_length() -> None:
     """A driver began on a host an hour ahead, and every job had run into its limit before it was a minute old."""
     ahead = look(started_at=NOW - 3600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import parse_study
 from lora_tune.controller import budgets
-from lora_tune.controller.shared_jobs import RELEASE_SECONDS, SharedJobs, with_overhead
+from lora_tune.controller.shared_jobs import RELEASE_SECONDS, SharedJobs
 from lora_tune.launchers.base import SharedJob
 from lora_tune.store.records import Attempt, StudyRecords
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -33,7 +34,7 @@ def attempt(number: int, *stay: float, share: float = 1.0, nodes: int = 1) -> At
 def job(*numbers: int, ended: float | None = None) -> SharedJob:
     names = [f"s-{number}" for number in numbers]
     ended_at = None if ended is None else BEGAN + ended
-    return SharedJob(first=names[0], trials=frozenset(names), started_at=BEGAN, ended_at=ended_at)
+    return SharedJob(name=f"pack of {names[0]}", first=names[0], trials=names, started_at=BEGAN, ended_at=ended_at)
 
 
 def records(*attempts: Attempt) -> StudyRecords:
@@ -43,10 +44,23 @@ def records(*attempts: Attempt) -> StudyRecords:
     )  # fmt: skip
 
 
+class Jobs:
+    """A launcher that tells of these jobs."""
+
+    def __init__(self, *jobs: SharedJob) -> None:
+        self.told = list(jobs)
+
+    def shared_jobs(self) -> list[SharedJob]:
+        return self.told
+
+    def let_go(self) -> bool:
+        return False
+
+
 def booked(attempts: list[Attempt], *jobs: SharedJob, now: float) -> StudyRecords:
-    bearers = with_overhead({a.job_name: a for a in attempts}, jobs, BEGAN + now)
-    changed = {a.trial: a for a in bearers}
-    return records(*(changed.get(a.trial, a) for a in attempts))
+    work = UnitOfWork(records(*attempts))
+    SharedJobs(Jobs(*jobs), work, Events()).book(BEGAN + now)  # type: ignore[arg-type]
+    return work.sweep
 
 
 def test_the_start_the_gaps_and_the_last_wait_of_a_job_are_overhead_of_the_sweep_and_of_no_trial() -> None:
@@ -70,8 +84,50 @@ def test_a_budget_of_node_hours_is_spent_by_overhead_too() -> None:
     assert "node-hours is spent" in budgets.spent(limited, booked(trials, job(0, ended=75), now=80), BEGAN + 80)
 
 
-def test_a_job_that_trained_for_another_sweep_too_is_left_out() -> None:
-    assert not with_overhead({"s-0": attempt(0, 10, 20)}, [job(0, 1, ended=75)], BEGAN + 80)
+def test_what_a_job_gave_trials_that_no_record_knows_any_more_is_overhead_of_those_that_are_known() -> None:
+    sweep = booked([attempt(1, 10, 20)], job(0, 1, 2, ended=75), now=80)
+    assert sweep.attempts[1, 0].overhead_seconds == pytest.approx(65)
+    assert not booked([attempt(7, 10, 20)], job(0, ended=75), now=80).overhead_hours
+
+
+def test_two_jobs_that_were_started_for_one_trial_are_both_borne_by_it() -> None:
+    # The first began and was never asked for anything: its driver died before it wrote the request.
+    unasked = replace(job(0, ended=30), name="pack-0000", trials=[])
+    sweep = booked([attempt(0, 40, 60)], unasked, replace(job(0, ended=75), name="pack-0001"), now=80)
+    assert sweep.node_hours(BEGAN + 80) * 3600 == pytest.approx(30 + 75)
+
+
+class Names(list[str]):
+    """Names of trials that count how many of them were asked for."""
+
+    asked = 0
+
+    def __getitem__(self, which: Any) -> Any:
+        found = super().__getitem__(which)
+        self.asked += len(found)
+        return found
+
+
+def test_a_look_at_a_job_that_thousands_have_left_asks_for_those_that_train() -> None:
+    over, alive = [attempt(i, 10 + i, 11 + i) for i in range(3000)], replace(attempt(3000), started_at=BEGAN + 3010)
+    names = Names(a.job_name for a in (*over, alive))
+    shared = replace(job(0), trials=names)
+    work = UnitOfWork(records(*over, alive))
+    jobs = SharedJobs(Jobs(shared), work, Events())  # type: ignore[arg-type]
+    jobs.book(BEGAN + 3020)
+    assert names.asked == 3001
+    jobs.book(BEGAN + 3030)
+    assert names.asked == 3001
+    assert work.sweep.node_hours(BEGAN + 3030) * 3600 == pytest.approx(3030)
+
+
+def test_while_a_job_runs_no_record_is_written_for_less_than_a_second() -> None:
+    work = UnitOfWork(records(attempt(0)))
+    jobs = SharedJobs(Jobs(job(0)), work, Events())  # type: ignore[arg-type]
+    jobs.book(BEGAN + 5)
+    assert work.take_changes().attempts
+    jobs.book(BEGAN + 5.5)
+    assert not work.take_changes().attempts
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,14 +17,17 @@ import pytest
 
 from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import write_json
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
+from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.recipes.packed.side_by_side import devices_of
 from lora_tune.workloads.base import Job, Resources, SlotTerms
 from tests.cluster import Cluster
@@ -132,7 +136,7 @@ def test_what_a_pack_held_is_told_with_its_trials_and_its_end_once(launcher: Pac
         poll_until(launcher, ticket_of(job), JobState.RUNNING)
         log_until(job, "waiting")
     told = launcher.shared_jobs()
-    assert [(pack.first, pack.trials) for pack in told] == [("study-one-0", {"study-one-0", "study-two-0"})]
+    assert [(pack.first, pack.trials) for pack in told] == [("study-one-0", ["study-one-0", "study-two-0"])]
     assert told[0].ended_at is None
     assert launcher.let_go(), "it has trials, and is left alone"
     for job in jobs:
@@ -237,6 +241,7 @@ class Below:
 
     def __init__(self) -> None:
         self.state, self.cancelled, self.refuses = JobState.QUEUED, [], False
+        self.exit_code: int | None = None
         self.started_at: float | None = None
         self.jobs: list[Job] = []
 
@@ -247,7 +252,10 @@ class Below:
         return "17"
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        status = JobStatus(state=self.state, job_id="17", reason="as the cluster says", started_at=self.started_at)
+        status = JobStatus(
+            state=self.state, job_id="17", reason="as the cluster says", started_at=self.started_at,
+            exit_code=self.exit_code,
+        )  # fmt: skip
         return {ticket.name: status for ticket in tickets}
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
@@ -283,7 +291,7 @@ def test_what_a_pack_held_for_a_trial_that_was_taken_back_is_told(
     below.state, below.started_at = JobState.RUNNING, 5.0
     assert quiet.let_go()
     assert quiet.shared_jobs() == [
-        SharedJob(first=job.name, trials=frozenset({job.name}), started_at=5.0, ended_at=None)
+        SharedJob(name="study-pack-0000", first=job.name, trials=[job.name], started_at=5.0, ended_at=None)
     ]
 
 
@@ -312,6 +320,115 @@ def test_the_end_of_a_pack_is_no_fault_of_its_trials(
     quiet.submit(job)
     below.state = state
     assert quiet.poll([ticket_of(job)])[job.name].state is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "kind"),
+    [
+        (2, "packed_lora: site.packs = 2: the job has 1 GPUs; allowed are", FailureKind.CONFIGURATION),
+        (3, "packed_lora: No module named 'peft'; pip install 'lora-tune[peft]'", FailureKind.CONFIGURATION),
+        (127, "/opt/python: cannot be started: No such file or directory", FailureKind.CONFIGURATION),
+        (1, "RuntimeError: CUDA error: uncorrectable ECC error encountered", FailureKind.INFRASTRUCTURE),
+    ],
+)
+def test_a_trial_whose_pack_cannot_begin_fails_as_its_pack_did(
+    quiet: Launcher, below: Below, tmp_path: Path, code: int, line: str, kind: FailureKind
+) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    AttemptPaths(packs_of(tmp_path)[0].paths.folder).log.write_text(f"loading\n{line}\n")
+    below.state, below.exit_code = JobState.ENDED, code
+    status = quiet.poll([ticket_of(job)])[job.name]
+    assert (status.state, status.exit_code) == (JobState.ENDED, code)
+    found = diagnose(status.output, state=status.state.value, exit_code=code, reason=status.reason)
+    assert (found.kind, line in found.line) == (kind, True)
+
+
+@pytest.mark.parametrize(("code", "taken"), [(1, True), (2, True), (0, False), (143, False), (-9, False)])
+def test_a_pack_that_was_ended_or_has_trained_says_nothing_of_a_trial_that_waits(
+    quiet: Launcher, below: Below, tmp_path: Path, code: int, taken: bool
+) -> None:
+    first, waits = (job_of(tmp_path / n, SAY, name=f"study-{n}-0") for n in ("one", "two"))
+    quiet.submit(first)
+    if taken:
+        assert len(list(packs_of(tmp_path)[0].take())) == 1
+    quiet.submit(waits)
+    below.state, below.exit_code = JobState.ENDED, code
+    assert quiet.poll([ticket_of(waits)])[waits.name].state is JobState.PREEMPTED
+
+
+def test_a_pack_whose_folder_was_removed_gets_no_trial_and_its_end_is_seen(
+    quiet: Launcher, below: Below, tmp_path: Path
+) -> None:
+    trains, follows = (job_of(tmp_path / n, SAY, name=f"study-{n}-0") for n in ("one", "two"))
+    quiet.submit(trains)
+    below.state = JobState.RUNNING
+    (pack,) = packs_of(tmp_path)
+    (request,) = pack.take()
+    write_json(request.attempt.started, describe(os.getpid(), request.token))
+    shutil.rmtree(pack.paths.folder)
+    assert quiet.poll([ticket_of(trains)])[trains.name].state is JobState.RUNNING
+    quiet.cancel(ticket_of(trains))
+    quiet.submit(follows)
+    (second,) = packs_of(tmp_path)
+    assert [request.name for request in second.take()] == [follows.name]
+    below.state = JobState.LOST
+    assert quiet.poll([ticket_of(trains)])[trains.name].state is JobState.PREEMPTED
+
+
+def test_a_message_for_which_the_disk_has_no_room_is_an_answer_that_failed_and_is_tried_again(
+    quiet: PackedLauncher, below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    (pack,) = packs_of(tmp_path)
+    assert len(list(pack.take())) == 1
+    with monkeypatch.context() as disk:
+        disk.setattr("lora_tune.launchers.pack_folder.write_json", full)
+        with pytest.raises(LauncherError, match=r"study-0000-0 is not ended yet: .*No space left"):
+            quiet.cancel(ticket_of(job))
+        quiet.widen(7)
+    quiet.cancel(ticket_of(job))
+    assert pack.stopped([job.name]) == {job.name: False}
+    write_json(AttemptPaths(job.folder).ended, {"token": "", "exit_code": 143, "at": 1.0})
+    monkeypatch.setattr("pathlib.Path.touch", full)
+    with pytest.raises(LauncherError, match=r"study-pack-0000 is not let go yet: .*No space left"):
+        quiet.let_go()
+
+
+def test_a_pack_that_waits_in_the_queue_for_nobody_is_taken_out_of_it(
+    quiet: PackedLauncher, below: Below, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    quiet.let_go()
+    assert not below.cancelled, "a trial waits for it"
+    quiet.cancel(ticket_of(job))
+    quiet.let_go()
+    assert below.cancelled == [("study-pack-0000", False)]
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_was_set_while_a_trial_trained_changes_neither_its_share_nor_its_end(
+    quiet: Launcher, below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    below.state = JobState.RUNNING
+    (pack,) = packs_of(tmp_path)
+    (request,) = pack.take()
+    began = describe(os.getpid(), request.token)
+    write_json(request.attempt.started, {**began, "steady": began["steady"] - 100})
+    monkeypatch.setattr("time.time", lambda: began["at"] + 100 + step)
+    pack.tell({job.name: 25.0})
+    status = quiet.poll([ticket_of(job)])[job.name]
+    assert (status.node_share, status.share_seconds) == (pytest.approx(0.25, rel=0.01), 25.0)
+    end = {"token": request.token, "exit_code": 0, "at": began["at"] + 100 + step, "seconds": 100, "node_share": 0.25}
+    write_json(request.attempt.ended, end)
+    assert quiet.poll([ticket_of(job)])[job.name].ended_at == began["at"] + 100
 
 
 def test_a_pack_that_closed_takes_no_trial_and_another_is_started(quiet: Launcher, tmp_path: Path) -> None:

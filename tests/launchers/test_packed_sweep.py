@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,24 @@ def test_trials_of_a_sweep_and_seeds_of_its_leaders_share_jobs_and_each_is_told_
     assert [trial.verdict for trial in race.trials.values()] == [Verdict.REACHED] * 4
     runs = [attempt for attempt in race.attempts.values() if not attempt.failure]
     assert len({attempt.job_id for attempt in runs}) < len(runs), "several seeds share a job"
+    # The packs of a race are its own: so what both studies cost is what the jobs of both held.
+    assert list(paths.packs.iterdir()) == [pack]
+    packs = [
+        read_records(AttemptPaths(folder), "").ended for folder in SweepPaths(paths.root / "confirm").packs.iterdir()
+    ]
+    assert race.node_hours(time.time()) * 3600 == pytest.approx(
+        sum(end.seconds or 0.0 for end in packs if end), abs=0.1
+    )
+
+
+def test_a_trial_whose_pack_has_too_few_gpus_fails_once_and_says_so(tmp_path: Path) -> None:
+    study, paths = tmp_path / "packs.toml", SweepPaths(tmp_path / "sweep")
+    few = 'slots = 1\npacks = 2\nenvironment = { CUDA_VISIBLE_DEVICES = "3" }'
+    study.write_text(STUDY.replace("slots = 3", few).replace("trials = 3\nparallel = 3", "trials = 1\nparallel = 1"))
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--output", str(paths.root)]
+    subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    sweep = Store(sqlite_url(paths.database), read_only=True).load("packs")
+    assert sweep is not None
+    ((attempt,), (trial,)) = sweep.attempts.values(), sweep.trials.values()
+    assert (attempt.failure, trial.verdict) == ("configuration", Verdict.FAILED)
+    assert "site.packs = 2: the job has 1 GPUs (CUDA_VISIBLE_DEVICES=3); allowed are" in trial.sentence

@@ -6,6 +6,7 @@ import errno
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from lora_tune.recipes.packed import host as host_module
 from lora_tune.recipes.packed import tenant as tenant_module
 from lora_tune.recipes.packed.admission import Admission
 from lora_tune.recipes.packed.alone import SpeedAlone, Speeds
-from lora_tune.recipes.packed.base import PackedBase, fuse_norms
+from lora_tune.recipes.packed.base import PackedBase
 from lora_tune.recipes.packed.dropout import mixed
 from lora_tune.recipes.packed.group import Group
 from lora_tune.recipes.packed.head import FrozenHeadLoss
 from lora_tune.recipes.packed.host import Host
+from lora_tune.recipes.packed.norms import fuse_norms
 from lora_tune.recipes.packed.pack import Pack
 from lora_tune.recipes.packed.slot import Slot
 from lora_tune.recipes.packed.tenant import Tenant
@@ -449,6 +451,78 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
     # Of other knobs nothing is taken over.
     assert [point.samples for point in read(changed).run().evals] == [8.0, 16.0, 24.0]
     assert read(changed).run().evals[0].loss != read(interrupted[1]).run().evals[0].loss
+
+
+def test_a_pack_whose_folder_is_removed_hands_its_trials_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"MAX_STEPS": 6, "LORA_DROPOUT": 0.2}
+    first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
+    attempt = first.ask("1/attempt-0", **few)
+    rounds = Pack.round
+
+    def removed_in_the_middle(pack: Pack, *done: Any) -> object:
+        if pack.slots[0].step == 3:
+            shutil.rmtree(first.folder.paths.folder, ignore_errors=True)
+        return rounds(pack, *done)
+
+    monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune.recipes.packed.shares.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "round", removed_in_the_middle)
+    assert not Host(first.folder, idle=0.0).serve()
+    assert not attempt.ended.exists()
+    monkeypatch.setattr(Pack, "round", rounds)
+    going_on = second.ask("1/attempt-1", **few)
+    second.serve()
+    assert attempt.checkpoint.exists()
+    settings = trial(**few)
+    assert read(going_on).run().evals[-1].loss == alone(PackedBase(settings), settings)[-1]
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_while_a_trial_waits_or_trains_does_not_move_its_log(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    attempt, began = sweep.ask("a", MAX_STEPS=4), time.time()
+    clock = time.time
+
+    def set_while_it_is_measured(_: Speeds, slot: Slot) -> SpeedAlone:
+        monkeypatch.setattr("time.time", lambda: clock() + step)
+        return SpeedAlone(1.0, 0.5, 0)
+
+    monkeypatch.setattr(Speeds, "of", set_while_it_is_measured)
+    sweep.serve()
+    run = read(attempt).run()
+    assert [point.seconds for point in run.evals] == [2.5, 5.0]
+    assert run.run_start_ms == pytest.approx(began * 1000, abs=60_000)
+    assert end_of(attempt)["node_share"] == pytest.approx(1.0, abs=0.2)
+
+
+def test_sixty_four_trials_of_all_shapes_train_side_by_side_as_each_alone(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(4)
+    kinds = [
+        {"SEQ": chance.choice([8, 16]), "LORA_RANK": chance.choice([4, 8, 16, 32, 64]), "DORA": i % 2,
+         "MINIBS": 2, "MBS": chance.choice([1, 2]), "LORA_DROPOUT": chance.choice([0.0, 0.3]), "SEED": i,
+         "LORA_TARGETS": chance.choice(["attention", "q_proj", "mlp"]), "EVAL_SAMPLES": 1, "MAX_STEPS": 1 + i % 3}
+        for i in range(64)
+    ]  # fmt: skip
+    widths, rounds = [], Pack.round
+
+    def counted(pack: Pack, *done: Any) -> object:
+        widths.append(len(pack.slots))
+        return rounds(pack, *done)
+
+    monkeypatch.setattr(Speeds, "of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "round", counted)
+    attempts = [sweep.ask(f"{i:02d}", **kind) for i, kind in enumerate(kinds)]
+    sweep.serve()
+    assert widths[0] == 64
+    assert [end_of(attempt)["exit_code"] for attempt in attempts] == [0] * 64
+    monkeypatch.setattr(Pack, "round", rounds)
+    base = PackedBase(trial())
+    for i in range(0, 64, 9):
+        assert read(attempts[i]).run().evals[-1].loss == alone(base, trial(**kinds[i]))[-1]
 
 
 def full_disk(*_: Any) -> Any:

@@ -20,7 +20,7 @@ from lora_tune.base.redact import redact
 from lora_tune.commands import export, report
 from lora_tune.commands.again import again
 from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
-from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction
+from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction, race_settings
 from lora_tune.commands.confirm.submission import CheckerResult, check, run_text, write_results
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
@@ -45,13 +45,13 @@ from lora_tune.workloads.base import seeds_per_job
 SUFFIX = ".confirm"
 """Ends the name under which the replicates' records stand in the sweep's database, and their jobs' names."""
 
-FEWEST = 3
-"""Runs of each configuration before the first look."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line and the sweep that it speaks of. study: for replicates, nothing of which is stopped early."""
+    """The command line and the sweep that it speaks of. study: for replicates, nothing of which is stopped early.
+
+    per_job: seeds that one job can run.
+    """
 
     review: Review
     study: Study
@@ -59,6 +59,7 @@ class Options:
     storage: str | None
     field: tuple[Trial, ...]
     settings: RaceSettings
+    per_job: int
 
 
 USUAL_RUNS = 10
@@ -111,24 +112,21 @@ def main(
     benchmark = review.study.benchmark
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
     per_job = seeds_per_job(load_workload(review.study, review.file))
+    study = replicate_study(review.study, given["parallel"], given["budget_node_hours"], given["launcher"])
+    field = tuple(contenders(review.study, review.sweep, top))
     options = Options(
         review=review,
-        study=replicate_study(review.study, given["parallel"], given["budget_node_hours"], given["launcher"]),
+        study=study,
         paths=SweepPaths(review.paths.root / "confirm"),
         storage=given["storage"],
-        field=tuple(contenders(review.study, review.sweep, top)),
-        settings=RaceSettings(
-            confidence=confidence,
-            fewest=min(FEWEST, seeds),
-            most=seeds,
-            batch=min(per_job, seeds),
-            scale=scale,
-        ),
+        field=field,
+        settings=race_settings(study, len(field), seeds, per_job=per_job, confidence=confidence, scale=scale),
+        per_job=per_job,
     )
     if dry_run:
         _dry_run(options)
         return
-    sys.exit(_confirm(options, make_view(quiet, as_json), per_job, say=not as_json))
+    sys.exit(_confirm(options, make_view(quiet, as_json), say=not as_json))
 
 
 def replicate_study(study: Study, parallel: int | None, node_hours: float | None, launcher: str | None) -> Study:
@@ -166,7 +164,7 @@ def _plan(options: Options) -> DrivePlan:
     )
 
 
-def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
+def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
     """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
     study, review = options.study, options.review
     plan = _plan(options)
@@ -184,7 +182,7 @@ def _confirm(options: Options, watcher: Any, per_job: int, *, say: bool) -> int:
         lease = take_lease(store, study.name, clock.now())
         race = Race(
             review.study, options.field, options.settings, lambda: driving.sweep,
-            per_job=per_job, together=study.budget.parallel > 1, say=watcher.line,
+            per_job=options.per_job, together=study.budget.parallel > 1, say=watcher.line,
         )  # fmt: skip
         # What the sweep prepared serves its replicates.
         with (
@@ -291,7 +289,11 @@ def _dry_run(options: Options) -> None:
     for number, trial in enumerate(options.field):
         seed = options.study.trial_seed(number * options.settings.fewest)
         again = Trial(
-            number=number, seed=seed, tuned=trial.tuned, parameters=trial.parameters, replicates=options.settings.batch
+            number=number,
+            seed=seed,
+            tuned=trial.tuned,
+            parameters=trial.parameters,
+            replicates=min(options.per_job, options.settings.most),
         )
         job = workload.job(proposal(again, 0), options.paths.attempt(number, 0).folder)
         seeds = " ".join(str(seed + i) for i in range(again.replicates))

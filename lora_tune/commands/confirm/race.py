@@ -17,6 +17,7 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
+from lora_tune.search.race_scale import RaceScale
 from lora_tune.search.racing import RacePlan, RaceSettings, plan
 from lora_tune.search.recommendation import recommended
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
@@ -29,6 +30,28 @@ SEEDS_OFFSET = 1000
 
 FAILURES = 3
 """Replicates of one configuration that may fail for reasons of the machine before the race stops."""
+
+
+FEWEST = 3
+"""Runs of each configuration before the first look."""
+
+
+def race_settings(
+    study: Study, field: int, seeds: int, *, per_job: int, confidence: float, scale: RaceScale
+) -> RaceSettings:
+    """How ``field`` configurations race over at most ``seeds`` runs each. per_job: seeds that one job can run.
+
+    Where trials share a job, as many run between two looks as have room at one time: runs side by side cost less than
+    a job that waits for the next look. The limits know how many come before the first.
+    """
+    at_once = study.budget.parallel // field if study.site.slots is not None else 1
+    return RaceSettings(
+        confidence=confidence,
+        fewest=min(max(FEWEST, at_once), seeds),
+        most=seeds,
+        batch=min(max(per_job, at_once), seeds),
+        scale=scale,
+    )
 
 
 def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:

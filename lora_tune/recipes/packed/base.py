@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -26,6 +25,8 @@ from lora_tune.recipes.lora_model import (
 from lora_tune.recipes.packed.group import Module
 from lora_tune.recipes.packed.head import FrozenHeadLoss
 from lora_tune.recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
+from lora_tune.recipes.packed.norms import fuse_norms
+from lora_tune.recipes.packed.packable import check_packable, refuse_own_dropout
 from lora_tune.recipes.packed.slot import Texts
 from lora_tune.recipes.settings import AdapterSettings, Settings
 from lora_tune.recipes.text import Sequences
@@ -57,7 +58,7 @@ class PackedBase:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.device_name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
         self.model = self._placed(lambda: load_base(settings).requires_grad_(False))
-        _refuse_own_dropout(self.model, settings)
+        refuse_own_dropout(self.model, settings)
         if settings.recompute:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train(settings.recompute)
@@ -225,26 +226,6 @@ class PackedBase:
         return (head.weight, head.bias) if same else None
 
 
-def check_packable(settings: Settings) -> None:
-    """Raise InputError for a trial that no pack with a base of its own can train."""
-    check_process(settings)
-    if settings.fsdp:
-        raise InputError("FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)")
-
-
-def check_process(settings: Settings) -> None:
-    """Raise InputError for a trial that wants more than one process, or passes of one row."""
-    for name in ("tp", "cp"):
-        if getattr(settings, name) > 1:
-            raise InputError(
-                f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
-            )
-    if settings.packing and settings.attn == "flash_attention_2":
-        raise InputError(
-            "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
-        )
-
-
 def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
     """The layers that can take adapters, by name, in the model's order.
 
@@ -264,37 +245,3 @@ def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
 def _name_of(model: Any, wanted: Any) -> str:
     """The full name of a module of the model; "" of None."""
     return next((name for name, module in model.named_modules() if module is wanted), "")
-
-
-@torch.no_grad()
-def fuse_norms(model: Any) -> None:
-    """Let torch's own RMS norm, one pass over memory, stand in for those of the model that compute the same.
-
-    What a norm computes is tried, not read from its name: some families add one to the weight. A pack is wide, so the
-    passes that the plain form makes over its activations are an eighth of a step at 1 B.
-    """
-    for module in model.modules():
-        epsilon, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
-        if epsilon is None or weight is None or weight.dim() != 1:
-            continue
-        shape = tuple(weight.shape)
-        probe = torch.linspace(-2, 2, 4 * len(weight), device=weight.device, dtype=weight.dtype).view(4, -1)
-        fused = torch.nn.functional.rms_norm(probe, shape, weight, epsilon)
-        if torch.allclose(module(probe).float(), fused.float(), rtol=0.02, atol=1e-3):
-            module.forward = functools.partial(_rms_norm, module, epsilon)
-
-
-def _rms_norm(norm: Any, epsilon: float, x: torch.Tensor) -> torch.Tensor:
-    # Its weight is looked up at each call: a slot's copy may stand in for it.
-    return torch.nn.functional.rms_norm(x, tuple(norm.weight.shape), norm.weight, epsilon)
-
-
-def _refuse_own_dropout(model: Any, settings: Settings) -> None:
-    """Raise for a base that drops activations of its own: they would depend on who trains beside a slot."""
-    rates = {type(m).__name__: m.p for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.p}
-    attention = getattr(model.config, "attention_dropout", 0.0)
-    if settings.recompute and (rates or attention):
-        raise InputError(
-            f"MODEL={str(settings.model)!r}: the base has dropout of its own, which a pack with "
-            "RECOMPUTE_GRANULARITY=full cannot leave out; allowed is a base without"
-        )

@@ -16,8 +16,10 @@ import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.recipes.packed.base import Meeting, PackedBase, check_process, fuse_norms
+from lora_tune.recipes.packed.base import Meeting, PackedBase
 from lora_tune.recipes.packed.lockstep import Lockstep
+from lora_tune.recipes.packed.norms import fuse_norms
+from lora_tune.recipes.packed.packable import check_process
 from lora_tune.recipes.packed.together import Together
 from lora_tune.recipes.settings import Settings
 

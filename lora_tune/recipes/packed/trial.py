@@ -87,11 +87,11 @@ class PackedTrial:
 
     def begin(self, speed: SpeedAlone) -> None:
         """The training begins now, or goes on; ``speed`` is that of the trial alone."""
-        self._entered = time.monotonic()
+        waited, self._entered = time.monotonic() - self._entered, time.monotonic()
         if self._speed is not None:
             return
         self._speed = speed
-        self._began = time.time()
+        self._began += waited  # not the wall clock again, which somebody may have set meanwhile
         self._log.event("pack_gain", round(speed.pair_gain, 3))
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)
