@@ -31,16 +31,6 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def check(self, vocabulary: int, name: str) -> None:
-        """Raise InputError where a token is none of the model's ``vocabulary``."""
-        if not len(self):
-            raise InputError(f"{name}: no sequences; allowed is one at least")
-        low, high = int(self.tokens.min()), int(self.tokens.max())
-        if low < 0 or high >= vocabulary:
-            raise InputError(
-                f"{name}: tokens from {low} to {high}; the model's vocabulary allows 0 to {vocabulary - 1}"
-            )
-
     def spread(self, count: int) -> Sequences:
         """``count`` of them, evenly spaced from the first on; all where there are no more."""
         chosen = np.arange(min(count, len(self))) * len(self) // max(1, min(count, len(self)))
@@ -50,6 +40,27 @@ class Sequences:
         """The sequences of these numbers; a negative number gives one of which nothing counts."""
         positions = None if self.positions is None else self.positions[numbers]
         return Sequences(self.tokens[numbers], self.mask[numbers] & (numbers >= 0)[:, None], positions)
+
+
+def check(train: Sequences, validation: Sequences, vocabulary: int, folder: Path) -> None:
+    """Raise InputError for a split of ``folder`` that is empty or holds a token outside the model's ``vocabulary``.
+
+    And for a validation sequence of which nothing counts: it has no mean loss, and an evaluation is the mean of means.
+    """
+    for split, held in (("train", train), ("validation", validation)):
+        if not len(held):
+            raise InputError(f"{folder}/{split}: no sequences; allowed is one at least")
+        low, high = int(held.tokens.min()), int(held.tokens.max())
+        if low < 0 or high >= vocabulary:
+            raise InputError(
+                f"{folder}/{split}: tokens from {low} to {high}; the model's vocabulary allows 0 to {vocabulary - 1}"
+            )
+    empty = np.flatnonzero(~validation.mask.any(axis=1))
+    if len(empty):
+        raise InputError(
+            f"{folder}/validation: sequence {empty[0]} has no token that counts ({len(empty)} of {len(validation)}"
+            " have none); take it out, or mend its loss_mask"
+        )
 
 
 def byte_tokens(text: str) -> list[int]:

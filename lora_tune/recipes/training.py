@@ -43,8 +43,7 @@ def _run(settings: Settings, ranks: Ranks) -> None:
     if settings.eval_samples:
         validation = validation.spread(settings.eval_samples)
     trainer = Trainer(settings, ranks)
-    for name, sequences in (("train", train), ("validation", validation)):
-        sequences.check(trainer.vocabulary, f"{settings.datadir}/{name}")
+    text.check(train, validation, trainer.vocabulary, settings.datadir)
     # The adapter's weights are the same everywhere; what ranks with other data drop must differ.
     torch.manual_seed(settings.seed + DROPOUT_SEEDS * (1 + ranks.dp_rank))
     log.init(

@@ -92,16 +92,22 @@ def test_nemo_and_bridge_learn_the_same_from_the_same(alone: tuple[Trial, Path],
     assert [e.loss for e in reader.run().evals] == pytest.approx(alone[0].losses, abs=2e-5), run.stderr[-2000:]
 
 
-def test_an_adapter_has_the_same_loss_in_peft_and_back(bridge: Served, alone: tuple[Trial, Path]) -> None:
+def test_an_adapter_has_the_same_loss_in_peft_and_back_in_another_layout(
+    bridge: Served, alone: tuple[Trial, Path], tmp_path: Path
+) -> None:
     import torch
     from peft import PeftModel
+    from safetensors.numpy import load_file
     from transformers import LlamaForCausalLM
 
     trial, adapter = alone
     model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32), str(adapter))
     assert per_sequence_mean(TINY, model, samples=9) == pytest.approx(trial.losses[-1], abs=1e-5)
-    again = bridge(ADAPTER=adapter, LR=1e-12, MAX_STEPS=4)
-    assert again.losses == pytest.approx(trial.losses[-1:], abs=1e-6)
+    again = bridge(ranks=2, TP=2, ADAPTER=adapter, SAVE_ADAPTER=tmp_path, LR=1e-12, MAX_STEPS=4)
+    assert again.losses == pytest.approx(trial.losses[-1:], abs=2e-5)
+    saved, held = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path, adapter))
+    assert saved.keys() == held.keys()
+    assert all(np.allclose(saved[key], held[key], atol=1e-6) for key in held)
 
 
 def test_an_adapter_of_another_form_is_refused(bridge: Served, alone: tuple[Trial, Path]) -> None:
@@ -233,7 +239,7 @@ STUDY = """
 kind = "{client}:BridgeOnCpu"
 
 [site]
-gpus_per_node = 0
+gpus_per_node = {ranks}
 data = "{tiny}"
 model = "{tiny}"
 
@@ -242,7 +248,7 @@ model = "{tiny}"
 
 [space]
 LR = {{ type = "float", low = 1e-3, high = 2e-2, log = true }}
-layout = {{ type = "layout", minibs = [2, 4] }}
+layout = {layout}
 MAX_STEPS = 24
 {fixed}
 
@@ -250,13 +256,23 @@ MAX_STEPS = 24
 target = 1.8
 
 [budget]
-trials = 4
+trials = 3
 parallel = 1
 trial_minutes = 5
 """
 
 
-def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(bridge: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (0, '{ type = "layout", minibs = [2, 4] }'),
+        (2, '{ type = "layout", tp = [1, 2], pp = [1, 2], gbs = [4], mbs = [2] }'),
+    ],
+    ids=["one process", "two ranks, their layouts tuned"],
+)
+def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(
+    bridge: Served, tmp_path: Path, ranks: int, layout: str
+) -> None:
     fixed = {"MAX_SEQLEN": 64, "VAL_CHECK_INTERVAL": 16, "EVAL_SAMPLES": 9, "WARMUP_TRAIN_STEPS": 1, "NUM_WORKERS": 0}
     environment = {**PER_PROCESS, VARIABLE: bridge.socket}
     study = tmp_path / "bridge_cpu.toml"
@@ -264,6 +280,8 @@ def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(bridge: 
         STUDY.format(
             client=Path(__file__).with_name("bridge_client.py"),
             tiny=TINY,
+            ranks=ranks,
+            layout=layout,
             environment="\n".join(f'{name} = "{value}"' for name, value in environment.items()),
             fixed="\n".join(f"{name} = {value}" for name, value in {**fixed, **WITHOUT_TE}.items()),
         )
@@ -276,7 +294,7 @@ def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(bridge: 
         reader = MllogReader()
         reader.feed(log.read_bytes())
         runs.append(reader.run())
-    assert len(runs) == 4
+    assert len(runs) == 3
     assert all(run.evals for run in runs)
     assert any(run.reached(1.8) for run in runs)
     (config,) = (tmp_path / "sweep" / "best").glob("config_*.sh")

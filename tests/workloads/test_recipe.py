@@ -53,6 +53,7 @@ def test_where_trials_run_here_what_is_missing_is_missing() -> None:
     [
         "bridge_h200x1",
         "bridge_h200x4",
+        "bridge_small_h200x2",
         "nemo_h100x1",
         "nemo_h200x2",
         "nemo_h200x4",

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lora_tune.base.errors import InputError
 from lora_tune.recipes import text
 from lora_tune.recipes.megatron.settings import CommonSettings
 from lora_tune.recipes.text import Sequences
@@ -55,16 +54,9 @@ def synthetic(settings: CommonSettings) -> dict[str, torch.Tensor]:
 
 
 def load(settings: CommonSettings) -> tuple[Sequences, Sequences]:
-    """Training and validation sequences. Raises InputError for missing or unusable files and unknown tokens."""
-    splits = []
-    for split in ("train", "validation"):
-        sequences = text.load(settings.datadir, split, settings.seq, text.byte_tokens)
-        top = int(sequences.tokens.max())
-        if top >= settings.shape.vocab or int(sequences.tokens.min()) < 0:
-            raise InputError(
-                f"{settings.datadir}/{split}: holds token {top};"
-                f" the model's vocabulary allows 0 to {settings.shape.vocab - 1}"
-            )
-        splits.append(sequences)
-    train, validation = splits
+    """Training and validation sequences. Raises InputError for files that cannot be used."""
+    train, validation = (
+        text.load(settings.datadir, split, settings.seq, text.byte_tokens) for split in ("train", "validation")
+    )
+    text.check(train, validation, settings.shape.vocab, settings.datadir)
     return train, validation.spread(settings.eval_samples) if settings.eval_samples else validation

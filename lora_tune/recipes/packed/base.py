@@ -113,8 +113,7 @@ class PackedBase:
             validation = text.load(where, "validation", seq, self._tokenize)
             if settings.eval_samples:
                 validation = validation.spread(settings.eval_samples)
-            for name, sequences in (("train", train), ("validation", validation)):
-                sequences.check(self.model.config.get_text_config().vocab_size, f"{settings.datadir}/{name}")
+            text.check(train, validation, self.model.config.get_text_config().vocab_size, settings.datadir)
             self._texts[key] = Texts(train, validation)
         return self._texts[key]
 
