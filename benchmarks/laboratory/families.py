@@ -101,6 +101,14 @@ def wrong_speed(variant: int) -> Problem:
     return _wide("h100_speed", replace(run, machine=OtherSpeeds(**known)))
 
 
+def little_memory(variant: int) -> Problem:
+    """A GPU of 56 GB and micro-batches of up to eight sequences: nine layouts in ten run out of memory."""
+    run = h100.variant(variant)
+    problem = _wide("h100_memory", replace(run, machine=replace(run.machine, memory_gb=56.0)))
+    layouts = h100_layouts().model_copy(update={"mbs": (1, 2, 4, 8)})
+    return replace(problem, space=Space({**hyperparameters(), "layout": layouts}, nodes=1, gpus_per_node=8))
+
+
 def coupled(variant: int) -> Problem:
     """The layout drives convergence too: splitting layers costs samples, micro-batches of two save some."""
 
@@ -165,6 +173,7 @@ FAMILIES: dict[str, Callable[[int], Problem]] = {
     "h100_rate": wrong_rate,
     "h100_level": wrong_level,
     "h100_speed": wrong_speed,
+    "h100_memory": little_memory,
     "h100_coupled": coupled,
     "h100_shapes": other_shapes,
     "h100_ten": ten_parameters,

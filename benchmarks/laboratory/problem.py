@@ -23,6 +23,9 @@ EXACT_DRAWS = 16_384
 """Simulated runs behind an exact score; the usual 512 leave an error of 0.3% of a score, as large as late claims."""
 EXACT_TRIES = 40
 """Configurations that are scored exactly in search of the exact best, lowest usual score first."""
+FEW, ROUNDS, MORE = 4, 160, 100
+"""Rounds of a walk to the best point, and as many more for each parameter beyond ``FEW``: then it also moves one or two
+alone, since a step of all at once seldom leads downhill."""
 
 Values = Mapping[str, Any]
 
@@ -142,10 +145,19 @@ class Problem:
     def _descend(self, point: dict[str, Any], layout: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         trials = [self._random(rng, tuple(point)) for _ in range(250)]
         best = min([point, *trials], key=lambda p: self.score({**p, **layout}))
-        for round_ in range(160):
-            near = self._near(best, 0.3 * 0.97**round_, rng)
+        rounds = ROUNDS + MORE * max(0, len(point) - FEW)
+        for round_ in range(rounds):
+            width = 0.3 * 0.97 ** (round_ * ROUNDS / rounds)
+            near = {**best, **self._near(self._some(best, rng), width, rng)}
             best = min(best, near, key=lambda p: self.score({**p, **layout}))
         return best
+
+    def _some(self, point: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+        """All parameters of a point where they are few; else one, two or all, as chance has it."""
+        if len(point) <= FEW:
+            return point
+        count = (1, 2, len(point))[int(rng.integers(3))]
+        return {str(n): point[str(n)] for n in rng.choice(sorted(point), count, replace=False)}
 
     def _near(self, point: Mapping[str, Any], width: float, rng: np.random.Generator) -> dict[str, Any]:
         """A point beside ``point``: sd ``width`` of the half range along each of its parameters."""

@@ -10,14 +10,8 @@ from lora_tune.search.abilities import Recommends
 from lora_tune.search.race_scale import bounded_exp
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting, in_memory
-from lora_tune.search.samplers import sampler_of, start_of, where_the_user_stands
+from lora_tune.search.samplers import sampler_of
 from lora_tune.store.records import StudyRecords
-
-FEWEST_RUNS = 5
-"""Runs that reached the target before a sampler's model chooses among what has run: of two it took the slower one.
-
-What the user had is no such choice: it stays until another is clearly better.
-"""
 
 
 def believes(study: Study, sweep: StudyRecords) -> Belief:
@@ -35,10 +29,6 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
     tuned = study.search_space.conditions.present(values)
     full = [t for t in sweep.reached() if not t.probe]
     trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
-    stands = where_the_user_stands(study, start_of(sweep))
-    stays = stands is not None and study.search_space.conditions.present(stands) == tuned
-    if trial is not None and not stays and len(full) < FEWEST_RUNS:
-        return shrinkage.believes(study, sweep)
     if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
         by_results = shrinkage.believes(study, sweep)
         if not by_results.tuned and by_results.objective < score:

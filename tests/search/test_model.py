@@ -205,6 +205,20 @@ def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() ->
     assert untried_small < 0.15
 
 
+def test_what_needs_more_memory_than_a_layout_that_died_is_given_up_with_it() -> None:
+    """One death leaves a layout a chance that it was bad luck; those that need more would have to be lucky as well."""
+    labels = ("tp", "cp", "mbs")
+    died, more, less, other = (np.array([row]) for row in ([1.0, 1, 1], [1.0, 0, 2], [2.0, 1, 1], [2.0, 0, 1]))
+    (chance,), (worse,), (better,) = (memory.fit(died, [True], labels).probability(x) for x in (died, more, less))
+    assert 1 - worse < 0.2 * (1 - chance)
+    assert better < chance
+    flaky = memory.fit(np.vstack([died] * 5), [True] + [False] * 4, labels)
+    assert flaky.probability(more)[0] < 0.9, "it lived as well: luck decides, and no neighbour is given up for it"
+    lived = memory.fit(died, [False], labels)
+    assert lived.probability(less)[0] < 0.2 * lived.probability(died)[0]
+    assert lived.probability(other)[0] > lived.probability(less)[0], "nobody knows which of the two needs more"
+
+
 @given(st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
 def test_hundreds_of_runs_of_layouts_that_live_or_die_leave_a_belief_and_no_certainty(seed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from optuna.trial import FrozenTrial
 
 from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import METHODS
+from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import h100_wide
+from benchmarks.laboratory.scripts import switches
 from benchmarks.noisy_runs import STUDY, at_random, lost, truth
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.mllog import Eval
+from lora_tune.search.forecasts import FORECASTS
 from lora_tune.search.recommendation import Recommended, recommended
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice, TrialMetrics, from_mapping
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
@@ -155,7 +158,7 @@ def test_before_anything_reached_the_target_nothing_is_handed_over() -> None:
     assert recommended(study, sweep_of(study, [ended(study, 0, at_random(random.Random(0)), None)])) is None
 
 
-H100 = """
+LABORATORY = """
 [workload]
 kind = "surface"
 surface = "h100"
@@ -164,19 +167,32 @@ launcher = "simulated"
 gpus_per_node = 8
 [space]
 LR = { type = "float", low = 1e-5, high = 1e-2, log = true }
-MAX_STEPS = { type = "int", low = 100, high = 2500 }
-WARMUP_STEPS = { type = "int", low = 0, high = 200 }
-layout = { type = "layout", tp = [1, 2, 4, 8], pp = [1, 2, 4], cp = [1, 2, 4, 8], mbs = [1, 2], gbs = [8, 16, 32] }
 [objective]
 target = 0.925
-score = "mlperf_score"
-curves = "llama2_70b_lora"
 [search]
-sampler = "grey_box"
+sampler = "SAMPLER"
 [budget]
 trials = 60
 trial_minutes = 60
 """
+
+
+def as_study(problem: Problem, sampler: str) -> Study:
+    """The study that a user of the problem would write, with its start as the first enqueued point."""
+    study, space = study_of(LABORATORY.replace("SAMPLER", sampler)), problem.space
+    assert problem.start is not None
+    return study.model_copy(update={
+        "space": dict(space.parameters),
+        "site": study.site.model_copy(update={"nodes": space.nodes, "gpus_per_node": space.gpus_per_node}),
+        "search": study.search.model_copy(update={"enqueue": (dict(problem.start),)}),
+        "budget": study.budget.model_copy(update={"trial_minutes": problem.trial_minutes}),
+        "objective": study.objective.model_copy(update={
+            "target": problem.target,
+            "score": "mlperf_score" if problem.published else "time_to_target",
+            "curves": "llama2_70b_lora" if problem.published else "own",
+        }),
+        "division": "closed" if problem.published else "open",
+    })  # fmt: skip
 
 
 def as_records(study: Study, trials: Sequence[FrozenTrial]) -> StudyRecords:
@@ -184,12 +200,15 @@ def as_records(study: Study, trials: Sequence[FrozenTrial]) -> StudyRecords:
     records, evals = {}, {}
     for t in trials:
         verdict = {"probed": "censored"}.get(t.user_attrs["verdict"], t.user_attrs["verdict"])
-        facts = {name: value for name, value in t.user_attrs.items() if name not in ("verdict", "why", "kind")}
+        facts = {
+            name: value for name, value in t.user_attrs.items() if name not in ("verdict", "why", "kind", FORECASTS)
+        }
         reached = {"objective": t.value} if verdict == "reached" else {}
         records[t.number] = Trial(
             number=t.number, seed=t.number, tuned=t.params, parameters=study.search_space.resolve(t.params),
             state=TrialState.FINISHED, verdict=Verdict(verdict), metrics=from_mapping(facts | reached), finished_at=1.0,
-            probe=t.user_attrs["kind"] == "probe",
+            probe=t.user_attrs.get("kind") == "probe",
+            sampler_attributes={"user": {k: v for k, v in t.user_attrs.items() if k == FORECASTS}},
         )  # fmt: skip
         evals[t.number, 0] = tuple(Eval(float(s), x, math.nan) for s, x in sorted(t.intermediate_values.items()))
     sweep = sweep_of(study, list(records.values()))
@@ -197,12 +216,18 @@ def as_records(study: Study, trials: Sequence[FrozenTrial]) -> StudyRecords:
     return replace(sweep, trials=records, attempts=attempts, evals=evals)
 
 
-def test_what_is_handed_over_is_what_the_laboratory_measures() -> None:
+@pytest.mark.parametrize(
+    ("name", "make", "budget"),
+    [("ours", h100_wide, 1.0), ("ours", h100_wide, 4.0), ("grey box", h100_wide, 4.0), ("ours", switches, 0.2)],
+)
+def test_what_is_handed_over_is_what_the_laboratory_measures(
+    name: str, make: Callable[[int], Problem], budget: float
+) -> None:
     """The tables' regret is of the method's recommendation; the product hands over the same from the same trials."""
-    study = study_of(H100, "h100").model_copy(update={"division": "closed"})
-    problem = h100_wide(3)
-    method = METHODS["ours"](problem, 1)
-    trace = play(problem, method, slots=1, budget=4.0, seed=1)
+    problem = make(3)
+    study = as_study(problem, {"ours": "portfolio", "grey box": "grey_box"}[name])
+    method = METHODS[name](problem, 1)
+    trace = play(problem, method, slots=1, budget=budget, seed=1)
     found = recommended(study, as_records(study, method._study.get_trials()))
     assert found is not None
     assert found.trial.tuned == method.recommend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,3 +53,18 @@ def test_a_search_that_nothing_is_known_of_arrives_on_the_ridge(seed: int) -> No
     by_tpe = [t.user_attrs["why"].startswith("Optuna's TPE, to find out") for t in study.trials]
     assert by_tpe.index(False) == 4, "two runs a parameter, before the model proposes"
     assert truth(made.recommend(study)[0]) - 6 < 0.05
+
+
+def apart(values: dict[str, Any]) -> float:
+    """ln(seconds) of a script whose rate and batch have nothing to do with each other."""
+    return 6 + 0.2 * math.log(values["LR"] / 1e-3) ** 2 + 0.1 * math.log(values["BATCH"] / 128) ** 2
+
+
+@pytest.mark.parametrize(("script", "low", "high"), [(truth, 0.9, 1.0), (apart, 0.0, 0.5)])
+def test_that_two_numbers_move_together_is_believed_as_far_as_runs_show_it(
+    script: Callable[[dict[str, Any]], float], low: float, high: float
+) -> None:
+    rng = np.random.default_rng(4)
+    points = [at(*rng.uniform(-1.5, 1.5, 2)) for _ in range(20)]
+    model = learn_whole(Encoding(SPACE, COORDINATES), [Run(values=p, ln_score=script(p)) for p in points])
+    assert low <= sum(s.share for s in model.scales.samples.scales if s.together) <= high

@@ -26,6 +26,8 @@ GROUPS = 6
 """Batch sizes (and other values that both models share) considered at once."""
 TRIED = 200
 """Newest tried settings that are considered again."""
+WALKS, WIDTHS, STEPS = (0.0, 1.0), (0.5, 0.35, 0.25, 0.15, 0.1, 0.05), 20
+"""Walks downhill of many parameters, by how many sd below the mean each looks; widths of their rounds, points each."""
 
 Values = Mapping[str, Any]
 Flags = npt.NDArray[np.bool_]
@@ -67,6 +69,8 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[BatchGroup]
             rows += [{**shared, **_near(c, own, rng, width)} for width in (0.05, 0.15)]
             if c.other_features:
                 rows += [{**shared, **_some_moved(c, own, rng, width)} for width in (0.1, 0.3)]
+        if c.other_features and tried:
+            rows += [{**shared, **_downhill(model, {**members[0], **tried[0], **shared}, rng, by)} for by in WALKS]
         unique = list({tuple(r.items()): r for r in rows}.values())
         batch = c.batch({**unique[0], **members[0]})
         groups.append(BatchGroup(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))
@@ -98,6 +102,23 @@ def _some_moved(c: Coordinates, values: Values, rng: np.random.Generator, width:
     """A neighbour in two of many parameters, so that one direction after the other is tried."""
     chosen = {str(n) for n in rng.choice(sorted(values), min(2, len(values)), replace=False)}
     return {**values, **_near(c, {n: v for n, v in values.items() if n in chosen}, rng, width)}
+
+
+def _downhill(model: SearchModel, values: Values, rng: np.random.Generator, optimism: float) -> Values:
+    """Where a walk from ``values`` ends that takes what is believed best of neighbours in one or two parameters.
+
+    Of many parameters no random point and no neighbour of what has run is near what the model believes best.
+    """
+    c, goal = model.coordinates, model.goal
+    batch = c.batch(values)
+    schedule, own = model.schedule(batch), [n for n in c.convergence_names if n not in c.speed_names]
+    for width in WIDTHS:
+        near = [values, *({**values, **_some_moved(c, {n: values[n] for n in own}, rng, width)} for _ in range(STEPS))]
+        mean, covariance = model.predict_ln_samples(near)
+        sd, total = np.sqrt(np.diag(covariance)), np.array([c.total_samples(v) for v in near])
+        hoped = goal.scored_ln_samples(mean - optimism * sd, sd, batch, schedule)
+        values = near[int(np.argmin(hoped + goal.log_risk(mean, sd, total, schedule)))]
+    return {n: values[n] for n in own}
 
 
 def _best_tried(model: SearchModel) -> list[Values]:

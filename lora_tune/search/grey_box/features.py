@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.layout import parse_layout
 from lora_tune.search.grey_box.gaussian import Array
-from lora_tune.search.grey_box.unit_range import from_unit, unit
+from lora_tune.search.grey_box.unit_range import coder, from_unit, is_ordered
 
 RATE = ("LR", "LEARNING_RATE")
 STEPS = ("MAX_STEPS", "STEPS", "TRAIN_STEPS")
@@ -44,8 +44,6 @@ PRECISION = re.compile(r"^(NV|MX)?FP[48]$|^BF16$|PRECISION$")
 """Names of what linear layers compute in: they decide how fast a sample is trained and how many are needed."""
 
 Values = Mapping[str, Any]
-MAX_CATEGORIES = 12
-"""Categories of one parameter that get a feature each; later ones share the last."""
 
 
 @dataclass(frozen=True)
@@ -144,30 +142,36 @@ class Coordinates:
 
     def convergence_features(self, values: Values) -> list[float]:
         """Features of the convergence model: scaled parameters, warm-up in samples, batch and schedule in octaves."""
-        row: list[float] = []
         values = self.conditions.rested(values)
-        for name in self.convergence_names:
-            if name.upper() in WARMUP:
-                row.append(self._warmup(name, values))
-            elif name.upper() in STEPS and math.isfinite(self.batch(values)):
-                row.append(math.log(self.total_samples(values) / self.reference_samples) / math.log(4))
-            else:
-                row += self._coded(name, values[name])
         batch = self.batch(values)
+        row = [x for name, coded in self._convergence_coders for x in coded(name, values, batch)]
         row.append(math.log2(batch / self.reference_batch) / 2 if math.isfinite(batch) else 0.0)
         return row
 
-    def _warmup(self, name: str, values: Values) -> float:
+    @cached_property
+    def _convergence_coders(self) -> list[tuple[str, Callable[[str, Values, float], list[float]]]]:
+        """What makes features of convergence of each parameter: (name, of its name, all values and the batch)."""
+        kinds = {**dict.fromkeys(WARMUP, self._warmup), **dict.fromkeys(STEPS, self._schedule)}
+        return [(name, kinds.get(name.upper(), self._plain)) for name in self.convergence_names]
+
+    def _plain(self, name: str, values: Values, _batch: float) -> list[float]:
+        return self._coders[name](values[name])
+
+    def _schedule(self, name: str, values: Values, batch: float) -> list[float]:
+        if not math.isfinite(batch):
+            return self._coders[name](values[name])
+        return [math.log(self.total_samples(values) / self.reference_samples) / math.log(4)]
+
+    def _warmup(self, name: str, values: Values, batch: float) -> list[float]:
         """Warm-up samples over those of a middle schedule, from -1 without any to 1 at ``LONGEST_WARMUP``.
 
         Not as a share of its own schedule: in two tables of real trials a warm-up of so many steps delays the crossing
         as much in schedules of 80 steps as in those of 200 and 320 (``python -m benchmarks.tables``).
         """
-        steps, batch = self.steps(values), self.batch(values)
-        if not steps > 0:
-            return unit(self.distributions[name], values[name])
+        if not (steps := self.steps(values)) > 0:
+            return self._coders[name](values[name])
         samples = min(float(values[name]), steps) * (batch if math.isfinite(batch) else self.reference_batch)
-        return 2 * min(samples / self.reference_samples / LONGEST_WARMUP, 1.0) - 1
+        return [2 * min(samples / self.reference_samples / LONGEST_WARMUP, 1.0) - 1]
 
     @cached_property
     def reference_batch(self) -> float:
@@ -214,9 +218,10 @@ class Coordinates:
         places, column = {}, 0
         for name in self.convergence_names:
             spread = self.distributions[name]
-            if not isinstance(spread, CategoricalDistribution) and name.upper() not in (*RATE, *STEPS, *WARMUP, *BATCH):
-                places[column] = unit(spread, self.centre[name]) if name in self.centre else 0.0
-            column += len(self._coded(name, None))
+            ordered = not isinstance(spread, CategoricalDistribution) or is_ordered(spread)
+            if ordered and name.upper() not in (*RATE, *STEPS, *WARMUP, *BATCH):
+                places[column] = self._coders[name](self.centre[name])[0] if name in self.centre else 0.0
+            column += self._width(name)
         return places
 
     def _column(self, names: Sequence[str]) -> int | None:
@@ -225,7 +230,7 @@ class Coordinates:
         for name in self.convergence_names:
             if name.upper() in names:
                 return column
-            column += len(self._coded(name, None))
+            column += self._width(name)
         return None
 
     def speed_features(self, values: Values) -> list[float]:
@@ -243,7 +248,7 @@ class Coordinates:
             elif name == NODES:
                 row.append(math.log2(values[name]))
             else:
-                row += self._coded(name, values[name])
+                row += self._coders[name](values[name])
         return row or [0.0]
 
     @cached_property
@@ -273,23 +278,19 @@ class Coordinates:
         return tuple(label for label in self.speed_labels if not PACE.search(label)) or ("",)
 
     def _coded_labels(self, name: str) -> list[str]:
-        count, distribution = len(self._coded(name, None)), self.distributions[name]
+        count, distribution = self._width(name), self.distributions[name]
         if count == 1 or not isinstance(distribution, CategoricalDistribution):
             return [name.upper()] * count
         return [f"{name.upper()}={choice}" for choice in distribution.choices[:count]]
 
-    def _coded(self, name: str, value: Any) -> list[float]:
-        """A number as one feature, a category as one of several (``value`` None: only the count matters)."""
-        distribution = self.distributions[name]
-        if not isinstance(distribution, CategoricalDistribution):
-            return [unit(distribution, value) if value is not None else 0.0]
-        choices = distribution.choices
-        if all(isinstance(c, int | float) and not isinstance(c, bool) for c in choices) and len(choices) > 1:
-            low, high = min(choices), max(choices)  # type: ignore[type-var]
-            return [2 * (float(value) - float(low)) / (float(high) - float(low)) - 1 if value is not None else 0.0]  # type: ignore[arg-type]
-        width = min(len(choices), MAX_CATEGORIES)
-        at = min(choices.index(value), width - 1) if value is not None else 0
-        return [0.7 if i == at else 0.0 for i in range(width)] if width > 1 else []
+    @cached_property
+    def _coders(self) -> Mapping[str, Callable[[Any], list[float]]]:
+        """What makes features of each parameter's values."""
+        return {name: coder(distribution) for name, distribution in self.distributions.items()}
+
+    def _width(self, name: str) -> int:
+        """How many features a parameter has."""
+        return len(self._coders[name](from_unit(self.distributions[name], 0.0)))
 
 
 def trend(x: Array, curved: Sequence[int]) -> Array:

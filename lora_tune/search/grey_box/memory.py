@@ -2,7 +2,7 @@
 
 Out of memory can be certain or a matter of luck. A logistic regression over the degrees of parallelism says what an
 untried layout risks; its own deaths and survivals then correct it, so a layout that died once in five runs is flaky,
-not impossible.
+not impossible. What needs as much as one that died is as likely to, whatever the regression says.
 """
 
 from __future__ import annotations
@@ -40,26 +40,50 @@ FEWEST_STEPS, MOST_STEPS = 11, 50
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Fitted log-odds ``coefficients`` (1 + d) with their ``covariance``, and each layout's own record."""
+    """Fitted log-odds ``coefficients`` (1 + d) with their ``covariance``, and each layout's own record.
+
+    labels (d): what the features are.
+    """
 
     coefficients: Array
     covariance: Array
     record: Mapping[tuple[float, ...], tuple[int, int]]
+    labels: tuple[str, ...]
 
     def probability(self, x: Array) -> Array:
         """Chance of death for speed-feature rows ``x`` (n, d)."""
-        rows = np.c_[np.ones(len(x)), x]
-        odds = rows @ self.coefficients
-        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
-        # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
-        p = expit(odds / np.sqrt(1 + np.pi * variance / 8))
-        return own_rates(np.asarray(p), x, self.record)
+        own = own_rates(self._regressed(x), x, self.record)
+        lived = np.array([self.record.get(tuple(row.tolist()), (0, 0))[1] > 0 for row in x], dtype=np.bool_)
+        return np.where(lived, own, np.clip(own, *self._bounds(x)))
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
         """Death rates (n, count) drawn jointly: untried layouts share the regression's error, others have a record."""
         coefficients = rng.multivariate_normal(self.coefficients, self.covariance, count)
-        rates = expit(np.c_[np.ones(len(x)), x] @ coefficients.T)
+        low, high = self._bounds(x)
+        rates = np.clip(expit(np.c_[np.ones(len(x)), x] @ coefficients.T), low[:, None], high[:, None])
         return drawn_rates(rates, self.probability(x), self.weight(x), rng)
+
+    def _regressed(self, x: Array) -> Array:
+        rows = np.c_[np.ones(len(x)), x]
+        odds = rows @ self.coefficients
+        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
+        # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
+        return np.asarray(expit(odds / np.sqrt(1 + np.pi * variance / 8)))
+
+    def _bounds(self, x: Array) -> tuple[Array, Array]:
+        """The least and the largest chance (n) of rows (n, d) by layouts that always died, or lived, on less, or more.
+
+        What needs more than a layout that died lives only if that one died of bad luck and it is a matter of luck
+        itself; the regression alone would have each of the many try.
+        """
+        tried = np.array(list(self.record)).reshape(len(self.record), x.shape[1])
+        runs = np.array(list(self.record.values())).reshape(len(tried), 2)
+        dead, alive = runs[:, 1] == 0, runs[:, 0] == 0
+        chances = own_rates(self._regressed(tried), tried, self.record)
+        more, less = _as_much(x, tried, self.labels), _as_much(tried, x, self.labels).T
+        low = np.where(more & ~less & dead, 1 - OWN_WEIGHT * (1 - chances), 0.0).max(axis=1, initial=0.0)
+        high = np.where(less & ~more & alive, OWN_WEIGHT * chances, 1.0).min(axis=1, initial=1.0)
+        return low, np.maximum(low, high)
 
     def weight(self, x: Array) -> Array:
         """Runs that each probability rests on, the regression's word included: after a survival p becomes p w/(w+1)."""
@@ -108,10 +132,14 @@ def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[n
     True (n) where some dead row saves at least as much in every feature whose direction is known, and equals the row
     in the others.
     """
+    return np.asarray(_as_much(x, dead, labels).any(axis=1))
+
+
+def _as_much(x: Array, than: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Whether each of ``x`` (n, d) needs at least the memory of each of ``than`` (m, d): (n, m)."""
     way = np.array([_BELIEF.get(name, _SWITCH)[0] for name in labels])
-    more = (x[:, None, :] - dead[None, :, :]) * np.where(way == 0, 1, np.sign(way))
-    suits = np.where(way == 0, more == 0, more >= 0).all(axis=2)
-    return np.asarray(suits.sum(axis=1) > 0)
+    more = (x[:, None, :] - than[None, :, :]) * np.where(way == 0, 1, np.sign(way))
+    return np.asarray(np.where(way == 0, more == 0, more >= 0).all(axis=2))
 
 
 def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
@@ -136,4 +164,4 @@ def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
         beta = beta + step
         if taken >= FEWEST_STEPS and np.abs(step).max() < 1e-6:
             break
-    return MemoryModel(beta, np.linalg.inv(hessian), recorded(x, died))
+    return MemoryModel(beta, np.linalg.inv(hessian), recorded(x, died), tuple(labels))

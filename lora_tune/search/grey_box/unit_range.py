@@ -3,20 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+DECAY = 30.0
+"""Ratio of the distances of a range's ends from 1 from which on its values count by that distance: betas, discounts and
+averages act by their horizon 1 / (1 - x), so that 0.99 and 0.999 are as far apart as 0.9 and 0.99."""
+WIDE = 8.0
+"""Ratio of the largest to the smallest of positive choices from which on they are taken on a log scale."""
+
 
 def unit(distribution: BaseDistribution, value: Any) -> float:
-    """A numeric value on [-1, 1] over its range, logarithmically where the distribution is."""
+    """A number on [-1, 1] over its range, evenly on the scale on which it counts: see :func:`half_folds`."""
+    return coder(distribution)(value)[0]
+
+
+def half_folds(distribution: BaseDistribution) -> float:
+    """Half of a range in e-folds, of the value where it is searched on a log scale, of a decay's horizon; else 0."""
+    if not isinstance(distribution, FloatDistribution | IntDistribution):
+        return 0.0
+    if not (distribution.log or _is_decay(distribution)):
+        return 0.0
+    return 0.5 * (_place(distribution, distribution.high) - _place(distribution, distribution.low))
+
+
+def is_ordered(distribution: BaseDistribution) -> bool:
+    """Whether it is a choice of more than two numbers."""
+    choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
+    return len(choices) > 2 and _are_numbers(choices)
+
+
+def coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
+    """What makes features of a parameter's values: of a number one on [-1, 1], of other categories one each."""
+    if not isinstance(distribution, CategoricalDistribution):
+        return _number_coder(distribution)
+    choices = distribution.choices
+    if not (len(choices) > 1 and _are_numbers(choices)):
+        return one_hot(choices)
+    low, high = float(min(choices)), float(max(choices))  # type: ignore[type-var,arg-type]
+    log = low > 0 and high / low >= WIDE
+    return _number_coder(FloatDistribution(low, high, log=log))
+
+
+def one_hot(choices: Sequence[Any]) -> Callable[[Any], list[float]]:
+    """Features of a choice, one for each; none where there is no choice."""
+    others = [0.0] * len(choices) if len(choices) > 1 else []
+    rows = {c: [0.7 if other == c else 0.0 for other in choices] for c in choices[: len(others)]}
+    return lambda value: rows.get(value, others)
+
+
+def _number_coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high, at = float(distribution.low), float(distribution.high), float(value)
+    low, high = (_place(distribution, v) for v in (distribution.low, distribution.high))
+    scale, log, decay = 2 / (high - low) if high > low else 0.0, distribution.log, _is_decay(distribution)
+
+    def coded(value: Any) -> list[float]:
+        at = float(value)
+        at = math.log(max(at, 1e-300)) if log else -math.log(max(1 - at, 1e-300)) if decay else at
+        return [scale * (at - low) - 1 if scale else 0.0]
+
+    return coded
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _is_decay(distribution: FloatDistribution | IntDistribution) -> bool:
+    low, high = distribution.low, distribution.high
+    even = not (distribution.log or distribution.step) and 0 <= low < high < 1
+    return even and (1 - low) >= DECAY * (1 - high)
+
+
+def _place(distribution: FloatDistribution | IntDistribution, value: float) -> float:
+    """A value on the scale on which it counts evenly."""
     if distribution.log:
-        low, high, at = math.log(low), math.log(high), math.log(max(at, 1e-300))
-    return 2 * (at - low) / (high - low) - 1 if high > low else 0.0
+        return math.log(max(float(value), 1e-300))
+    return -math.log(max(1 - float(value), 1e-300)) if _is_decay(distribution) else float(value)
 
 
 def from_unit(distribution: BaseDistribution, u: float) -> Any:
@@ -27,7 +93,9 @@ def from_unit(distribution: BaseDistribution, u: float) -> Any:
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     low, high = float(distribution.low), float(distribution.high)
     share = min(1.0, max(0.0, (u + 1) / 2))
-    value = math.exp(math.log(low) + share * math.log(high / low)) if distribution.log else low + share * (high - low)
+    first, last = _place(distribution, low), _place(distribution, high)
+    at = first + share * (last - first)
+    value = math.exp(at) if distribution.log else 1 - math.exp(-at) if _is_decay(distribution) else at
     if distribution.step:
         value = low + round((value - low) / distribution.step) * distribution.step
     value = min(high, max(low, value))

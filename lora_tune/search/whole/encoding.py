@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import Array
-from lora_tune.search.grey_box.unit_range import from_unit, unit
+from lora_tune.search.grey_box.unit_range import coder, from_unit, half_folds, is_ordered, one_hot
 
 Values = Mapping[str, Any]
 RATE_NAME = re.compile(r"(^|[^A-Z])(LR|LEARNING_?RATE|ETA)($|[^A-Z])")
@@ -26,8 +26,6 @@ MOST_FOLDS = 4.0
 """E-folds beyond which a rise is no longer quadratic."""
 UNIT = 1.5
 """E-folds of a learning rate within which its effect is smooth."""
-WIDE = 8.0
-"""Ratio of the largest to the smallest of positive choices from which on they are taken on a log scale."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Encoding:
     def row(self, values: Values) -> list[float]:
         """The features of a configuration."""
         values = self.coordinates.conditions.rested(values)
-        return [x for name in self.distributions for x in self._coded(name, values[name])]
+        return [x for name, coded in self._coders.items() for x in coded(values[name])]
 
     def rows(self, points: Sequence[Values]) -> Array:
         """The features of configurations (n, d)."""
@@ -52,7 +50,7 @@ class Encoding:
     @cached_property
     def owners(self) -> tuple[str, ...]:
         """The parameter that each feature belongs to."""
-        return tuple(n for n, d in self.distributions.items() for _ in self._coded(n, from_unit(d, 0.0)))
+        return tuple(n for n, d in self.distributions.items() for _ in self._coders[n](from_unit(d, 0.0)))
 
     @cached_property
     def bends(self) -> tuple[float, ...]:
@@ -66,18 +64,12 @@ class Encoding:
     @cached_property
     def reach(self) -> tuple[float, ...]:
         """Half ranges in units in which a learning rate is smooth, for each feature: at least 1."""
-        return tuple(max(1.0, self._folds(n) / UNIT) if _is_rate(n) else 1.0 for n in self.owners)
+        return tuple(max(1.0, half_folds(self.distributions[n]) / UNIT) if _is_rate(n) else 1.0 for n in self.owners)
 
     def _bend(self, name: str) -> float:
-        folds = min(self._folds(name), MOST_FOLDS)
+        folds = min(half_folds(self.distributions[name]), MOST_FOLDS)
         least = min(LEAST_BEND, ALL_BENDS / len(self.distributions))
         return least + (RATE_BEND if _is_rate(name) else OTHER_BEND) * folds**2
-
-    def _folds(self, name: str) -> float:
-        """Half of the range in e-folds where it is searched on a log scale; else 0."""
-        distribution = self.distributions[name]
-        log = isinstance(distribution, FloatDistribution | IntDistribution) and distribution.log
-        return 0.5 * math.log(distribution.high / distribution.low) if log else 0.0  # type: ignore[attr-defined]
 
     def guess(self, name: str) -> frozenset[str]:
         """The pieces that a parameter drives as its role or its name says: "samples", "pace" or both."""
@@ -96,37 +88,18 @@ class Encoding:
 
     def _is_number(self, name: str) -> bool:
         distribution = self.distributions[name]
-        return not isinstance(distribution, CategoricalDistribution) or _ordered(distribution)
+        return not isinstance(distribution, CategoricalDistribution) or is_ordered(distribution)
 
-    def _coded(self, name: str, value: Any) -> list[float]:
-        distribution = self.distributions[name]
-        if not isinstance(distribution, CategoricalDistribution):
-            return [unit(distribution, value)]
+    @cached_property
+    def _coders(self) -> Mapping[str, Callable[[Any], list[float]]]:
+        """What makes features of each parameter's values."""
+        return {name: self._coder(name, distribution) for name, distribution in self.distributions.items()}
+
+    def _coder(self, name: str, distribution: BaseDistribution) -> Callable[[Any], list[float]]:
         if name == self.coordinates.layout:
-            return self._layouts[value]
-        if _ordered(distribution):
-            low, high = min(distribution.choices), max(distribution.choices)  # type: ignore[type-var]
-            return [_place(float(value), float(low), float(high))]  # type: ignore[arg-type]
-        return (
-            [0.7 if value == choice else 0.0 for choice in distribution.choices]
-            if len(distribution.choices) > 1
-            else []
-        )
+            return self._layouts.__getitem__
+        return coder(distribution) if self._is_number(name) else one_hot(distribution.choices)  # type: ignore[attr-defined]
 
 
 def _is_rate(name: str) -> bool:
     return bool(RATE_NAME.search(name.upper()))
-
-
-def _ordered(distribution: CategoricalDistribution) -> bool:
-    """Whether the choices are numbers of which there are more than two."""
-    return len(distribution.choices) > 2 and all(
-        isinstance(c, int | float) and not isinstance(c, bool) for c in distribution.choices
-    )
-
-
-def _place(value: float, low: float, high: float) -> float:
-    """Where a number lies between the smallest and the largest choice, from -1 to 1."""
-    if low > 0 and high / low >= WIDE:
-        value, low, high = math.log(value), math.log(low), math.log(high)
-    return 2 * (value - low) / (high - low) - 1

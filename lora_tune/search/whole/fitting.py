@@ -57,6 +57,11 @@ class PieceQuestion:
     guessed: frozenset[str]
     stated: frozenset[str]
 
+    @property
+    def togethers(self) -> tuple[bool, ...]:
+        """Whether two numbers may have to move together: with and without, where there are two."""
+        return (True, False) if self.bent and int(self.frame.numbers.sum()) > 1 else (True,)
+
     def evidence(self, r: Relevance, scale: Scale) -> float:
         """ln of the evidence times the belief, up to a constant."""
         scales = _likely(scale.amplitude / r.usual) + _likely(scale.noise_scale) - 0.5 * math.log(r.length) ** 2
@@ -97,16 +102,32 @@ def fitted(question: PieceQuestion, known: Relevance) -> Relevance:
 
 
 def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
-    """The scales that data leave, the likeliest first: every noise that is possible, each with its likeliest amplitude.
+    """The scales that data leave, the likeliest first, without and with numbers that have to move together.
+
+    Each counts by its evidence, which is how well it forecast every run by those before it: an interaction is believed
+    as far as runs show it, and what is not known widens what is believed.
+    """
+    found = [pair for together in asked.togethers for pair in _left(asked, r, together)]
+    peak = max(evidence for evidence, _ in found)
+    kept = [(math.exp(e - peak), scale) for e, scale in found if e >= peak + math.log(LEAST_SHARE)]
+    total = sum(share for share, _ in kept)
+    return tuple(sorted((replace(s, share=w / total) for w, s in kept), key=lambda scale: -scale.share))
+
+
+def _left(asked: PieceQuestion, r: Relevance, together: bool) -> list[tuple[float, Scale]]:
+    """Every noise that is possible, each with its likeliest amplitude and its evidence.
 
     The peak is looked for from two sides: either configurations differ or runs scatter, and between the two the
-    evidence of a few dozen runs has a valley. Each noise counts by its evidence, so that what is not known of it widens
-    what is believed.
+    evidence of a few dozen runs has a valley.
     """
+
+    def scale(step: Step) -> Scale:
+        amplitude = r.usual * SCALE_STEP ** step[0]
+        return Scale(amplitude=amplitude, noise_scale=SCALE_STEP ** step[1], together=together)
 
     @cache
     def evidence(step: Step) -> float:
-        return asked.evidence(r, _scale(r, step))
+        return asked.evidence(r, scale(step))
 
     def climbed(step: Step, moves: Sequence[Step]) -> Step:
         while evidence(best := max(_moved(step, moves), key=evidence)) > evidence(step):
@@ -122,13 +143,7 @@ def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
             if evidence(at) < evidence(peak) + math.log(LEAST_SHARE):
                 break
             kept.append(at)
-    shares = [math.exp(evidence(step) - evidence(peak)) for step in kept]
-    scales = [replace(_scale(r, step), share=w / sum(shares)) for step, w in zip(kept, shares, strict=True)]
-    return tuple(sorted(scales, key=lambda scale: -scale.share))
-
-
-def _scale(r: Relevance, step: Step) -> Scale:
-    return Scale(amplitude=r.usual * SCALE_STEP ** step[0], noise_scale=SCALE_STEP ** step[1])
+    return [(evidence(step), scale(step)) for step in kept]
 
 
 def _moved(step: Step, moves: Sequence[Step]) -> list[Step]:

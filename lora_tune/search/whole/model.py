@@ -31,12 +31,16 @@ FAILURE_REACH = 0.3
 """Distance over which a failure speaks of its neighbours, in half ranges."""
 RANDOM, NEAR, TOPS = 250, 30, 8
 """Candidates: random ones, neighbours of each of the best, and how many count as the best."""
+REFINED, BESIDE, LEADERS = 3, 15, 4
+"""Rounds in which the candidates worth most are looked at more closely, by so many neighbours of so many of them."""
 LARGEST = 0.7
 """ln(score) that one run may be expected to gain at most: a factor of two."""
 CAP = 1.25
 """Expected cost of a bad run over that of a good one: it is stopped before it ends."""
 QUIET = 0.005
 """Sd of ln(score) between runs of one configuration below which none is run again: it would say the same."""
+FEWEST_RUNS = 5
+"""Runs that reached the target before the model chooses among them, not their results: of two it took the slower."""
 LEAST_CHANCE = 1e-3
 """Chance to succeed below which a configuration counts as no worse: a run that fails costs about a whole one."""
 
@@ -183,13 +187,23 @@ def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float,
     tried = _tried(model)
     best = _best_known(model, tried)
     asked = [r.values for r in model.runs if r.open or model.run_sd < QUIET]
+
+    def valued(points: Sequence[Values]) -> list[WholeProposal]:
+        mean, sd = model.predict(points)
+        gains = model.succeeds(points) * _improvement(mean, sd, best)
+        run = np.minimum(np.exp(np.minimum(mean, 60.0)), min(CAP * math.exp(best), limit_seconds))
+        return [
+            WholeProposal(values=dict(p), gain=float(g), seconds=float(init_seconds + r))
+            for p, g, r in zip(points, gains, run, strict=True)
+        ]
+
     points = candidates(model, tried, rng)
-    points = [p for p in points if p not in asked] or points
-    mean, sd = model.predict(points)
-    gains = model.succeeds(points) * _improvement(mean, sd, best)
-    run = np.minimum(np.exp(np.minimum(mean, 60.0)), min(CAP * math.exp(best), limit_seconds))
-    at = int(np.argmax(gains / (init_seconds + run)))
-    return WholeProposal(values=dict(points[at]), gain=float(gains[at]), seconds=float(init_seconds + run[at]))
+    leading = valued([p for p in points if p not in asked] or points)
+    for _ in range(REFINED):  # of many parameters no random point is near what is worth most
+        leading = sorted(leading, key=lambda p: -p.gain / p.seconds)[:LEADERS]
+        beside = [near(model.encoding.distributions, p.values, rng) for p in leading for _ in range(BESIDE)]
+        leading += valued([p for p in beside if p not in asked])
+    return max(leading, key=lambda p: p.gain / p.seconds)
 
 
 def _improvement(mean: Array, sd: Array, best: float) -> Array:
@@ -267,8 +281,12 @@ def recommend_whole(model: WholeModel, rng: np.random.Generator) -> Believed | N
     if not points:
         return None
     mean, sd = model.predict(points)
+    doubted = mean + 0.5 * sd
+    results = [[r.ln_score for r in model.runs if r.values == p and math.isfinite(r.ln_score)] for p in points]
+    if sum(map(len, results)) < FEWEST_RUNS:
+        doubted = np.array([float(np.mean(scores)) for scores in results])
     # A run that fails costs about a whole one, and is repeated.
-    at = int(np.argmin(mean + 0.5 * sd - np.log(np.maximum(model.succeeds(points), LEAST_CHANCE))))
+    at = int(np.argmin(doubted - np.log(np.maximum(model.succeeds(points), LEAST_CHANCE))))
     others = candidates(model, _tried(model), rng)
     gains = _improvement(*model.predict(others), float(mean[at]))
     same: npt.NDArray[np.bool_] = np.array([r.values == points[at] for r in model.runs])

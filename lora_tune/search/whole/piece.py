@@ -29,11 +29,13 @@ OFF = 1e-4
 class Scale:
     """One reading of how far configurations differ and runs scatter, with its share of the belief.
 
-    amplitude: sd of the smooth residual. noise_scale: multiplies every reading's usual sd.
+    amplitude: sd of the smooth residual. noise_scale: multiplies every reading's usual sd. together: whether the best
+    value of one number may depend on another.
     """
 
     amplitude: float
     noise_scale: float = 1.0
+    together: bool = True
     share: float = 1.0
 
 
@@ -108,7 +110,7 @@ class PieceFrame:
         bends = (self.bends * seen if bent else np.zeros(len(seen)))[self.numbers]
         doubt = (seen * LEAST_DOUBT)[self.numbers] + DOUBT * bends
         first, second = self._pairs
-        together = TOGETHER * np.sqrt(bends[first] * bends[second])
+        together = scale.together * TOGETHER * np.sqrt(bends[first] * bends[second])
         slopes = seen * np.maximum(SLOPE_SD, 2 * AWAY * self.bends / self.reach if bent else SLOPE_SD)
         return Prior(
             mean=np.r_[level, np.zeros(len(weights)), bends, np.zeros(len(together))],

@@ -1,0 +1,67 @@
+"""With ten parameters no random point, and no neighbour of a run, is near the best: the search walks there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from lora_tune.search.grey_box.candidates import candidates
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.model import SearchModel, learn
+from lora_tune.search.grey_box.objective import Goal, closed_schedule
+from lora_tune.search.observations import Observation
+from lora_tune.search.whole import model as whole
+from lora_tune.search.whole.encoding import Encoding
+from lora_tune.search.whole.model import learn_whole, propose
+from lora_tune.search.whole.runs import Run
+
+KNOBS = {f"KNOB_{n}": FloatDistribution(1e-3, 1e3, log=True) for n in range(7)}
+SPACE = {
+    "LR": FloatDistribution(1e-5, 1e-2, log=True),
+    "MAX_STEPS": IntDistribution(100, 2500),
+    "layout": CategoricalDistribution(("tp4 pp1 cp1 minibs4 mbs1", "tp8 pp1 cp1 minibs8 mbs1")),
+    **KNOBS,
+}
+COORDINATES = Coordinates(distributions=SPACE, gpus=8, centre=dict.fromkeys(KNOBS, 1.0))
+
+
+def runs(count: int) -> list[Observation]:
+    """Runs around a start of which each knob is better a little off."""
+    rng = np.random.default_rng(2)
+    found = []
+    for number in range(count):
+        knobs = {name: math.exp(rng.normal()) for name in KNOBS}
+        samples = 3000 * math.exp(sum(0.05 * (math.log(v) - 2) ** 2 for v in knobs.values()))
+        values = {"LR": 4e-4, "MAX_STEPS": 800, "layout": "tp4 pp1 cp1 minibs4 mbs1", **knobs}
+        found.append(Observation(number=number, values=values, samples_per_second=2.2, reached=samples))
+    return found
+
+
+def believed(model: SearchModel) -> float:
+    """The lowest ln(samples) that are believed of anything that the search considers."""
+    considered = candidates(model, np.random.default_rng(1))
+    rows = [{**group.layouts[0], **values} for group in considered for values in group.configurations]
+    return float(model.predict_ln_samples(rows)[0].min())
+
+
+def test_the_grey_box_considers_what_its_model_believes_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = learn(COORDINATES, Goal(schedule=closed_schedule), runs(25))
+    walked = believed(model)
+    monkeypatch.setattr("lora_tune.search.grey_box.candidates.WALKS", ())
+    assert walked < believed(model) - 0.02
+
+
+def test_the_whole_model_proposes_what_is_worth_more_than_its_first_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = Encoding(SPACE, COORDINATES)
+    model = learn_whole(encoding, [Run(values=o.values, ln_score=math.log(o.reached / 2.2)) for o in runs(25)])
+
+    def rate() -> float:
+        found = propose(model, np.random.default_rng(1), init_seconds=60, limit_seconds=3600)
+        return found.gain / found.seconds
+
+    refined = rate()
+    monkeypatch.setattr(whole, "REFINED", 0)
+    assert refined > 1.05 * rate()
