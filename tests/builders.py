@@ -245,7 +245,7 @@ def _finish(
     )
     reached = run.reached(target)
     if verdict is Verdict.REACHED and reached is not None:
-        sentence = f"eval loss {reached.loss:.4f} at {reached.samples:g} samples, {reached.seconds:.1f} s"
+        sentence = f"eval loss {reached.loss:.4f} at {study.counted(reached.samples)}, {reached.seconds:.1f} s"
     attempt = _attempt(trial, len(attempts), now, 120 + curve[-1].seconds + 10, slot)
     attempts.append(replace(attempt, stop=stop, stop_sentence=sentence if stop else ""))
     done = replace(

@@ -46,11 +46,11 @@ def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
     return rows
 
 
-def table(rows: Sequence[NodeScaling]) -> str:
+def table(study: Study, rows: Sequence[NodeScaling]) -> str:
     """The rows as aligned text, a line each under a heading; "" for none."""
     if not rows:
         return ""
-    lines = [f"{'nodes':>8}{'GPUs':>8}{'samples/s':>12}{'per GPU':>10}   trial"]
+    lines = [f"{'nodes':>8}{'GPUs':>8}{f'{study.progress_unit}/s':>12}{'per GPU':>10}   trial"]
     for row in rows:
         note = ", stopped early" if row.stopped else ""
         lines.append(

@@ -39,6 +39,10 @@ def number(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.5g}"
 
 
-def counted(samples: float, unit: str = "samples") -> str:
-    """How far a run is, for people: "640 samples", "1 step". unit: what its log counts in, in the plural."""
-    return f"{samples:g} {unit.removesuffix('s') if samples == 1 else unit}"
+def counted(count: float, noun: str = "samples") -> str:
+    """A number of things for people: "640 samples", "1 step", "0.5 epochs". noun: in the plural, which ends in s.
+
+    Whole numbers are shown whole, others to six digits.
+    """
+    shown = f"{count:.0f}" if float(count).is_integer() and abs(count) < 1e15 else f"{count:g}"
+    return f"{shown} {noun.removesuffix('s') if count == 1 else noun}"

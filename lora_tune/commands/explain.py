@@ -20,7 +20,7 @@ from lora_tune.analysis.importance import FEWEST, knobs
 from lora_tune.analysis.stopping import account_words, stopping_account
 from lora_tune.analysis.summary import objective_words, prior_words, ranked
 from lora_tune.base.errors import InputError, LoraTuneError
-from lora_tune.base.format import visible
+from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
@@ -226,8 +226,9 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(f"  {knob.name:<20} {knob.share:>4.0%}  {bar:<30} best third: {knob.best}")
     if not ranking:
         done = len(ranked(study, sweep))
-        what = "reached the target" if objective_of(study).has_target else "were measured"
-        click.echo(f"  {done} trials {what}; the shares are meaningful from {FEWEST} on")
+        measured = "was measured" if done == 1 else "were measured"
+        what = "reached the target" if objective_of(study).has_target else measured
+        click.echo(f"  {counted(done, 'trials')} {what}; the shares are meaningful from {FEWEST} on")
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
     best = objective_of(study).best(sweep)

@@ -84,9 +84,10 @@ def _results(study: Study, trial: Trial) -> Iterator[str]:
         yield f"{objective.name}: {objective.text(score)}; {seed}"
         return
     assert trial.seconds is not None
+    assert trial.samples is not None
     low, high = time_interval(trial)
     result = f"time to {study.goal}: {trial.seconds:.3f} s, "
-    result += f"90% interval {low:.1f} to {high:.1f} s; {trial.samples:g} samples; {seed}"
+    result += f"90% interval {low:.1f} to {high:.1f} s; {study.counted(trial.samples)}; {seed}"
     yield "; ".join(filter(None, (result, estimate_words(metrics))))
     if metrics.packed_seconds is not None:
         yield f"this time is that of the trial alone; beside others in a pack it took {metrics.packed_seconds:.1f} s"

@@ -179,6 +179,6 @@ def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[
         reached = sum(any(e.loss <= study.target for e in run.evals) for run in runs)
         click.echo(f"{len(runs):4} from {source}: {reached} reached {study.goal}")
     if again:
-        click.echo(f"{again:4} logs are known already")
+        click.echo(f"{again:4} known already")
     for why, count in left_out.items():
         click.echo(f"{count:4} left out: {why}", err=True)

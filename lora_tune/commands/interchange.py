@@ -12,7 +12,7 @@ import click
 
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.format import visible
+from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.commands.trackers import to_mlflow, to_tensorboard, to_wandb
 from lora_tune.config.study import Study
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def trial_rows(study: Study, sweep: StudyRecords, now: float) -> list[Row]:
-    """One row a trial; seconds, samples and node-hours; None where unknown.
+    """One row a trial; seconds and node-hours; samples are counted in ``progress_unit``; None where unknown.
 
     Parameters stand under ``param.NAME``, further metrics under their own names (see ``store.metrics``).
     """
@@ -47,6 +47,7 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> list[Row]:
                 "seconds_low": low,
                 "seconds_high": high,
                 "samples": trial.samples,
+                "progress_unit": study.progress_unit,
                 "seed": trial.seed,
                 "proposed_at": trial.proposed_at,
                 "finished_at": trial.finished_at,
@@ -147,21 +148,21 @@ def main(
     review = load_review(study_name, output, storage)
     study, sweep = review.study, review.sweep
     rows, points = trial_rows(study, sweep, time.time()), list(eval_rows(sweep))
+    trials = counted(len(rows), "trials")
     if csv_file:
         write_csv(csv_file, rows)
         beside = csv_file.with_name(f"{csv_file.stem}-evals.csv")
         write_csv(beside, points)
-        click.echo(f"{csv_file}: {len(rows)} trials\n{beside}: {len(points)} evals")
+        click.echo(f"{csv_file}: {trials}\n{beside}: {counted(len(points), 'evals')}")
     if parquet:
         last = {t: sweep.last_evals(t) for t in sweep.trials}
         write_parquet(parquet, rows, {t: [e._asdict() for e in evals] for t, evals in last.items()})
-        click.echo(f"{parquet}: {len(rows)} trials")
+        click.echo(f"{parquet}: {trials}")
     if mlflow:
         written, there = to_mlflow(study, sweep, mlflow)
-        click.echo(f"MLflow experiment {study.name}: {written} runs written, {there} already existed")
+        click.echo(f"MLflow experiment {study.name}: {counted(written, 'runs')} written, {there} already existed")
     if tensorboard:
-        click.echo(f"{tensorboard}: {to_tensorboard(study, sweep, tensorboard)} runs written")
+        click.echo(f"{tensorboard}: {counted(to_tensorboard(study, sweep, tensorboard), 'runs')} written")
     if wandb:
-        click.echo(
-            f"{wandb}: {to_wandb(study, sweep, wandb)} runs written; send them: wandb sync {wandb}/wandb/offline-*"
-        )
+        runs = counted(to_wandb(study, sweep, wandb), "runs")
+        click.echo(f"{wandb}: {runs} written; send them: wandb sync {wandb}/wandb/offline-*")

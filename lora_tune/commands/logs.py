@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
-from lora_tune.base.format import visible
+from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
@@ -58,26 +58,26 @@ def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every:
     return evals
 
 
-def read_lines(reader: LogReader, log: bytes, counted: Callable[[float], str]) -> Iterator[ReadLine]:
+def read_lines(reader: LogReader, log: bytes, progress: Callable[[float], str]) -> Iterator[ReadLine]:
     """Feed a log line by line, and say what each line added. Pure but for the reader.
 
-    counted: how far a run is, for people, see :meth:`~lora_tune.config.study.Study.counted`.
+    progress: how far a run is, for people, see :meth:`~lora_tune.config.study.Study.counted`.
     A line counts as read when it ends, so each is fed with its line end.
     """
     before = reader.run()
     for number, line in enumerate(log.splitlines(), start=1):
         reader.feed(line + b"\n")
         now = reader.run()
-        yield ReadLine(number, line.decode("utf-8", "replace"), tuple(_added(before, now, counted)))
+        yield ReadLine(number, line.decode("utf-8", "replace"), tuple(_added(before, now, progress)))
         before = now
 
 
-def _added(before: RunLog, now: RunLog, counted: Callable[[float], str]) -> Iterator[str]:
+def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Iterator[str]:
     """What a run knows now that it did not know before."""
     for point in now.evals[len(before.evals) :]:
-        yield f"eval: loss {point.loss:g} at {counted(point.samples)}"
+        yield f"eval: loss {point.loss:g} at {progress(point.samples)}"
     for train in now.train[len(before.train) :]:
-        yield f"train loss {train.loss:g} at {counted(train.samples)}"
+        yield f"train loss {train.loss:g} at {progress(train.samples)}"
     if before.run_stop_ms is None and now.run_stop_ms is not None:
         yield "the run ends"
     if now.dropped_lines > before.dropped_lines:
@@ -88,21 +88,21 @@ def _added(before: RunLog, now: RunLog, counted: Callable[[float], str]) -> Iter
 
 def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
     """Print one log's lines with what they are read as; returns the number of evals."""
-    counted, shown, evals, total = Unmatched(patterns="loss"), 0, 0, 0
+    unmatched, shown, evals, total = Unmatched(patterns="loss"), 0, 0, 0
     click.echo(visible(name))
     for line in lines:
         total += 1
         evals += sum(fact.startswith("eval:") for fact in line.facts)
-        counted.found |= any(fact.startswith("eval:") for fact in line.facts)
+        unmatched.found |= any(fact.startswith("eval:") for fact in line.facts)
         if not line.facts:
-            counted.take(line.text)
+            unmatched.take(line.text)
         if (line.facts or every) and (every or shown < SHOWN):
             shown += 1
             click.echo(f"{line.number:7}  {'; '.join(line.facts) or '-':48.48}  {visible(line.text)[:120]}")
         elif line.facts and shown == SHOWN:
             shown += 1
             click.echo(f"{'':7}  ... (--all shows every line)")
-    click.echo(f"{total} lines, {evals} evals")
-    if sentence := counted.words(ended=True):
+    click.echo(f"{counted(total, 'lines')}, {counted(evals, 'evals')}")
+    if sentence := unmatched.words(ended=True):
         click.echo(sentence)
     return evals

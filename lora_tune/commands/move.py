@@ -11,6 +11,7 @@ import click
 
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError
+from lora_tune.base.format import counted
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_json
 from lora_tune.commands.again import again
@@ -59,7 +60,7 @@ def main(study_name: str, to: str, **given: Any) -> None:
         target.close()
     before = storage_name(review.paths, given["storage"])
     click.echo(
-        f"{moved} trials of {name} copied from {before} to {stores.safe_url(to)}; go on with: "
+        f"{counted(moved, 'trials')} of {name} copied from {before} to {stores.safe_url(to)}; go on with: "
         f"LORA_TUNE_STORAGE={shlex.quote(stores.safe_url(to))} {again('sweep', study_name, storage=False)}"
     )
 

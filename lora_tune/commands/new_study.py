@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lora_tune.base.format import counted
 from lora_tune.logs.guess import LogGuess
 from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose
 from lora_tune.workloads.script_options import Option
@@ -138,8 +139,8 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
 def _shown(log: LogGuess) -> str:
     evals = log.run.evals
     first, last = evals[0], evals[-1]
-    counted = "1 eval" if len(evals) == 1 else f"{len(evals)} evals"
-    return f"{counted} read in it: {first.loss:g} at {log.unit} {first.samples:g}, {last.loss:g} at {last.samples:g}"
+    begin, end = (counted(point.samples, f"{log.unit.removesuffix('s')}s") for point in (first, last))
+    return f"{counted(len(evals), 'evals')} read in it: {first.loss:g} at {begin}, {last.loss:g} at {end}"
 
 
 def _space(proposals: Sequence[ProposedParameter]) -> str:

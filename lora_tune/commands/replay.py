@@ -13,6 +13,7 @@ import click
 
 from lora_tune.analysis.log_replay import Replay, ReplayedLog
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
+from lora_tune.base.format import counted
 from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
@@ -101,7 +102,7 @@ def lines(name: str, played: ReplayedLog, study: Study) -> list[str]:
     run = played.run
     facts = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                       for key, value in played.parameters.items())  # fmt: skip
-    shown = [f"{name}: {played.ending}", f"  {len(run.evals)} evals; {facts or 'no parameters'}"]
+    shown = [f"{name}: {played.ending}", f"  {counted(len(run.evals), 'evals')}; {facts or 'no parameters'}"]
     if played.objective is not None:
         unit = "s" if objective_of(study).timed else objective_of(study).unit
         between = f", 90% interval {played.low:.1f} to {played.high:.1f}" if played.low and played.high else ""

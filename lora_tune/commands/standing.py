@@ -57,7 +57,10 @@ def exit_code(condition: str, overview: Overview) -> int:
 def as_json(
     study: Study, sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True
 ) -> dict[str, Any]:
-    """The whole picture as plain data: seconds, samples, node-hours; None where unknown. over: see :func:`standing`."""
+    """The whole picture as plain data: seconds, node-hours; None where unknown. over: see :func:`standing`.
+
+    samples are counted in ``progress_unit``, as the log counts them.
+    """
     seen = overview(study, sweep, now)
     best = seen.best
     return {
@@ -65,6 +68,7 @@ def as_json(
         "hash": sweep.digest,
         "state": standing(sweep, driver, now, over=over),
         "driver": driver[0] or None,
+        "progress_unit": study.progress_unit,
         "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
         "target": study.objective.target if objective_of(study).has_target else None,
         "trials": seen.trials,

@@ -73,7 +73,7 @@ def picture(
     if requests:
         parts += ["", Text("requests", style="bold"), Text("\n".join(steering_lines(list(requests), now)))]
     if scales := scaling(study, sweep):
-        parts += ["", Text(table(scales))]
+        parts += ["", Text(table(study, scales))]
     if seen.failures:
         parts += ["", _failures(seen)]
     return Group(*parts)

@@ -17,6 +17,7 @@ from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import promise_words
 from lora_tune.analysis.summary import recommended_words, score_words, trial_name
 from lora_tune.base import errors
+from lora_tune.base.format import counted
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.commands import export
 from lora_tune.commands.again import again
@@ -177,13 +178,14 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
 
 def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
     """What is begun, or gone on with, and where."""
-    planned = f" of {study.budget.trials}" if study.budget.trials else ""
+    most = study.budget.trials
     ended = sum(t.verdict is not None for t in sweep.trials.values())
     at_once = f"{study.budget.parallel} at a time, records in {near(paths.root)}"
     if not sweep.trials:
-        return f"{study.name}: {planned.removeprefix(' of ') or 'any number of'} trials, {at_once}"
+        return f"{study.name}: {counted(most, 'trials') if most else 'any number of trials'}, {at_once}"
     taken = f", {len(sweep.trials) - ended} open ones are taken over" if ended < len(sweep.trials) else ""
-    return f"resuming {study.name}: {ended}{planned} trials ended{taken}; {at_once}"
+    done = f"{ended} of {counted(most, 'trials')}" if most else counted(ended, "trials")
+    return f"resuming {study.name}: {done} ended{taken}; {at_once}"
 
 
 def _finish(store: stores.Store, lease: Lease, reason: str, watcher: Any) -> None:
@@ -254,5 +256,5 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
             f"best run {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
         )
     if rows := scaling(study, sweep):
-        lines.append(table(rows))
+        lines.append(table(study, rows))
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from lora_tune.base.errors import SetupError
 from lora_tune.base.format import visible
 from lora_tune.config.study import Study
+from lora_tune.logs.run import Eval
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords, Verdict
 
@@ -57,7 +58,7 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
         tags["mlflow.runName"] = f"trial {trial.number}"
         begin = round(1000 * trial.proposed_at)
         numbers = [(n, v, 0) for n, v in as_mapping(trial.metrics).items() if isinstance(v, int | float)]
-        numbers += [("eval_loss", e.loss, int(e.samples)) for e in sweep.last_evals(trial.number)]
+        numbers += [("eval_loss", e.loss, step) for e, step in _with_steps(sweep.last_evals(trial.number))]
         metrics = [Metric(n, float(v), begin, step) for n, v, step in numbers if math.isfinite(v)]
         params = [Param(n, visible(v)[:6000]) for n, v in trial.parameters.items()]
         reason = [RunTag("sentence", visible(trial.sentence)[:5000])]
@@ -68,6 +69,12 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
             failed = trial.verdict in _NO_RESULT
             client.set_terminated(run, "FAILED" if failed else "FINISHED", round(1000 * (trial.finished_at or 0)))
     return len(fresh), len(known)
+
+
+def _with_steps(evals: Sequence[Eval]) -> Iterator[tuple[Eval, int]]:
+    """Evals with whole numbers for tools that know no others: where they are; thousandths where these are fractions."""
+    whole = all(e.samples.is_integer() for e in evals)
+    return ((e, round(e.samples if whole else 1000 * e.samples)) for e in evals)
 
 
 def _runs_there(client: Any, experiment: str, digest: str) -> set[str]:
@@ -96,8 +103,8 @@ def to_tensorboard(study: Study, sweep: StudyRecords, folder: Path) -> int:
         if trial.verdict is None or place.exists():
             continue
         with _whole_or_none(partial(shutil.rmtree, place)), SummaryWriter(str(place)) as writer:
-            for e in sweep.last_evals(trial.number):
-                writer.add_scalar("eval_loss", e.loss, int(e.samples), walltime=trial.proposed_at + e.seconds)
+            for e, step in _with_steps(sweep.last_evals(trial.number)):
+                writer.add_scalar("eval_loss", e.loss, step, walltime=trial.proposed_at + e.seconds)
             numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
             known = as_mapping(trial.metrics)
             results = {name: float(known[name]) for name in numbers if name in known}

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 
+from lora_tune.base.format import counted
 from lora_tune.base.identity import ATTEMPT_KEY, token_in
 from lora_tune.config.objective import goal_of
 from lora_tune.config.study import Study
@@ -72,7 +73,7 @@ def why_untrue(
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
         or lost_evals(study, trial, run)
-        or impossible_times(run, status, stamped=stamped)
+        or impossible_times(run, status, stamped=stamped, unit=study.progress_unit)
         or _no_time(study, trial, status, run, read_at_once, stamped=stamped)
     )
 
@@ -97,21 +98,22 @@ def other_log(attempt: Attempt, status: JobStatus, head: bytes, end: bytes, size
     return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)
 
 
-def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool) -> Diagnosis | None:
+def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool, unit: str = "samples") -> Diagnosis | None:
     """Why a run's times cannot be true, or None; also for one that goes on.
 
     A log without time stamps is timed by a monotonic clock, so steps of the wall clock do not touch it. A
-    packed trial's log counts its own time alone, and its launcher says nothing of its job's.
+    packed trial's log counts its own time alone, and its launcher says nothing of its job's. unit: what the log counts.
     """
     points: list[Eval | TrainPoint] = [*run.evals, *run.train]
     points.sort(key=lambda point: point.samples)
     known = [point for point in points if math.isfinite(point.seconds)]
     if known and (first := min(known, key=lambda point: point.seconds)).seconds < 0:
-        return _clock(f"the log has {first.samples:g} samples {-first.seconds:.1f} s before its run began")
+        return _clock(f"the log has {counted(first.samples, unit)} {-first.seconds:.1f} s before its run began")
     if (pair := _backwards(known)) is not None:
         before, after = pair
         return _clock(
-            f"the log has {after.samples:g} samples {before.seconds - after.seconds:.1f} s before {before.samples:g}"
+            f"the log has {counted(after.samples, unit)} {before.seconds - after.seconds:.1f} s before "
+            f"{counted(before.samples, unit)}"
         )
     longest = max((point.seconds for point in known), default=0.0)
     inexact = STEP_SECONDS + status.seconds_error + _unit(known) if stamped else LIFE_SECONDS

@@ -22,7 +22,7 @@ def may_propose(study: Study, sweep: StudyRecords, now: float) -> str:
     budget = study.budget
     open_trials = sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
     if budget.trials is not None and len(sweep.trials) >= budget.trials:
-        return f"all {budget.trials} trials are proposed"
+        return "its one trial is proposed" if budget.trials == 1 else f"all {budget.trials} trials are proposed"
     if reason := spent(study, sweep, now):
         return reason
     if open_trials >= budget.parallel:

@@ -203,7 +203,7 @@ class JobMonitor:
         self._events.trouble(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
         if isinstance(action, conclusion.Retry):
-            line = verdict_line(trial.number, "again", action.sentence)
+            line = verdict_line(trial, "again", action.sentence)
             self._events.note(
                 f"trial {trial.number}: again: {action.sentence}", "retry", shown=line, trial=trial.number
             )
@@ -276,7 +276,7 @@ class JobMonitor:
         told = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
         self._events.note(
             f"trial {trial.number}: {word}: {sentence}", "finished",
-            shown=verdict_line(trial.number, word, told), trial=trial.number,
+            shown=verdict_line(trial, word, told), trial=trial.number,
         )  # fmt: skip
 
     def _log(self, attempt: Attempt) -> LogFollower:

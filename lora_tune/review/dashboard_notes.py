@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from lora_tune.base.errors import InputError, LoraTuneError, RemarkChangedError
+from lora_tune.review.web_page import Application, rewritten
 from lora_tune.store.port import SWEEP, Remark
-
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 LONGEST = 100_000
 """Bytes of a request that writes a note."""
@@ -77,14 +76,11 @@ def with_notes(application: Application, facts: Facts, remarks: RemarkStore) -> 
             return _write(environ, start_response, facts, remarks)
         if method != "GET" or not _STUDY_DETAIL.fullmatch(path):
             return application(environ, start_response)
-        started: list[Any] = []
-        body = b"".join(application(environ, lambda *arguments: started.append(arguments)))
-        status, headers, *rest = started[0]
-        if status.startswith("200"):
-            body = json.dumps(_noted(json.loads(body), facts, remarks.latest())).encode()
-        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
-        start_response(status, [*kept, ("Content-Length", str(len(body)))], *rest)
-        return [body]
+
+        def noted(body: bytes) -> bytes:
+            return json.dumps(_noted(json.loads(body), facts, remarks.latest())).encode()
+
+        return rewritten(application, environ, start_response, noted)
 
     return answer
 

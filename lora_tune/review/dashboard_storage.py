@@ -168,7 +168,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
             datetime_complete=plain.datetime_complete,
             params=plain.params,
             distributions=plain.distributions,
-            user_attrs=notes.attributes(sweep, trial, now),
+            user_attrs=notes.attributes(study, sweep, trial, now),
             system_attrs={**plain.system_attrs, **meta},
             intermediate_values=plain.intermediate_values,
             trial_id=plain._trial_id,

@@ -35,20 +35,20 @@ def plain(text: object) -> str:
     return re.sub(r"(?i)(https?|www|ftp|mailto)([:.])", r"\1\\\2", line)
 
 
-def attributes(sweep: StudyRecords, trial: Trial, now: float) -> dict[str, float | str]:
+def attributes(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> dict[str, float | str]:
     """What is known of the trial, named for people, with units; what is unknown is left out."""
-    metrics, attempts = as_mapping(trial.metrics), sweep.attempts_of(trial.number)
+    metrics, attempts, unit = as_mapping(trial.metrics), sweep.attempts_of(trial.number), study.progress_unit
     known: dict[str, float | str | None] = {
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
         "why proposed": trial.why or None,
         "time to target (s)": trial.seconds,
-        "samples to target": trial.samples,
+        f"{unit} to target": trial.samples,
     }
     if trial.verdict is Verdict.REACHED and trial.seconds is not None and trial.samples is not None:
         low, high = time_interval(trial)
         known |= {"time to target, 90% low (s)": low, "time to target, 90% high (s)": high}
-    known |= {label: metrics.get(name) for name, label in _METRICS.items()}
+    known |= {label.format(unit=unit): metrics.get(name) for name, label in _METRICS.items()}
     known |= {
         "global batch size (samples)": trial.parameters.get("GBS"),
         "node-hours": sum(a.node_hours(now) for a in attempts),
@@ -60,16 +60,16 @@ def attributes(sweep: StudyRecords, trial: Trial, now: float) -> dict[str, float
 
 
 _METRICS = {
-    "crossing_samples": "samples to target, estimated from the curve",
-    "samples_per_second": "throughput (samples/s)",
+    "crossing_samples": "{unit} to target, estimated from the curve",
+    "samples_per_second": "throughput ({unit}/s)",
     "seconds_per_eval": "eval (s)",
     "init_seconds": "start-up (s)",
     "peak_gib": "peak memory of a GPU (GiB)",
     "evals": "evals",
     "last_loss": "last eval",
-    "last_samples": "last eval at (samples)",
+    "last_samples": "last eval at ({unit})",
 }
-"""Metric -> its name for people."""
+"""Metric -> its name for people. unit: what the study's log counts."""
 
 
 def round_short(value: float | str) -> float | str:
@@ -159,8 +159,8 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
     )
     return [
         ("Result", result),
-        ("Samples to target", _samples(trial)),
-        ("Throughput", f"{speed:.4g} samples/s" if speed else ""),
+        (f"{study.progress_unit.capitalize()} to target", _samples(trial)),
+        ("Throughput", f"{speed:.4g} {study.progress_unit}/s" if speed else ""),
         ("One eval", duration(seconds) if seconds else ""),
         ("Peak memory", f"{metrics.peak_gib:.4g} GiB of a GPU, as the log states it" if metrics.peak_gib else ""),
         ("Layout", layout),
@@ -174,7 +174,7 @@ def _samples(trial: Trial) -> str:
     if trial.samples is None:
         return ""
     estimate = trial.metrics.crossing_samples
-    return f"{trial.samples:.0f}" + (f", estimated from the curve: {estimate:.0f}" if estimate else "")
+    return f"{trial.samples:.6g}" + (f", estimated from the curve: {estimate:.6g}" if estimate else "")
 
 
 def _attempt_row(attempt: Attempt, now: float) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ _COLOURS = {
 _WORDS = {**{str(verdict): colour for verdict, colour in _COLOURS.items()}, "measured": "green", "again": "yellow"}
 """Colours of the words that a verdict's line has in its second column."""
 
-_VERDICT = re.compile(rf"trial \d+ +({'|'.join(_WORDS)}) +")
+_VERDICT = re.compile(rf"(?:trial|run) \d+ +({'|'.join(_WORDS)}) +")
 
 
 def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:

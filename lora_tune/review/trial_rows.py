@@ -73,10 +73,12 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
         _numbers(objective.heading, [t.metrics.objective for t in trials], objective.text),
     ]
     if objective.timed:
-        made.append(_numbers("Samples", [t.samples for t in trials], lambda v: f"{v:.0f}"))
+        made.append(_numbers(study.progress_unit, [t.samples for t in trials], lambda v: study.counted(v).split()[0]))
     made.append(_numbers(f"Last {study.measure}", [_last(study, sweep, t) for t in trials], lambda v: f"{v:.4f}"))
     if objective.timed:
-        made.append(_numbers("Samples/s", [t.metrics.samples_per_second for t in trials], lambda v: f"{v:.4g}"))
+        made.append(
+            _numbers(f"{study.progress_unit}/s", [t.metrics.samples_per_second for t in trials], lambda v: f"{v:.4g}")
+        )
     spent = [sum(a.node_hours(now) for a in sweep.attempts_of(t.number)) for t in trials]
     made.append(_numbers("Node-hours", spent, hours))
     attempts = [len(sweep.attempts_of(t.number)) for t in trials]

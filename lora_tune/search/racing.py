@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lora_tune.base.format import counted
 from lora_tune.search.contenders import Contender, RunSummary, contender, pairs_of, pooled_sd
 from lora_tune.search.race_limits import LimitShape, limit_constant
 from lora_tune.search.race_scale import TIMES, RaceScale
@@ -267,7 +268,7 @@ def _decided(leader: Contender, configs: Sequence[Contender], settings: RaceSett
     reason = f"{leader.name} is better than {second.name} by {lead} with {settings.confidence:.0%} confidence"
     if second.failures >= 2:
         reason = f"{second.name} {scale.missed} in {second.failures} of {second.runs} runs; {leader.name} is left"
-    return f"{reason}, after {sum(c.runs for c in configs)} runs"
+    return f"{reason}, after {counted(sum(c.runs for c in configs), 'runs')}"
 
 
 def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> CannotSeparate:

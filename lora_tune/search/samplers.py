@@ -265,6 +265,7 @@ def _throughput(study: Study) -> BaseSampler:
         seed=study.search.seed,
         physics=physics_of(study),
         conditions=space.conditions,
+        unit=study.progress_unit,
     )
 
 

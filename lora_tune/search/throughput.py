@@ -78,21 +78,20 @@ class Choice:
     risk: float
     improvement: float
 
-    @property
-    def why(self) -> str:
-        """In one sentence."""
+    def why(self, unit: str) -> str:
+        """In one sentence. unit: what the log counts in, in the plural."""
         risk = f"{100 * self.risk:.0f}% risk of running out of memory or of being refused"
         if math.isnan(self.gain):
             return f"nothing was measured yet: likely to be fast and to fit; {risk}"
-        return f"about {self.speed:.3g} samples/s expected, {100 * self.gain:+.1f}% from the fastest so far; {risk}"
+        return f"about {self.speed:.3g} {unit}/s expected, {100 * self.gain:+.1f}% from the fastest so far; {risk}"
 
 
 class ThroughputSampler(BaseSampler):
     """Proposes points of ``distributions`` for trials that report ``samples_per_second`` and die of memory.
 
     gpus: of one trial. physics: what is believed of a point before it ran, where that is known. conditions: which
-    parameters exist only under others' values. Attributes read are those of :mod:`lora_tune.search.observations`; each
-    trial gets ``why``.
+    parameters exist only under others' values. unit: what logs count in, for people. Attributes read are those of
+    :mod:`lora_tune.search.observations`; each trial gets ``why``.
     """
 
     def __init__(
@@ -103,6 +102,7 @@ class ThroughputSampler(BaseSampler):
         seed: int | None = None,
         physics: Physics | None = None,
         conditions: Conditions | None = None,
+        unit: str = "samples",
     ) -> None:
         self._distributions = dict(distributions)
         self._coordinates = Coordinates(
@@ -112,7 +112,7 @@ class ThroughputSampler(BaseSampler):
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
         self._scales: GreyBoxScales | None = None
-        self._physics = physics
+        self._physics, self._unit = physics, unit
         self._chosen: tuple[object, tuple[Choice | None, list[Observation]]] = (None, (None, []))
 
     def reseed_rng(self) -> None:
@@ -131,7 +131,7 @@ class ThroughputSampler(BaseSampler):
         choice, _ = self._choice(study, skip=trial.number)
         if choice is None:
             return {}
-        annotate(study, trial, why=choice.why)
+        annotate(study, trial, why=choice.why(self._unit))
         return choice.values
 
     def expected_gain(self, study: optuna.Study) -> float | None:

@@ -462,7 +462,7 @@ def test_a_reviewer_opens_the_study_a_trial_its_file_and_a_figure(
     browser.open(address + "/dashboard")
     browser.click("a[href$='/studies/1']", "built")
     drawn = "return [...document.querySelectorAll('.gtitle')].map(t => t.textContent)"
-    titles = {"Eval curves", "Where the time goes", "Throughput by layout", "Timeline of nodes"}
+    titles = {"Eval curves", "Where the time goes", "Throughput by layout", "Timeline of nodes", "Parallel coordinates"}
     browser.until(lambda: titles <= set(browser.run(drawn)), "the saved figures are drawn")
     _hide_a_trace_of(browser, "Eval curves")
 
@@ -473,6 +473,23 @@ def test_a_reviewer_opens_the_study_a_trial_its_file_and_a_figure(
     assert "another node; run the NCCL test on this one" in browser.find("body").text
     browser.click("li a", "job.log")
     assert "a line of the log" in browser.find("body").text
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("page", ["/dashboard", "/dashboard/studies/1", "/dashboard/studies/1/note", "/steer"])
+def test_no_page_complains(browser: Browser, address: str, page: str) -> None:
+    browser.open(address + page)
+    browser.until(lambda: "built" in browser.find("body").text, "the page is drawn")
+    wait_for(lambda: browser.run("return document.readyState") == "complete", 20)
+    assert browser.complaints() == []
+
+
+@pytest.mark.browser
+def test_a_long_command_wraps_instead_of_widening_the_note(browser: Browser, address: str) -> None:
+    browser.look(width=700, height=900)
+    browser.open(address + "/dashboard/studies/1/note")
+    browser.find("pre", "lora_tune.steer")
+    assert browser.run("const p = document.querySelector('pre'); return p.scrollWidth <= p.clientWidth")
 
 
 def _hide_a_trace_of(browser: Browser, title: str) -> None:

@@ -81,7 +81,7 @@ def test_a_log_alone_gives_a_study_that_says_what_to_edit(place: Path) -> None:
     text = (place / "mine.toml").read_text()
     assert text.count("EDIT") == 2, "the command and the parameters"
     assert "# made from: step 10 val_loss 0.81234" in text
-    assert "2 evals read in it: 0.81234 at step 10, 0.71234 at 20" in text
+    assert "2 evals read in it: 0.81234 at 10 steps, 0.71234 at 20 steps" in text
 
 
 def test_a_log_in_which_nothing_is_read_is_named(place: Path) -> None:

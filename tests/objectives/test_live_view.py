@@ -49,7 +49,11 @@ def test_reasons_and_parameters_are_never_cut(width: int) -> None:
 
 
 def test_what_does_not_fit_beside_a_verdict_goes_on_below_its_reason() -> None:
-    line = verdict_line(3, "failed", "configuration: " + " ".join(f"word{i}" for i in range(12)))
+    line = verdict_line(
+        Trial(number=3, seed=0, tuned={}, parameters={}),
+        "failed",
+        "configuration: " + " ".join(f"word{i}" for i in range(12)),
+    )
     rows = [row for row in drawn(sweep_with(4000), 70, [line]).splitlines() if "word" in row]
     assert rows[0].strip("│ ").startswith("trial 3  failed      configuration: word0")
     assert len(rows) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -161,6 +162,12 @@ def test_plotly_accepts_every_figure(study: Study, sweep: StudyRecords) -> None:
     for chart in plots.charts(study, sweep, NOW).values():
         made = graph_objects.Figure(figure(chart))
         assert made.layout.title.text == chart.title
+
+
+def test_every_figure_is_json_that_a_browser_reads(study: Study, sweep: StudyRecords) -> None:
+    assert any(t.verdict is not Verdict.REACHED for t in sweep.trials.values()), "a line with a gap"
+    for name, chart in plots.charts(study, sweep, NOW).items():
+        assert json.dumps(figure(chart), allow_nan=False), name
 
 
 def test_hostile_texts_stay_texts_in_both() -> None:

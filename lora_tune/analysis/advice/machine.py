@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from statistics import median
 
 from lora_tune.analysis.advice.base import Advice, listed, reached
+from lora_tune.base.format import counted
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
@@ -75,7 +76,7 @@ def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="evaluations are expensive",
         do=do,
-        evidence=f"evals take {median(shares):.0%} of the time to the target (median of {len(shares)} trials)",
+        evidence=f"evals take {median(shares):.0%} of the time to the target {_of(shares)}",
     )
 
 
@@ -91,8 +92,12 @@ def evals_too_rare(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="evaluations are infrequent",
         do="evaluate more often: every run goes on for half an interval after it has passed the target",
-        evidence=f"one interval is {median(steps):.0%} of the samples to the target (median of {len(steps)} trials)",
+        evidence=f"one interval is {median(steps):.0%} of the {study.progress_unit} to the target {_of(steps)}",
     )
+
+
+def _of(values: Sequence[float]) -> str:
+    return f"(median of {counted(len(values), 'trials')})"
 
 
 @cache

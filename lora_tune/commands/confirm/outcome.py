@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.replicates import Replicate, missed, name_of, results
 from lora_tune.analysis.summary import objective_words
-from lora_tune.base.format import duration
+from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.contenders import means
@@ -219,7 +219,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
     if outcome.identical is not None:
         value = objective_of(study).text(outcome.identical)
         lines.append(f"note     each run measured {value}: does the script use its seed, the variable SEED?")
-    lines.append(f"spent    {outcome.node_hours:.3g} node-hours in {outcome.runs} runs")
+    lines.append(f"spent    {outcome.node_hours:.3g} node-hours in {counted(outcome.runs, 'runs')}")
     return "\n".join(lines)
 
 

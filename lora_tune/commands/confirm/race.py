@@ -14,6 +14,7 @@ from lora_tune.analysis.describe import parameters_text, race_words
 from lora_tune.analysis.replicates import name_of, replicates, results
 from lora_tune.analysis.summary import ranked
 from lora_tune.base.errors import InputError, SetupError
+from lora_tune.base.format import counted
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
@@ -108,7 +109,9 @@ class Race:
             if short > 0:
                 self._refuse_failing(trial)
                 return self._again(trial, known, min(short, self._per_job), records)
-        return stands.verdict.sentence if stands.verdict else f"{len(going)} runs go on"
+        if stands.verdict:
+            return stands.verdict.sentence
+        return "1 run goes on" if len(going) == 1 else f"{len(going)} runs go on"
 
     def _again(self, trial: Trial, known: int, count: int, records: StudyRecords) -> Asked:
         from lora_tune.search.session import Asked  # with Optuna, which takes a second to import
@@ -145,6 +148,6 @@ def introduction(study: Study, field: Sequence[Trial], settings: RaceSettings) -
     text = objective_of(study).text
     lines = [f"{name_of(t.number):>10}  {text(t.objective)} in one run: {parameters_text(t)}" for t in field]
     least, most = settings.fewest * len(field), settings.total(len(field))
-    runs = f"{least} to {most} runs" if least < most else f"{most} runs"
+    runs = f"{least} to {most} runs" if least < most else counted(most, "runs")
     runs += f", at most {settings.longest(len(field))} of one configuration"
     return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])

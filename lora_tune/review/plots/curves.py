@@ -208,7 +208,7 @@ def samples_to_target(study: Study, sweep: StudyRecords) -> Chart | None:
             marks.append(Band(name="", edges=[(v, low, high) for v, _, low, high in fit], colour=colour))
             marks.append(Lines(name="", lines=[[(v, s) for v, s, _, _ in fit]], colour=colour, width=2))
     for colour, gbs in zip(GROUPS, shown, strict=False):
-        marks.append(_group(data, gbs, colour))
+        marks.append(_group(study, data, gbs, colour))
     more = (
         f" Of {len(order)} batch sizes the {len(shown)} with the most trials are shown."
         if len(order) > len(shown)
@@ -220,21 +220,21 @@ def samples_to_target(study: Study, sweep: StudyRecords) -> Chart | None:
         else f"a curve is fitted from {FEWEST_FITTED} trials of one batch size on."
     )
     return Chart(
-        title=f"Samples to the target against {data.knob}",
+        title=f"{study.progress_unit.capitalize()} to the target against {data.knob}",
         x=Axis(label=data.knob, log=data.log),
-        y=Axis(label="samples to the target", log=True),
+        y=Axis(label=f"{study.progress_unit} to the target", log=True),
         marks=tuple(marks),
         note=f"Estimated crossings with 90% intervals; {fitted}{more}",
     )
 
 
-def _group(data: ConvergenceData, gbs: object, colour: Colour) -> Markers:
+def _group(study: Study, data: ConvergenceData, gbs: object, colour: Colour) -> Markers:
     rows = data.groups[gbs]
     return Markers(
         name="trials" if gbs is None else f"GBS {gbs}",
         points=[(value, samples) for value, samples, _, _, _ in rows],
         spans=[(low, high) if math.isfinite(high) else (low, s) for _, s, low, high, _ in rows],
-        texts=[f"trial {t.number}: {s:.0f} samples ({low:.0f} to {high:.0f})" for _, s, low, high, t in rows],
+        texts=[f"trial {t.number}: {study.counted(s)} ({low:g} to {high:g})" for _, s, low, high, t in rows],
         trials=[t.number for *_, t in rows],
         colour=colour,
     )

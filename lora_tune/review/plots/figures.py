@@ -12,6 +12,7 @@ from lora_tune.review.plots.svg import LIGHT
 from lora_tune.review.plots.ticks import log_ticks, tick_text
 
 _SEE_THROUGH = 0.16
+_CLEAR, _ON_BOTH, _GRID = "rgba(0,0,0,0)", "#76808d", "rgba(128,128,128,0.25)"
 
 
 def figure(chart: Chart) -> dict[str, Any]:
@@ -40,16 +41,29 @@ def figure(chart: Chart) -> dict[str, Any]:
         "annotations": notes,
         "barmode": "overlay",
         "hovermode": "closest",
-        "legend": {"orientation": "h", "y": -0.2},
+        "legend": {"orientation": "h", "y": -0.3, "yanchor": "top"},
         "margin": {"t": 50, "l": 60, "r": 20, "b": 60},
+        # On a light page as on a dark one: the page's own ground, and a grey that is read on both.
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "font": {"color": _ON_BOTH},
     }
-    return {"data": data, "layout": layout}
+    return {"data": _finite(data), "layout": layout}
+
+
+def _finite(value: Any) -> Any:
+    """Gaps in lines, and whatever number JSON does not know, as its null: a browser would refuse the whole figure."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _axis(chart: Chart, which: str) -> dict[str, Any]:
     axis: Axis = chart.x if which == "x" else chart.y
     low, high = extent(chart, "x" if which == "x" else "y")
-    made: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True}
+    made: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True, "gridcolor": _GRID}
     if axis.bare:
         return made | {"range": [low, high], "showticklabels": False, "showgrid": False, "zeroline": False}
     if axis.log:
@@ -163,7 +177,7 @@ def _rule_words(mark: Rule) -> dict[str, Any]:
 
 def _scale_words(mark: AxisScale) -> list[dict[str, Any]]:
     """The name of a scale above its line, the texts of its ticks below."""
-    plain = {"showarrow": False, "font": {"color": LIGHT["soft"], "size": 11}}
+    plain = {"showarrow": False, "font": {"size": 11}}
     name = {"x": 0, "y": mark.row, "text": f"<b>{escape(mark.name)}</b>", "xanchor": "left", "yanchor": "bottom"}
     side = {0.0: "left", 1.0: "right"}
     return [plain | name] + [

@@ -8,7 +8,7 @@ from statistics import median
 
 from lora_tune.analysis.describe import short_layout
 from lora_tune.analysis.summary import ranked
-from lora_tune.base.format import duration
+from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
 from lora_tune.review.plots.units import time_unit
@@ -76,7 +76,7 @@ def time_decomposition(study: Study, sweep: StudyRecords) -> Chart | None:
         x=Axis(label=f"time from the start of the job ({unit.name})", low=0.0),
         y=Axis(label="best first", categories=labels),
         marks=tuple(marks),
-        note="Time to the target is samples / throughput + evals x seconds per eval; what is left is the rest.",
+        note=f"Time to the target is {study.progress_unit} / throughput + evals x seconds per eval, and the rest.",
         height=90 + 22 * len(parts),
     )
 
@@ -117,11 +117,12 @@ def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
         return None
     rows = {x.layout: float(len(layouts) - 1 - i) for i, x in enumerate(layouts)}
     points = [(speed, rows[x.layout]) for x in layouts for speed in x.speeds]
-    texts = [f"trial {t}: {s:.4g} samples/s" for x in layouts for t, s in zip(x.trials, x.speeds, strict=True)]
+    speed = f"{study.progress_unit}/s"
+    texts = [f"trial {t}: {s:.4g} {speed}" for x in layouts for t, s in zip(x.trials, x.speeds, strict=True)]
     whose = [t for x in layouts for t in x.trials]
     return Chart(
         title="Throughput by layout",
-        x=Axis(label="samples/s, warm blocks", low=0.0),
+        x=Axis(label=f"{speed}, warm blocks", low=0.0),
         y=Axis(label="layout", categories=tuple(x.layout for x in reversed(layouts))),
         marks=(
             Bars(
@@ -129,7 +130,8 @@ def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
                 bars=[(rows[x.layout], 0.0, median(x.speeds)) for x in layouts],
                 colour="one",
                 texts=[
-                    f"{x.layout}: median {median(x.speeds):.4g} samples/s over {len(x.speeds)} trials" for x in layouts
+                    f"{x.layout}: median {median(x.speeds):.4g} {speed} over {counted(len(x.speeds), 'trials')}"
+                    for x in layouts
                 ],
             ),
             Markers(name="one trial", points=points, colour="two", size=3, texts=texts, trials=whose),

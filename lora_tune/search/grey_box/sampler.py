@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.base.format import duration
+from lora_tune.base.format import counted, duration
 from lora_tune.config.conditions import Conditions
 from lora_tune.search.advantage import Advantage
 from lora_tune.search.fits_in_memory import Needs
@@ -252,7 +252,9 @@ def sentence(best: Recommendation) -> str:
     above = f"expected to be {100 * best.regret:.1f}% above the best there is"
     if not math.isfinite(best.regret):
         above = "nothing has reached the target yet, so how good it is remains unknown"
-    return f"expected {duration(best.score)} to the target, {best.runs} runs of these hyperparameters; {above}"
+    return (
+        f"expected {duration(best.score)} to the target, {counted(best.runs, 'runs')} of these hyperparameters; {above}"
+    )
 
 
 def explain(model: SearchModel, action: Action) -> str:
