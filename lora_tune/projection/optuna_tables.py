@@ -13,13 +13,13 @@ import time
 import optuna
 from optuna.distributions import distribution_to_json
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial
 
 from lora_tune.base.errors import LoraTuneError
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.projection.rows import rows_of
-from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, recorded_trial, space_of
+from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, space_of, trial_at
 from lora_tune.store import Lease, Store, tune_sqlite
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState
@@ -131,12 +131,7 @@ class OptunaTables:
         return not _ended(record) or state != ending(self._study, record)[0].name
 
     def _trial(self, sweep: StudyRecords, number: int) -> FrozenTrial:
-        record = sweep.trials.get(number)
-        if record is not None:
-            return recorded_trial(self._study, sweep, record, self._space)
-        made = create_trial(state=TrialState.FAIL)  # a number without a record: Optuna's have no gap
-        made.number = number
-        return made
+        return trial_at(self._study, sweep, number, self._space)
 
 
 def _seen(sweep: StudyRecords, number: int) -> Seen:

@@ -1,8 +1,9 @@
-"""What optuna-dashboard is given to read: Optuna's own records, dressed with ours, and never written to.
+"""What optuna-dashboard is given to read: the sweep's records as Optuna's trials, and never written to.
 
 Optuna lets nobody add attributes or artifacts to a finished trial, and the driver is the only writer. So nothing is
-stored twice: notes, attributes with units, files and figures are made from the sweep's records when they are read,
-for open trials as for finished ones.
+stored twice: trials, notes, attributes with units, files and figures are made from the sweep's records when they are
+read, for open trials as for finished ones. Optuna's tables are asked for the study alone: to read thousands of trials
+out of them takes seconds.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
+from lora_tune.search.recorded import space_of, trial_at
 from lora_tune.store.port import SWEEP
 from lora_tune.store.records import StudyRecords
 from lora_tune.store.records import TrialState as OurState
 
 FRESH_SECONDS = 5.0
 """How old the records may be that a request is answered from."""
+
+_FIRST_ID = 1
+"""The id of trial 0, as in a database of Optuna's that holds nothing else."""
 
 LARGEST_FILE = 2 * 1024 * 1024
 """Bytes of a longer file that are shown, from its end."""
@@ -64,12 +69,13 @@ class Snapshot:
 
 
 class DashboardStorage(optuna.storages.BaseStorage):
-    """An Optuna storage that reads one study from ``inner`` and dresses it; every change is refused."""
+    """An Optuna storage that shows one study: what ``inner`` says of it, and the sweep's trials; no change is taken."""
 
     def __init__(self, inner: optuna.storages.BaseStorage, snapshot: Snapshot, steer: str = "") -> None:
         """steer: the command line that steers the sweep; "" shows none."""
         self._inner, self._snapshot, self._steer = inner, snapshot, steer
         self._study_id = inner.get_study_id_from_name(snapshot.study.name)
+        self._space = space_of(snapshot.study)
         self._dressed: dict[int, FrozenTrial] = {}
         self._notes: dict[int, str] = {}
         self._belief = BeliefBesideRequests(snapshot.study)
@@ -124,11 +130,9 @@ class DashboardStorage(optuna.storages.BaseStorage):
         return facts + notes.steering_note(self._steer, number, open_=open_)
 
     def number_of(self, trial_id: int) -> int | None:
-        """A trial's number by Optuna's own id; None where there is no such trial."""
-        try:
-            return self._inner.get_trial(trial_id).number
-        except KeyError:
-            return None
+        """A trial's number by the id that it has here; None where there is no such trial."""
+        number = trial_id - _FIRST_ID
+        return number if 0 <= number < self._snapshot.sweep().next_number else None
 
     def get_all_trials(
         self,
@@ -136,23 +140,25 @@ class DashboardStorage(optuna.storages.BaseStorage):
         deepcopy: bool = True,  # Optuna's name; these trials are copies already
         states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
-        """Optuna's trials with attributes for people, and their files as artifacts."""
+        """The trials with attributes for people, and their files as artifacts."""
         sweep = self._snapshot.sweep()
-        trials = self._inner.get_all_trials(study_id, deepcopy=False, states=states)
-        return [self._dress(sweep, trial) for trial in trials]
+        trials = [self._dress(sweep, number) for number in range(sweep.next_number)]
+        return trials if states is None else [trial for trial in trials if trial.state in states]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """One trial, dressed."""
-        return self._dress(self._snapshot.sweep(), self._inner.get_trial(trial_id))
+        """One trial, dressed. Raises KeyError where there is none."""
+        if (number := self.number_of(trial_id)) is None:
+            raise KeyError(f"no trial has the id {trial_id}")
+        return self._dress(self._snapshot.sweep(), number)
 
-    def _dress(self, sweep: StudyRecords, plain: FrozenTrial) -> FrozenTrial:
-        """A trial that has ended in both records is dressed once."""
-        number = plain.number
+    def _dress(self, sweep: StudyRecords, number: int) -> FrozenTrial:
+        """A trial that has ended is dressed once."""
         if number in self._dressed:
             return self._dressed[number]
-        trial = sweep.trials.get(number)
+        plain, trial = trial_at(self._snapshot.study, sweep, number, self._space), sweep.trials.get(number)
+        plain._trial_id = number + _FIRST_ID
         if trial is None:
-            self._notes[number] = "Proposed; not written down yet.\n"
+            self._notes[number] = "The sweep has no record of it.\n"
             return plain
         study, now = self._snapshot.study, time.time()
         files = [f for a in sweep.attempts_of(number) for f in notes.artifacts(self._snapshot.root, a)]
@@ -174,7 +180,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
             trial_id=plain._trial_id,
         )
         self._notes[number] = notes.trial_note(study, sweep, trial, links, now)
-        if plain.state.is_finished() and trial.state is OurState.FINISHED:
+        if trial.state is OurState.FINISHED:
             self._dressed[number] = dressed
         return dressed
 

@@ -19,7 +19,8 @@ CURVE_WIDTH = 16
 
 _SHORT_CURVE, _SHORTEST_CURVE, _SHORT_PARAMETERS = 8, 5, 12
 _LEFT = ("state", "curve", "parameters")
-_FIRST_TO_GO = ("parameters", "ETA", "curve", "to target", "samples/s", "eval loss", "time")
+_FIRST_TO_GO, _KEPT = ("parameters", "ETA", "curve", "to target"), ("trial", "state")
+"""The columns that are left out first, and those that never are; between them go the others, the last one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _layout(rows: Sequence[Cells], room: int) -> tuple[list[str], int, int]:
         widths |= {"curve": curve_width, "parameters": min(widths.get("parameters", 0), shown)}
         if sum(widths[name] + gap for name in columns) <= room:
             return columns, gap, curve_width
-    for name in _FIRST_TO_GO:
+    for name in (*_FIRST_TO_GO, *(n for n in reversed(columns) if n not in (*_FIRST_TO_GO, *_KEPT))):
         if sum(widths[kept] + gap for kept in columns) > room and name in columns:
             columns.remove(name)
     return columns, gap, curve_width

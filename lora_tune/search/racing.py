@@ -276,15 +276,14 @@ def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> Canno
 
     sd, scale, level = race.sd, race.settings.scale, 1 - race.settings.confidence
     lead = second.mean - leader.mean
-    error = sd * math.sqrt(1 / len(leader.places) + 1 / len(second.places))
-    margin = float(stdtrit(race.freedom, 0.95)) * error
+    margin = float(stdtrit(race.freedom, 0.95)) * sd * math.sqrt(1 / len(leader.places) + 1 / len(second.places))
     needed = 2 * ((float(ndtri(1 - level / 2)) + float(ndtri(POWER))) * sd / max(lead, CLOSEST * sd)) ** 2
     more = sum(max(0, math.ceil(needed) - len(c.places)) for c in (leader, second))
     hours = sum(max(0, math.ceil(needed) - len(c.places)) * c.node_hours for c in (leader, second))
     recommended, why = _recommend(leader, second, scale)
     difference, half = scale.difference(lead), scale.difference(margin)
     said = f"cannot be separated: difference {scale.words(difference)} +/- {scale.words(half)}; "
-    said += f"{more} more runs = {hours:.3g} node-hours"
+    said += f"{counted(more, 'more runs')} = {hours:.3g} node-hours"
     if lead < scale.least_sd([*leader.places, *second.places]):
         more, hours, said = 0, 0.0, "measured the same: nothing to separate"
     sentence = f"{leader.name} and {second.name} {said}; take {recommended}, {why}"

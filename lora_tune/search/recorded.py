@@ -138,16 +138,19 @@ def space_of(study: Study) -> Space:
     return study.search_space.distributions(), study.search_space.conditions
 
 
+def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> FrozenTrial:
+    """The trial of a number, a failed one where no record has it: Optuna's numbers have no gap."""
+    if (record := sweep.trials.get(number)) is not None:
+        return recorded_trial(study, sweep, record, space)
+    made = create_trial(state=TrialState.FAIL)
+    made.number = number
+    return made
+
+
 def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
     """Every trial by number, without a gap."""
     space = space_of(study)
-    trials = []
-    for number in range(sweep.next_number):
-        if (record := sweep.trials.get(number)) is None:
-            trials.append(create_trial(state=TrialState.FAIL))
-        else:
-            trials.append(recorded_trial(study, sweep, record, space))
-    return trials
+    return [trial_at(study, sweep, number, space) for number in range(sweep.next_number)]
 
 
 def fitting(study: Study) -> Callable[[Trial], bool]:

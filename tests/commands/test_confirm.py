@@ -28,7 +28,7 @@ from lora_tune.commands import export, status
 from lora_tune.commands.confirm import main
 from lora_tune.commands.confirm.command import replicate_study
 from lora_tune.commands.confirm.outcome import as_json, confirmation, confirmed, summary
-from lora_tune.commands.confirm.race import Race, contenders, introduction, race_settings
+from lora_tune.commands.confirm.race import Race, contenders, introduction, race_settings, with_runs
 from lora_tune.commands.confirm.submission import split_runs
 from lora_tune.commands.report import report_html
 from lora_tune.commands.sweep import main as sweep_main
@@ -429,6 +429,9 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     assert "cannot be separated: difference " in words, "at the look at which more runs would not decide it"
     assert "more runs = " in words
     assert "node-hours; take trial" in words
+    wanted = with_runs(study, RaceSettings(), 2, found.runs + found.more_runs)
+    assert re.fullmatch(r"\S+ -m lora_tune\.confirm --study built --top 2 --seeds \d+", wanted)
+    assert 2 * int(wanted.rpartition(" ")[2]) >= found.runs + found.more_runs > 20
     assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [
         ConfirmedChoice.CHOSEN,
         ConfirmedChoice.PASSED_OVER,

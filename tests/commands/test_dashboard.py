@@ -519,6 +519,33 @@ def test_a_hostile_study_runs_nothing_in_the_dashboard(browser: Browser, tmp_pat
     assert not [p for p in Path.cwd().iterdir() if p.name == "owned"]
 
 
+def test_trials_are_made_of_the_records_and_not_read_from_optuna_s_tables(built: Review) -> None:
+    """Which takes seconds for thousands of trials; the study alone is asked for there."""
+    import optuna
+
+    class OnlyTheStudy(optuna.storages.RDBStorage):
+        def get_all_trials(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("Optuna's trials are read")
+
+        get_trial = get_all_trials
+
+    inner = OnlyTheStudy(f"sqlite:///{built.paths.database}")
+    snapshot = dashboard_storage.Snapshot(built.study, built.paths.root, lambda _: built.sweep)
+    storage = dashboard_storage.DashboardStorage(inner, snapshot)
+    shown = storage.get_all_trials(1)
+    assert [trial.number for trial in shown] == sorted(built.sweep.trials)
+    for trial in shown:
+        assert trial.params == dict(built.sweep.trials[trial.number].tuned)
+        assert storage.number_of(trial._trial_id) == trial.number
+        assert storage.get_trial(trial._trial_id).number == trial.number
+    complete = storage.get_all_trials(1, states=(optuna.trial.TrialState.COMPLETE,))
+    assert complete
+    assert {t.state for t in complete} == {optuna.trial.TrialState.COMPLETE}
+    for unknown in (0, -1, len(shown) + 1):
+        with pytest.raises(KeyError):
+            storage.get_trial(unknown)
+
+
 def test_a_study_of_thousands_of_attributes_is_not_read_for_every_trial(built: Review) -> None:
     """The trials' notes are no study attributes: optuna-dashboard would look through all of them for each trial."""
     import optuna

@@ -12,6 +12,7 @@ from lora_tune.config.study import parse_study
 from lora_tune.controller.verdict_line import verdict_line
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
+from lora_tune.review.table import FittedTable
 from lora_tune.store.records import Attempt, StudyRecords, Trial
 from tests.builders import STUDY
 
@@ -46,6 +47,20 @@ def test_reasons_and_parameters_are_never_cut(width: int) -> None:
     shown = "".join(drawn(sweep, width, [reason]).replace("│", "").split())
     assert "".join(reason.split()) in shown
     assert "…" not in shown
+
+
+@pytest.mark.parametrize("width", [30, 40, 60])
+def test_a_metric_with_a_long_name_gives_way_instead_of_being_cut(width: int) -> None:
+    rows = [
+        {"trial": "7", "state": "running", "time": "3.0 s", "validation/perplexity_on_held_out": "1.25", "best": "-"}
+    ]
+    out = Console(file=io.StringIO(), width=width, record=True)
+    out.print(FittedTable(rows))
+    text = out.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "running" in text
+    assert "…" not in text
+    assert ("perplexity_on_held_out" in text) == (width == 60)
 
 
 def test_what_does_not_fit_beside_a_verdict_goes_on_below_its_reason() -> None:

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,8 +19,8 @@ from lora_tune.base.redact import redact
 from lora_tune.commands import export, report
 from lora_tune.commands.again import again
 from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
-from lora_tune.commands.confirm.race import SEEDS_OFFSET, Race, contenders, introduction, race_settings
-from lora_tune.commands.confirm.submission import CheckerResult, check, run_text, write_results
+from lora_tune.commands.confirm.race import SEEDS_OFFSET, TOP, Race, contenders, introduction, race_settings, with_runs
+from lora_tune.commands.confirm.submission import check, run_text, say_checks, write_results
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.commands.people import said_if_known
@@ -68,7 +67,7 @@ USUAL_RUNS = 10
 
 @click.command()
 @study_option
-@click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="leading configurations that race")
+@click.option("--top", type=click.IntRange(1), default=TOP, show_default=True, help="leading configurations that race")
 @click.option(
     "--seeds",
     type=click.IntRange(1),
@@ -236,20 +235,15 @@ def _hand_over(
     report.write_report(review.study, sweep, review.paths.report, said_if_known(store, review.study.name))
     if say:
         click.echo("\n" + summary(review.study, sweep, verdict))
-        _say_checks(checks, folder)
+        say_checks(checks, folder)
         if written is not None:
             click.echo(f"config   {near(written.path)}\nreport   {near(review.paths.report)}")
+        if verdict.more_runs:
+            needed = verdict.runs + verdict.more_runs
+            click.echo(f"go on    {with_runs(review.study, options.settings, len(options.field), needed)}")
     else:
         click.echo(json.dumps({"event": "confirmation", **json.loads(text)}))
     return errors.EXIT_NOTHING_REACHED if verdict.chosen is None else errors.EXIT_DONE
-
-
-def _say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
-    if checks is None or folder is None:
-        return
-    for sentence in checks.sentences:
-        click.echo(f"checks   {sentence}")
-    click.echo(f"results  {near(folder)}/result_*.txt")
 
 
 def _noted(options: Options, store: stores.Store, verdict: Confirmation, runs: Runs, now: float) -> StudyRecords:

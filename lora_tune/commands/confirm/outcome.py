@@ -63,7 +63,8 @@ class Scored:
 class Confirmation:
     """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
     no run has a result. node_hours: of all replicates, failed ones included. identical: what all runs of the chosen one
-    measured, where they differ by nothing: then a seed changes nothing in them."""
+    measured, where they differ by nothing: then a seed changes nothing in them. more_runs: that would separate the
+    leaders; 0 where they are, or are equal."""
 
     sentence: str
     decided: bool
@@ -73,6 +74,7 @@ class Confirmation:
     runs: int
     node_hours: float
     identical: float | None = None
+    more_runs: int = 0
 
 
 def _identical(own: Sequence[Replicate]) -> float | None:
@@ -102,6 +104,7 @@ def confirmation(
         places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
         scored=scored(study, trial, own, plan.wanted[name], mean[name]) if reached and timed else None,
         identical=_identical(own),
+        more_runs=verdict.more_runs if isinstance(verdict, CannotSeparate) else 0,
         runs=sum(p.runs for p in places),
         node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lora_tune.analysis.describe import parameters_text, race_words
@@ -15,6 +16,7 @@ from lora_tune.analysis.replicates import name_of, replicates, results
 from lora_tune.analysis.summary import ranked
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import counted
+from lora_tune.commands.again import again
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 SEEDS_OFFSET = 1000
 """Added to the study's ``search.seed``: no replicate has a seed of the sweep's first million trials."""
+
+TOP = 3
+"""Configurations that race where nobody says how many."""
 
 FAILURES = 3
 """Replicates of one configuration that may fail for reasons of the machine before the race stops."""
@@ -75,7 +80,8 @@ class Race:
     """Proposes replicates to the driver, as a sampler proposes trials. It remembers nothing that the records do not.
 
     study: of the sweep. records: the race's sweep as it is now. per_job: seeds that one job can run. together:
-    whether several configurations may run at one time. say: told where the race stands after every run.
+    whether several configurations may run at one time.
+    say: told where the race stands whenever as many runs have ended as there are configurations.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Race:
         self._study, self._field, self._settings, self._records = study, field, settings, records
         self._per_job, self._together, self._say = per_job, together, say
         self._failed: Counter[int] = Counter()
+        self._told = 0
 
     def standing(self) -> RacePlan:
         """Where the race stands."""
@@ -139,7 +146,9 @@ class Race:
             self._failed[record.replicate_of] += 1
         done = replicates(self._records())
         own = {t.number: done[t.number] for t in self._field if t.number in done}
-        if own:
+        rounds = sum(map(len, own.values())) // len(self._field)
+        if rounds > self._told:
+            self._told = rounds
             self._say("so far: " + "; ".join(race_words(self._study, own)))
 
 
@@ -151,3 +160,12 @@ def introduction(study: Study, field: Sequence[Trial], settings: RaceSettings) -
     runs = f"{least} to {most} runs" if least < most else counted(most, "runs")
     runs += f", at most {settings.longest(len(field))} of one configuration"
     return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])
+
+
+def with_runs(study: Study, settings: RaceSettings, configurations: int, runs: int) -> str:
+    """The line that confirms with as many seeds as so many configurations need to have ``runs`` runs together."""
+    seeds = settings.most
+    while replace(settings, most=seeds).total(configurations) < runs:
+        seeds += 1
+    top = [] if configurations == TOP else ["--top", str(configurations)]
+    return again("confirm", study.name, *top, "--seeds", str(seeds))

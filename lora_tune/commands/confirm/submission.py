@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from lora_tune.base.errors import SetupError
+from lora_tune.base.paths import near
 from lora_tune.base.redact import redact
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.mlperf.registry import benchmark_names
@@ -86,3 +89,12 @@ def _benchmark(path: Path) -> str:
     reader.feed(path.read_bytes())
     named = (run.hyperparameters.get("submission_benchmark") for run in reader.runs())
     return next((str(name) for name in named if name), "")
+
+
+def say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
+    """Print what the checkers said of the result files in ``folder``; nothing where they were not asked."""
+    if checks is None or folder is None:
+        return
+    for sentence in checks.sentences:
+        click.echo(f"checks   {sentence}")
+    click.echo(f"results  {near(folder)}/result_*.txt")
