@@ -1,6 +1,7 @@
 """What the results of any search say of its configurations: means of repeats, shrunk towards their neighbours.
 
-A Gaussian process over the space's parameters, on ln(objective), one row a run. A configuration that did well while its
+A Gaussian process over the space's parameters, on ln(objective), or on the objective itself where results have either
+sign, one row a run. A configuration that did well while its
 neighbours did not was lucky, mostly: by how much follows from the noise between seeds, which repeats and the smoothness
 of the results tell, starting from what is usual. No sampler is asked, so it serves each of them.
 """
@@ -20,7 +21,7 @@ from lora_tune.objectives import objective_of
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
 from lora_tune.search.grey_box.training_data import thinned
-from lora_tune.search.race_scale import bounded_exp, seed_spread
+from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
 from lora_tune.search.recommendation import Belief
 from lora_tune.search.recorded import fitting
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
@@ -42,15 +43,43 @@ Key = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class _Axis:
+    """On which results are compared: their logarithm, or their value in units of the usual size, negated where more is
+    better."""
+
+    scale: RaceScale
+    unit: float = 1.0
+
+    def place(self, trial: Trial) -> float | None:
+        """Where a trial's result lies; None where it has none."""
+        value = trial.metrics.objective
+        at = None if value is None else self.scale.inward(value)
+        return None if at is None else at / self.unit
+
+    def results(self, mean: float, half: float) -> tuple[float, float, float]:
+        """(middle, low, high) as results, of a place and a half-width."""
+        return self.scale.interval(mean * self.unit, half * self.unit)
+
+
+def _axis(study: Study, sweep: StudyRecords) -> _Axis:
+    """Logarithms while every result has one; a metric that is minimised may well be best below zero."""
+    values = [v for t in sweep.reached() if (v := t.metrics.objective) is not None and math.isfinite(v)]
+    scale = scale_of(study)
+    if scale.relative or all(v > 0 for v in values):
+        return _Axis(replace(scale, relative=True))
+    return _Axis(scale, float(np.median([abs(v) for v in values if v])) if any(values) else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of one configuration that reached the target: ln(objective) of each, the lower the better."""
+    """The runs of one configuration that reached the target: the place of each, the lower the better."""
 
     trial: Trial
-    logs: tuple[float, ...]
+    places: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.logs))
+        return float(np.mean(self.places))
 
 
 def believes(study: Study, sweep: StudyRecords) -> Belief:
@@ -58,12 +87,13 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
 
     One that missed the target as often as it reached it is left out while there is another.
     """
-    configs = _configurations(study, sweep)
-    if not configs:  # an objective that is not positive has no logarithm to reason with
-        best = objective_of(study).best(sweep)
-        assert best is not None, "asked before a trial reached the target"
-        value = best.objective
-        return Belief(tuned=best.tuned, objective=value, low=value, high=value, trial=best.number)
+    axis = _axis(study, sweep)
+    configs = _configurations(axis, sweep)
+    if not configs:  # a time or a speed that is not positive has no place among the others
+        luckiest = objective_of(study).best(sweep)
+        assert luckiest is not None, "asked before a trial reached the target"
+        value = luckiest.objective
+        return Belief(tuned=luckiest.tuned, objective=value, low=value, high=value, trial=luckiest.number)
     space, fits = study.search_space.distributions(), fitting(study)
     inside = [c for c in configs if fits(c.trial)]
     outside = [c for c in configs if not fits(c.trial)]
@@ -71,18 +101,16 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
     means, variances = _posterior(study, space, inside, sd)
     level, spread = _level(configs)
     for c in outside:  # the machine's own config, say: no point of the space, so it has no neighbours
-        precision = len(c.logs) / sd**2 + 1 / spread**2
-        means = np.append(means, (c.mean * len(c.logs) / sd**2 + level / spread**2) / precision)
+        precision = len(c.places) / sd**2 + 1 / spread**2
+        means = np.append(means, (c.mean * len(c.places) / sd**2 + level / spread**2) / precision)
         variances = np.append(variances, 1 / precision)
     at = int(np.argmin(means + 0.5 * variances))
-    mean, half = float(means[at]), WIDER * Z90 * math.sqrt(float(variances[at]))
-    sign = -1.0 if objective_of(study).maximise else 1.0
-    ends = sorted(bounded_exp(sign * (mean + way * half)) for way in (-1.0, 1.0))
+    value, low, high = axis.results(float(means[at]), WIDER * Z90 * math.sqrt(float(variances[at])))
     best = [*inside, *outside][at].trial
-    return Belief(tuned=best.tuned, objective=bounded_exp(sign * mean), low=ends[0], high=ends[1], trial=best.number)
+    return Belief(tuned=best.tuned, objective=value, low=low, high=high, trial=best.number)
 
 
-def _configurations(study: Study, sweep: StudyRecords) -> list[_Runs]:
+def _configurations(axis: _Axis, sweep: StudyRecords) -> list[_Runs]:
     """Every configuration with its runs; its trial is the one nearest to their mean."""
     reached: dict[Key, list[Trial]] = {}
     missed: dict[Key, int] = {}
@@ -90,30 +118,22 @@ def _configurations(study: Study, sweep: StudyRecords) -> list[_Runs]:
         key = tuple(sorted(trial.parameters.items()))
         if trial.verdict in MISSED and not trial.probe:
             missed[key] = missed.get(key, 0) + 1
-        elif _counts(study, trial):
+        elif _counts(axis, trial):
             reached.setdefault(key, []).append(trial)
     sound = {key: trials for key, trials in reached.items() if missed.get(key, 0) < len(trials)} or reached
-    return [_runs(study, trials) for trials in sound.values()]
+    return [_runs(axis, trials) for trials in sound.values()]
 
 
-def _counts(study: Study, trial: Trial) -> bool:
+def _counts(axis: _Axis, trial: Trial) -> bool:
     """Whether it reached the target, and no race has found its configuration worse."""
-    return trial.verdict is Verdict.REACHED and not trial.passed_over and _log(study, trial) is not None
+    return trial.verdict is Verdict.REACHED and not trial.passed_over and axis.place(trial) is not None
 
 
-def _runs(study: Study, trials: Sequence[Trial]) -> _Runs:
-    logs = [log for t in trials if (log := _log(study, t)) is not None]
-    middle = float(np.mean(logs))
-    nearest = min(zip(logs, trials, strict=True), key=lambda pair: abs(pair[0] - middle))[1]
-    return _Runs(nearest, tuple(logs))
-
-
-def _log(study: Study, trial: Trial) -> float | None:
-    """ln(objective), negative where more is better; None where there is none."""
-    value = trial.metrics.objective
-    if value is None or not 0 < value < math.inf:
-        return None
-    return -math.log(value) if objective_of(study).maximise else math.log(value)
+def _runs(axis: _Axis, trials: Sequence[Trial]) -> _Runs:
+    places = [at for t in trials if (at := axis.place(t)) is not None]
+    middle = float(np.mean(places))
+    nearest = min(zip(places, trials, strict=True), key=lambda pair: abs(pair[0] - middle))[1]
+    return _Runs(nearest, tuple(places))
 
 
 def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
@@ -125,7 +145,7 @@ def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
 def half_width(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) -> float:
     """Half of the 90% interval of ln(objective) at ``tuned``, run or not, by the results alone."""
     space, fits = study.search_space.distributions(), fitting(study)
-    inside = [c for c in _configurations(study, sweep) if fits(c.trial)]
+    inside = [c for c in _configurations(_axis(study, sweep), sweep) if fits(c.trial)]
     if not inside:
         return WIDER * Z90 * seed_spread(study)
     posterior, coordinates = _learned(study, space, inside, seed_spread(study))
@@ -144,7 +164,7 @@ def _posterior(
     x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     mean, covariance = posterior.predict(x, np.ones((len(x), 1)))
     variance = np.diag(covariance).copy()
-    if len(posterior.data.y) < sum(len(c.logs) for c in configurations):
+    if len(posterior.data.y) < sum(len(c.places) for c in configurations):
         _with_own_runs(posterior, configurations, x, mean, variance)
     return mean, variance
 
@@ -158,8 +178,8 @@ def _learned(
         conditions=study.search_space.conditions,
     )  # fmt: skip
     x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
-    counts = [len(c.logs) for c in configurations]
-    data = _data(np.repeat(x, counts, axis=0), np.concatenate([c.logs for c in configurations]), sd)
+    counts = [len(c.places) for c in configurations]
+    data = _data(np.repeat(x, counts, axis=0), np.concatenate([c.places for c in configurations]), sd)
     level, spread = _level(configurations)
     start = Prior(
         mean=np.array([level]), sd=np.array([spread + 0.1]), amplitude=spread, length=0.6 * math.sqrt(x.shape[1]),
@@ -186,8 +206,8 @@ def _with_own_runs(
     noise = (posterior.prior.noise_scale * float(posterior.data.sd[0])) ** 2
     for at, c in enumerate(configurations):
         if x[at].tobytes() not in known:
-            precision = 1 / variance[at] + len(c.logs) / noise
-            mean[at] = (mean[at] / variance[at] + sum(c.logs) / noise) / precision
+            precision = 1 / variance[at] + len(c.places) / noise
+            mean[at] = (mean[at] / variance[at] + sum(c.places) / noise) / precision
             variance[at] = 1 / precision
 
 

@@ -116,6 +116,20 @@ def test_the_fastest_layout_is_handed_over_where_throughput_is_asked() -> None:
     assert found.low <= found.objective <= found.high
 
 
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
+def test_results_of_either_sign_are_compared_as_they_are(direction: str, sign: int) -> None:
+    """A likelihood, a reward: the best ones may lie below zero, where there is no logarithm."""
+    study = study_of(STUDY.replace("target = 0.5", f'metric = "reward"\ndirection = "{direction}"'))
+    rng = random.Random(6)
+    points = [at_random(rng) for _ in range(40)]
+    trials = [ended(study, n, p, sign * 50 * math.log(truth(p) / 1050)) for n, p in enumerate(points)]
+    assert min(sign * t.objective for t in trials) < 0 < max(sign * t.objective for t in trials)
+    found = handed_over(study, trials)
+    assert truth(found.trial.tuned) < 1.02 * min(map(truth, points))
+    assert found.low < found.objective < found.high
+    assert found.objective == pytest.approx(found.trial.objective, abs=2)
+
+
 def test_a_configuration_that_missed_the_target_as_often_as_not_is_left_out() -> None:
     study = study_of()
     flaky, sound = ({"LR": lr, "WARMUP": 0, "OPTIMIZER": "adam"} for lr in (8e-4, 2e-4))
