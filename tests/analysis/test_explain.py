@@ -142,6 +142,31 @@ def test_the_best_at_the_end_of_a_range_asks_for_a_wider_one() -> None:
     assert "widen space.LR beyond 0.002" in said.do
 
 
+@pytest.mark.parametrize(
+    ("line", "values", "said"),
+    [
+        ('RANK = { type = "categorical", choices = [4, 8, 16] }', (16, 16, 16, 8), "upper end of RANK"),
+        ('BETA2 = { type = "float", low = 0.9, high = 0.9999 }', (0.999, 0.999, 0.999, 0.99), None),
+        ('BETA2 = { type = "float", low = 0.9, high = 0.9999 }', (0.9999, 0.99985, 0.9999, 0.99), "upper end of BETA2"),
+        ('DROPOUT = { type = "float", low = 0.0, high = 0.3 }', (0.0, 0.001, 0.002, 0.1), None),
+    ],
+)
+def test_what_lies_at_an_end_is_told_on_the_scale_on_which_values_count(
+    line: str, values: tuple[float, ...], said: str | None
+) -> None:
+    """Numbers among which the study chooses have ends, too; below 0 there is often nothing."""
+    study = study_of(STUDY.replace("[space]", f"[space]\n{line}"))
+    name = line.split()[0]
+
+    def at(number: int) -> Trial:
+        found = trial(number, 5e-4, objective=1000.0 + 100 * number)
+        return replace(found, tuned={**found.tuned, name: values[min(number, 3)]})
+
+    found = advice_of(sweep_with(*((at(n), FALLING) for n in range(12))), study)
+    seen = " ".join(s for s in found if "end of" in s)
+    assert said in seen if said else name not in seen
+
+
 def test_memory_names_the_layouts_that_died_and_those_that_fit() -> None:
     died = replace(trial(5, 5e-4, Verdict.INFEASIBLE), parameters={"TP": 1, "PP": 1, "CP": 1, "MBS": 1})
     fits = (trial(0, 5e-4, samples_per_second=2.1), FALLING)

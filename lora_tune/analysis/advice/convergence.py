@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.analysis.advice.base import Advice, finite_evals, learning_rate, listed, reached
 from lora_tune.analysis.summary import ranked
@@ -14,6 +16,9 @@ from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.mllog import Eval
 from lora_tune.logs.run import TrainPoint
 from lora_tune.store.records import StudyRecords, Trial, Verdict
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 FALLS = 0.25
 """A loss falls when it has made this share of the way to the target, where no other trial tells what is usual."""
@@ -184,26 +189,46 @@ def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
     best = best[: max(3, len(best) // 4)]
     if len(best) < 3 or len(reached(sweep)) < 8:
         return None
-    for name, parameter in study.space.items():
-        if parameter.type not in ("float", "int"):
-            continue
-        log = bool(parameter.log)
-        low, high = (math.log(v) if log else float(v) for v in (parameter.low, parameter.high))
-        drawn = [float(t.tuned[name]) for t in best if name in t.tuned]
-        if len(drawn) < len(best):  # it exists only at times: of so few trials nothing can be said
-            continue
-        places = [((math.log(v) if log else v) - low) / (high - low) for v in drawn]
-        side = "lower" if max(places) < EDGE else "upper" if min(places) > 1 - EDGE else ""
-        if side:
-            numbers = tuple(t.number for t in best)
-            return Advice(
-                seen=f"the best trials lie at the {side} end of {name}",
-                do=f"widen space.{name} beyond {parameter.low if side == 'lower' else parameter.high:g}",
-                evidence=f"the best {len(best)} of {len(reached(sweep))}, {listed(numbers)}: {name} "
-                f"{min(drawn):.3g} to {max(drawn):.3g}",
-                trials=numbers,
-            )
-    return None
+    space, crowded = study.search_space.distributions(), {}
+    drawn = {name: [t.tuned[name] for t in best if name in t.tuned] for name in space}
+    for name, spread in space.items():
+        # Of one that exists only at times so few trials say nothing.
+        if len(drawn[name]) == len(best) and (side := _side(spread, drawn[name])) is not None:
+            crowded[name] = side
+    if not crowded:
+        return None
+    numbers = tuple(t.number for t in best)
+    ranges = (f"{name} {min(drawn[name]):.3g} to {max(drawn[name]):.3g}" for name in crowded)
+    return Advice(
+        seen="the best trials lie at " + " and ".join(f"the {side.name} end of {n}" for n, side in crowded.items()),
+        do="widen " + ", ".join(f"space.{name} beyond {side.end:g}" for name, side in crowded.items()),
+        evidence=f"the best {len(best)} of {len(reached(sweep))}, {listed(numbers)}: {', '.join(ranges)}",
+        trials=numbers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One end of a range."""
+
+    name: str
+    end: float
+
+
+def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
+    """The end of a range of numbers at which values crowd; None where at none, and at 0, below which nothing is.
+
+    Near is told on the scale on which values count, as in the search: 0.999 is not at the end of 0.9 to 0.9999.
+    """
+    from lora_tune.search.grey_box.unit_range import coder, ends
+
+    if (found := ends(spread)) is None:
+        return None
+    coded = coder(spread)
+    places = [(coded(v)[0] + 1) / 2 for v in drawn]
+    if max(places) < EDGE and found[0] != 0:
+        return _Side("lower", found[0])
+    return _Side("upper", found[1]) if min(places) > 1 - EDGE else None
 
 
 def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:

@@ -36,6 +36,15 @@ def is_ordered(distribution: BaseDistribution) -> bool:
     return len(choices) > 2 and _are_numbers(choices)
 
 
+def ends(distribution: BaseDistribution) -> tuple[float, float] | None:
+    """The least and the largest value of a number or of a choice of numbers; None of other choices."""
+    if isinstance(distribution, FloatDistribution | IntDistribution):
+        return float(distribution.low), float(distribution.high)
+    if not (isinstance(distribution, CategoricalDistribution) and is_ordered(distribution)):
+        return None
+    return float(min(distribution.choices)), float(max(distribution.choices))  # type: ignore[type-var,arg-type]
+
+
 def coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
     """What makes features of a parameter's values: of a number one on [-1, 1], of other categories one each."""
     if not isinstance(distribution, CategoricalDistribution):
