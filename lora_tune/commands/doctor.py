@@ -16,7 +16,7 @@ from lora_tune.commands.options import guarded, output_option, storage_option, s
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
-from lora_tune.launchers.slurm.submission import submission_command
+from lora_tune.launchers.slurm.submission import question
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import PYXIS, Examined, Workload, some_proposal
 from lora_tune.workloads.places import ALSO, places
@@ -104,8 +104,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
-    command = submission_command(job, study.site)
-    yield cluster.accepted(ask, command[command.index("sbatch") + 1 :])
+    yield cluster.accepted(ask, question(job, study.site))
 
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:

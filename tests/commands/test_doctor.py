@@ -301,7 +301,7 @@ class TestCluster:
             cluster.partition(silent, H100),
             cluster.pyxis(silent),
             cluster.mpi(silent, H100),
-            cluster.accepted(silent, ["run.sub"]),
+            cluster.accepted(silent, ["sbatch", "--test-only", "run.sub"]),
         ):
             assert finding.level is not Level.GOOD
             assert_complete(finding)

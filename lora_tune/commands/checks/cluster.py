@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.findings import Finding, good, problem, warning
@@ -133,13 +133,10 @@ def mpi_types(text: str) -> set[str]:
     return types
 
 
-def accepted(ask: Ask, arguments: list[str]) -> Finding:
-    """Whether sbatch would take a trial: account, partition, reservation and limits in one question.
-
-    ``arguments``: what follows ``sbatch`` in the trial's own submission.
-    """
+def accepted(ask: Ask, question: Sequence[str]) -> Finding:
+    """Whether sbatch would take a trial: account, partition, reservation and limits in one ``question``."""
     try:
-        ask("sbatch", "--test-only", *arguments)
+        ask(*question)
     except LauncherError as error:
         return problem(
             f"sbatch refuses a trial: {error}",

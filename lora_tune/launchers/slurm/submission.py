@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,13 @@ def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
 
     text = _make_sbatch_string(command="", folder=job.folder, **_parameters(job, site, token))
     return _command(job, site, _options(text, job), job.argv if job.script else ("FILE",))
+
+
+def question(job: Job, site: Site) -> list[str]:
+    """The same as a question to ``sbatch``, which submits nothing. Our own recipes have no script to name yet."""
+    command = submission_command(job, site)
+    options = command[command.index("sbatch") + 1 :]
+    return ["sbatch", "--test-only", *(options if job.script else (*options[:-1], "--wrap=:"))]
 
 
 def preview(job: Job, site: Site) -> list[str]:
@@ -117,6 +125,16 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
 
     class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit ships no types for mypy
         """submitit with the options above, and existing scripts in place of its own."""
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: str | bytes) -> str:
+            """By sbatch's own line, the last: a site's filter or wrapper may have spoken of other jobs before.
+
+            submitit names the job's files by it, and takes the first number behind the word "job".
+            """
+            said = string if isinstance(string, str) else string.decode(errors="replace")
+            lines = re.findall(r"^Submitted batch job ([0-9]+)\b", said, re.MULTILINE)
+            return str(lines[-1] if lines else SlurmExecutor._get_job_id_from_submission_command(said))
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             text = submission_file_path.read_text(encoding="utf-8")
