@@ -83,7 +83,7 @@ class JobMonitor:
             exit_code=status.exit_code,
         )
         log = self._log(attempt)
-        log.poll(now, drain=not status.state.alive)
+        log.poll(now, drain=not status.state.alive, started=attempt.started_at)
         if (unseen := log.newly_guessed()) >= LOOK_SECONDS:
             text = f"its log was not read for {unseen:.0f} s, and it has no time stamps"
             self._events.note(

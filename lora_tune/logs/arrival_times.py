@@ -86,13 +86,17 @@ class Arrivals:
         self._unseen = self._looked_at - left_at
         self._spread(left_at, marked=True)
 
-    def look(self) -> None:
-        """The log is about to be read: what is new in it came since the last call."""
+    def look(self, started: float | None = None) -> None:
+        """The log is about to be read: what is new in it came since the last call.
+
+        started: epoch seconds at which its job did, None while that is not known; nothing came before.
+        """
         before, self._looked_at = self._looked_at, self._clock()
         passed = self._looked_at - before
         self._unseen = max(passed, self._unseen if self._offset == 0 else 0.0)
         if passed > SPREAD_SECONDS:
-            self._spread(before, marked=passed > LOOK_SECONDS)
+            since = before if started is None or self._offset else min(max(before, started), self._looked_at)
+            self._spread(since, marked=passed > LOOK_SECONDS)
 
     def _spread(self, at: float, *, marked: bool) -> None:
         """What lies behind the last known byte came from ``at`` to the file's last write; ``marked``: an estimate."""

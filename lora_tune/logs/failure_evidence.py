@@ -204,8 +204,8 @@ def _scan(state: _State, text: bytes, offset: int) -> None:
         state.enter(mark)
         begin = at
     _scan_stretch(state, text[begin:], offset + begin)
-    ending = text[-2 * MAX_LINE :].rstrip()
-    state.last = ending[ending.rfind(b"\n") + 1 :][-MAX_LINE:] or state.last
+    ending = reversed(text[-2 * MAX_LINE :].rstrip().split(b"\n"))
+    state.last = next((line for line in ending if line and not _RUNNERS.match(line)), b"")[-MAX_LINE:] or state.last
 
 
 def _marks(text: bytes) -> Iterator[tuple[int, _Mark]]:
@@ -274,6 +274,7 @@ def _shown(line: bytes) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
+_RUNNERS = re.compile(rb"submitit INFO \(|lora-tune: attempt ")  # printed by those who start the program
 _LABEL = re.compile(rb"^ {0,8}\d{1,6}: ")  # srun -l
 _TRACE = re.compile(rb"^\+{1,9} ")  # bash's set -x echoes commands, which may quote any failure
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,40}[@-~]")

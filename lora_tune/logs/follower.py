@@ -145,13 +145,16 @@ class LogFollower:
         begin = run.run_start_ms / 1000
         return reader.arrivals.at_once(begin, begin + seconds)
 
-    def poll(self, now: float, *, drain: bool = False) -> None:
-        """Read what is new; with ``drain`` everything there is, for a job that has ended."""
+    def poll(self, now: float, *, drain: bool = False, started: float | None = None) -> None:
+        """Read what is new; with ``drain`` everything there is, for a job that has ended.
+
+        started: epoch seconds at which the job did, as far as that is known.
+        """
         self.unreadable = ""
         reader = self._tail.reader
         assert isinstance(reader, _ReaderAndScanner)
         if reader.arrivals:
-            reader.arrivals.look()
+            reader.arrivals.look(started)
         try:
             while self._tail.poll():
                 self.grew_at = now

@@ -145,6 +145,16 @@ class TestScripts:
         job = replace(script_job(tmp_path / "a", "true"), exclude_nodes=slurm.nodes)
         poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
 
+    def test_a_suspect_node_is_taken_where_the_others_lack_what_the_job_asks_for(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        """One node of four has the feature: to leave it out was refused for good, and ended the sweep."""
+        slurm.run("scontrol", "update", f"NodeName={slurm.nodes[0]}", "AvailableFeatures=ib", "ActiveFeatures=ib")
+        launcher = SlurmLauncher(site(sbatch_args=("--constraint=ib",)))
+        job = replace(script_job(tmp_path / "a", "sleep 60"), exclude_nodes=slurm.nodes[:1])
+        running = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.RUNNING)
+        assert running.nodes == slurm.nodes[:1]
+
     def test_a_list_of_nodes_is_where_trials_go_not_what_each_of_them_needs(
         self, slurm: Cluster, tmp_path: Path
     ) -> None:

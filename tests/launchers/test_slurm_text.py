@@ -164,6 +164,14 @@ def test_without_a_token_nothing_was_ever_submitted() -> None:
     assert parse.find(rows, "study-0001-0", "", 1000.0) is None
 
 
+def test_what_sbatch_refused_was_not_submitted_although_squeue_shows_it() -> None:
+    """Slurm keeps a job whose constraints no node meets as one that failed, under the name and token it was given."""
+    refused = {"State": "FAILED", "Reason": "BadConstraints", "NodeList": "", "exit_code": "1", "Comment": "mine"}
+    assert parse.find(parse.squeue_rows(squeue_line(**refused)), "study-0001-0", "mine", 1000.0) is None
+    failed = {**refused, "Reason": "NonZeroExitCode", "NodeList": "n1"}
+    assert parse.find(parse.squeue_rows(squeue_line(**failed)), "study-0001-0", "mine", 1000.0) is not None
+
+
 def test_without_comments_the_time_of_submission_decides() -> None:
     rows = parse.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
     assert parse.find(rows, "study-0001-0", "mine", 1030.0) is not None

@@ -163,6 +163,17 @@ def test_a_header_alone_came_when_the_job_began_as_far_as_anybody_knows(tmp_path
     assert followed.estimated_seconds(followed.run(), 100) == pytest.approx(100, abs=0.01)
 
 
+def test_nothing_came_before_its_job_began(tmp_path: Path) -> None:
+    """A busy driver looked while the job was queued, and again when it was over: the log seemed longer than the job."""
+    log, clock = tmp_path / "job.log", Clock()
+    followed = follow(log, clock)
+    followed.poll(clock.now)
+    append(log, HEADER + lines(1, 10), clock.now + 12)
+    clock.now += 15
+    followed.poll(clock.now, started=BEGAN + 5)
+    assert seconds(followed.run())[-1] == pytest.approx(7, abs=0.01)
+
+
 def test_a_line_cut_where_nobody_looked_any_more_is_not_read_as_another_number(tmp_path: Path) -> None:
     log, clock = tmp_path / "job.log", Clock()
 

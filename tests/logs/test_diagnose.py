@@ -486,6 +486,13 @@ class TestChoice:
         assert words in found.line
         assert "last line: working" in found.line
 
+    def test_what_the_programs_runner_says_is_not_its_last_line(self) -> None:
+        """The job of a program that failed ended with "Exiting after successful completion"."""
+        runner = "submitit INFO (2026-11-23 15:32:25,243) - Exiting after successful completion\n"
+        assert "last line: working" in diagnose(f"starting\nworking\n{runner}", exit_code=1).line
+        silent = f"{runner}lora-tune: attempt 06b364043db8 of sweep b1b8a27a\n{runner}"
+        assert diagnose(silent, exit_code=1).line == "exit code 1; last line: none"
+
     def test_a_log_that_says_nothing(self) -> None:
         assert diagnose(b"", exit_code=0) == Diagnosis(FailureKind.UNKNOWN, "the log is empty", "read the job's log")
         assert diagnose("only this", exit_code=0).line == "only this"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lora_tune.base.errors import LauncherError, SetupError
+from lora_tune.base.errors import LauncherError, RefusedError, SetupError
 from lora_tune.base.hostlist import hostnames
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import read_json, text_of, write_json
@@ -68,14 +68,11 @@ class SlurmLauncher:
         where = (f"--partition={site.partition}",) if site.partition else ()
         self._cancelling: list[subprocess.Popen[bytes]] = []
         self._cancelled: set[str] = set()
-        self._nodes = frozenset(ask("sinfo", "--noheader", "--Node", *where, "--format=%N").split())
-        self._site = _only_these_nodes(site, self._nodes)
+        self._site = _only_these_nodes(site, {*ask("sinfo", "--noheader", "--Node", *where, "--format=%N").split()})
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
         attempt = AttemptPaths(job.folder)
-        if len(self._nodes - set(job.exclude_nodes)) < job.resources.nodes:
-            job = replace(job, exclude_nodes=())  # a suspect node is better than waiting for ever
         before = _token(Ticket(name=job.name, folder=job.folder, token=job.token))
         if before:
             known = self.poll([Ticket(name=job.name, folder=job.folder, token=job.token)])[job.name]
@@ -92,7 +89,11 @@ class SlurmLauncher:
         except OSError as error:
             raise LauncherError(f"{job.name} was not submitted: {error}") from error
         except RuntimeError as error:  # what sbatch says, or that srun is not installed
-            raise refusal(job.name, _answer(error)) from error
+            refused = refusal(job.name, _answer(error))
+            if job.exclude_nodes and isinstance(refused, RefusedError) and refused.by_size:
+                # Too few other nodes have what it asks for, and a suspect node is better than waiting for ever.
+                return self.submit(replace(job, exclude_nodes=()))
+            raise refused from error
         return str(submitted.job_id)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
@@ -151,7 +152,7 @@ class SlurmLauncher:
         self._cancelled.add(name)
 
 
-def _only_these_nodes(site: Site, every: frozenset[str]) -> Site:
+def _only_these_nodes(site: Site, every: set[str]) -> Site:
     """The site with a list of more nodes than a trial has turned round: every other node excluded.
 
     sbatch's own --nodelist demands all nodes of the list for each job.

@@ -222,6 +222,7 @@ def find(rows: Iterable[JobRow], name: str, token: str, submitted_at: float) -> 
 
     The job id is no identity: a controller that crashes gives it out again. Where the cluster keeps no comments the
     time of submission decides, with a minute for clocks that differ. Without a token nothing was ever submitted.
+    What sbatch refused for its constraints stays in the controller's memory as a job that failed, and is none.
     """
     if not token:
         return None
@@ -229,6 +230,7 @@ def find(rows: Iterable[JobRow], name: str, token: str, submitted_at: float) -> 
         row
         for row in rows
         if row.name == name
+        and not (row.state == "FAILED" and not row.nodes and not row.restarts)
         and (row.comment == token if row.comment else (row.submitted or submitted_at) >= submitted_at - 60)
     ]
     return max(ours, key=lambda row: row.submitted or 0.0, default=None)
