@@ -21,10 +21,11 @@ from lora_tune.config.study import Study
 from lora_tune.controller import conclusion, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.logs.announced import Announced
 from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.looks import due
 from lora_tune.logs.mllog import LogReader, MllogReader
-from lora_tune.logs.printed_config import printed_values
+from lora_tune.logs.printed_config import SCANNED_BYTES, printed_settings
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.mlperf.rules import reaching
@@ -109,7 +110,8 @@ class Replay:
 
         space = self._study.search_space
         names = [*space.parameters, "MAX_STEPS", "FP4", "HEALING_ITER"]
-        stated = {**printed_values(log), **priors.values_of(run.hyperparameters, names), **space.fixed}
+        said = {**Announced(printed_settings(log[:SCANNED_BYTES])), **run.hyperparameters}
+        stated = {**priors.values_of(said, names), **space.fixed}
         try:
             return {**space.resolve(stated), **stated}
         except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need

@@ -7,59 +7,30 @@ stands only in what the training prints beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-
-Value = str | int | float | bool
+from collections.abc import Iterator
 
 SCANNED_BYTES = 8 << 20
-"""How much of a log is searched: configurations are printed at its start."""
+"""How much of a whole log is searched: configurations are printed at its start."""
 
-_NAMES: Mapping[bytes, str] = {
-    b"fp4": "FP4",
-    b"healing_iter": "HEALING_ITER",
-    b"max_steps": "MAX_STEPS",
-    b"gbs": "GBS",
-    b"global_batch_size": "GBS",
-}
-"""Name in print, in lower case -> parameter."""
-
-_PRINTED = re.compile(
-    rb"""(?i)(?<![\w.-])(%b)["']?[ \t]{0,4}[:=][ \t]{0,4}["']?(true|false|\d{1,9})(?![\w.])""" % b"|".join(_NAMES)
-)
-
-
-def printed_values(text: bytes) -> dict[str, Value]:
-    """The first value that ``text`` prints of each known setting: ``FP4``, ``HEALING_ITER``, ``MAX_STEPS``, ``GBS``.
-
-    Any of ``fp4: true``, ``export FP4=True``, ``"healing_iter": 350`` and ``max_steps=800`` counts, in any case of
-    letters; other values (``null``, ``e2m1``) say nothing.
-    """
-    values: dict[str, Value] = {}
-    for match in _PRINTED.finditer(text[:SCANNED_BYTES]):
-        word = match[2].lower()
-        value: Value = word == b"true" if word in (b"true", b"false") else int(word)
-        values.setdefault(_NAMES[match[1].lower()], value)
-    return values
-
-
-_SETTING_WORDS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size")
+_WORDS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size", b"max_steps", b"gbs", b"global_batch_size")
 _SETTING = re.compile(
-    rb"""(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size)["']?[:=] ?"""
-    rb"""["']?(true|false|\d{1,7})(?=[\s"',;}\])])"""
+    rb"""(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size|max_steps|gbs|global_batch_size)["']?"""
+    rb"""[ \t]{0,4}[:=][ \t]{0,4}["']?(true|false|\d{1,9})(?=[\s"',;}\])])"""
 )
 
 
 def printed_settings(text: bytes) -> dict[bytes, bytes]:
-    """What a piece of a log prints of its precision and of CP: the last value of each name, all in lower case.
+    """What a piece of a log prints of its precision, CP, steps and batch: the last value of each name, in lower case.
 
-    A value counts with the character behind it, so that none is cut between pieces.
+    Any of ``fp4: true``, ``export FP4=True``, ``"healing_iter": 350`` and ``max_steps = 800`` counts; other values
+    (``null``, ``e2m1``) say nothing. A value counts with the character behind it, so that none is cut between pieces.
     """
     return {match[1]: match[2] for match in sorted(_each_setting(text.lower()), key=re.Match.start)}
 
 
 def _each_setting(text: bytes) -> Iterator[re.Match[bytes]]:
     """Words are searched for before the pattern is: that is ten times as fast."""
-    for word in _SETTING_WORDS:
+    for word in _WORDS:
         at = text.find(word)
         while at >= 0:
             if match := _SETTING.match(text, at):

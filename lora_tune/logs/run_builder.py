@@ -196,7 +196,7 @@ class RunBuilder:
         """What was gathered so far. printed: settings that the log states beside its records."""
         start, last = self.run_start, max(self.last, self.measured)
         throughput, eval_seconds = self._timing()
-        shown = {name: value for name, value in printed.items() if name not in (b"cp", b"context_parallel_size")}
+        shown = {name: printed[name] for name in (b"fp4", b"fp8", b"healing_iter") if name in printed}
         return RunLog(
             init_start_ms=self.init_start,
             init_stop_ms=self.init_stop,
