@@ -375,6 +375,7 @@ def latencies(cluster: Path, seen: dict[tuple[str, int], float], since: float) -
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     arguments.add_argument("--part", choices=("cost", "live", "packed", "all"), default="all")
+    arguments.add_argument("--sizes", nargs="+", type=int, default=[100, 1000, 3000, 10000], help="studies of cost")
     arguments.add_argument("--trials", type=int, default=1000, help="open at once")
     arguments.add_argument("--finished", type=int, default=9000)
     arguments.add_argument("--minutes", type=float, default=4.0)
@@ -383,7 +384,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     print(machine())
     if options.part in ("cost", "all"):
-        costs([100, 1000, 3000, 10000])
+        costs(options.sizes)
     if options.part in ("packed", "all"):
         packed([100, 1000, 3000])
     if options.part in ("live", "all"):

@@ -71,8 +71,15 @@ def earlier(crossings: list[float], timings: list[curves.Timing]) -> StudyRecord
     return StudyRecords(name="opened", digest="", study_toml="", began_at=0.0, trials=trials)
 
 
+def evals_until(schedule: curves.Schedule, samples: float) -> int:
+    """Evals made up to and including the one that can see a crossing at ``samples`` (at least 1)."""
+    if not schedule.interval_samples > 0 or not math.isfinite(samples):
+        return 1
+    return 1 + max(0, math.ceil((samples - schedule.first_samples) / schedule.interval_samples - 1e-9))
+
+
 def seconds(schedule: curves.Schedule, crossing: float, timing: curves.Timing) -> float:
     """From run_start to the end of the first eval behind the crossing."""
-    evals = schedule.evals_until(crossing)
+    evals = evals_until(schedule, crossing)
     stop = schedule.first_samples + (evals - 1) * max(0.0, schedule.interval_samples)
     return stop / timing.samples_per_second + evals * timing.seconds_per_eval

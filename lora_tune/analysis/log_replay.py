@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from lora_tune.analysis.intervals import time_interval
-from lora_tune.analysis.log_ticks import ticks
 from lora_tune.base.errors import InputError
 from lora_tune.config.formula import FormulaError
 from lora_tune.config.study import Study
@@ -25,6 +24,7 @@ from lora_tune.logs.announced import Announced
 from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.looks import due
 from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.playback import ticks
 from lora_tune.logs.printed_config import SCANNED_BYTES, printed_settings
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.registry import find_benchmark

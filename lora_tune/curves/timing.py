@@ -61,12 +61,6 @@ class Schedule:
     first_samples: float
     interval_samples: float
 
-    def evals_until(self, samples: float) -> int:
-        """Evals made up to and including the one that can see a crossing at ``samples`` (at least 1)."""
-        if not self.interval_samples > 0 or not math.isfinite(samples):
-            return 1
-        return 1 + max(0, math.ceil((samples - self.first_samples) / self.interval_samples - 1e-9))
-
 
 def timing(run: RunLog, healing: float = 0.0) -> Timing:
     """Medians over the run's warm blocks and evals: the first of each is dropped when there are more.

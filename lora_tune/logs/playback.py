@@ -1,4 +1,4 @@
-"""A finished log cut into the pieces in which a driver would have read it while it grew."""
+"""A finished log played back: the pieces in which a driver would have read it while it grew."""
 
 from __future__ import annotations
 
