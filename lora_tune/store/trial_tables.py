@@ -116,10 +116,9 @@ class TrialTables:
             self._still_there(connection)
             ids = self._known(connection, [t.number for t in trials])
             self._clear(connection, [ids[t.number] for t in trials if t.whole and t.number in ids])
-            for trial in trials:
-                if trial.number not in ids:
-                    ids[trial.number] = self._insert(connection, trial)
-            self._heads(connection, [{"of": ids[t.number], **_renamed(t.head)} for t in trials])
+            if known := [t for t in trials if t.number in ids]:
+                self._heads(connection, [{"of": ids[t.number], **_renamed(t.head)} for t in known])
+            ids |= {t.number: self._insert(connection, t) for t in trials if t.number not in ids}
             for name in CHILDREN:
                 rows = [{"trial_id": ids[t.number], **row} for t in trials for row in t.children[name]]
                 if rows:
