@@ -219,6 +219,23 @@ def test_of_a_long_study_fine_grids_are_ranges_to_optuna(monkeypatch: pytest.Mon
     assert sum(abs(params["MAX_STEPS"] - 700) < 300 for params in asked) > 15, "it learns as much"
 
 
+def test_proposals_with_ranges_are_nearly_always_those_with_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=5))
+    for _ in range(NEWEST + 1):
+        trial = study.ask(SPACES["usual"])
+        study.tell(trial, abs(trial.params["MAX_STEPS"] - 700) / 1000 + abs(math.log(trial.params["LR"] / 4e-4)))
+    trials = study.get_trials(deepcopy=False)
+
+    def first(seed: int) -> dict[str, Any]:
+        fresh = optuna.create_study(sampler=WindowedTPESampler(seed=seed, multivariate=True, constant_liar=True))
+        fresh.add_trials(trials)
+        return fresh.ask(SPACES["usual"]).params
+
+    ranges = [first(seed) for seed in range(20)]
+    monkeypatch.setattr(tpe, "as_range", lambda grid: grid)
+    assert sum(first(seed) == proposed for seed, proposed in enumerate(ranges)) >= 18
+
+
 @pytest.mark.parametrize("name", FINE)
 def test_every_value_of_a_grid_has_its_part_of_the_range(name: str) -> None:
     grid = FINE[name]
