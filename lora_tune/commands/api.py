@@ -74,7 +74,7 @@ class Sweep:
         Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
         for what the machine lacks, SweepBusyError while another driver is at work.
         """
-        from lora_tune.commands.people import said_if_known
+        from lora_tune.commands.people import people_if_known
         from lora_tune.commands.report import write_report
 
         plan, view = self._plan, Quiet() if self._quiet else Plain()
@@ -88,7 +88,7 @@ class Sweep:
                 outcome = driving.run()
                 store.finish(lease, outcome.reason)
             export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-            people = said_if_known(store, plan.study.name)
+            people = people_if_known(store, plan.study.name)
             write_report(plan.study, driving.sweep, plan.paths.report, people, storage=self._storage)
         finally:
             store.close()

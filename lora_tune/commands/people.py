@@ -21,15 +21,15 @@ class People:
 NOBODY = People()
 
 
-def said(store: stores.Store, name: str) -> People:
+def people_of(store: stores.Store, name: str) -> People:
     """What people asked and wrote. Raises StoreError."""
     written = sorted(stores.Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
     return People(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
 
 
-def said_if_known(store: stores.Store, name: str) -> People:
+def people_if_known(store: stores.Store, name: str) -> People:
     """The same; nothing where the database is away, which its driver says by itself."""
     try:
-        return said(store, name)
+        return people_of(store, name)
     except StoreError:
         return NOBODY

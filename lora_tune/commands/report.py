@@ -46,7 +46,7 @@ from lora_tune.commands.options import (
     sweep_paths,
     watch_store,
 )
-from lora_tune.commands.people import NOBODY, People, said
+from lora_tune.commands.people import NOBODY, People, people_of
 from lora_tune.config.campaign import is_campaign, load_campaign
 from lora_tune.config.study import Study, study_place
 from lora_tune.controller.steering import words
@@ -270,6 +270,6 @@ def main(
         return
     path = path or review.paths.report
     with closing(watch_store(review.paths, storage)) as store:
-        people = said(store, review.study.name)
+        people = people_of(store, review.study.name)
     write_report(review.study, review.sweep, path, people, review.paths.root)
     click.echo(path)

@@ -15,7 +15,7 @@ from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands import export
 from lora_tune.commands.metrics import Metrics
-from lora_tune.commands.people import said_if_known
+from lora_tune.commands.people import people_if_known
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.dependencies import RealClock
@@ -217,7 +217,7 @@ class Server:
         from lora_tune.commands import report
 
         export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-        report.write_report(plan.study, driving.sweep, plan.paths.report, said_if_known(store, plan.study.name))
+        report.write_report(plan.study, driving.sweep, plan.paths.report, people_if_known(store, plan.study.name))
         return f"{outcome.reason}; report {plan.paths.report}"
 
     def _leave_alone(self, name: str, error: Exception) -> None:

@@ -31,7 +31,7 @@ from lora_tune.commands.options import (
     storage_option,
     study_option,
 )
-from lora_tune.commands.people import said_if_known
+from lora_tune.commands.people import people_if_known
 from lora_tune.commands.plan import laid_over, plan_of
 from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
@@ -225,7 +225,7 @@ def _hand_over(
 
     sweep = replace(sweep, priors=priors.read(paths.priors))
     written = export.export_best(study, sweep, workload, paths.best)
-    report.write_report(study, sweep, paths.report, said_if_known(store, study.name))
+    report.write_report(study, sweep, paths.report, people_if_known(store, study.name))
     if say:
         click.echo(summary(study, sweep, outcome))
         if written is not None:

@@ -23,7 +23,7 @@ from lora_tune.commands.confirm.race import SEEDS_OFFSET, TOP, Race, contenders,
 from lora_tune.commands.confirm.submission import check, run_text, say_checks, write_results
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
-from lora_tune.commands.people import said_if_known
+from lora_tune.commands.people import people_if_known
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
 from lora_tune.controller.base_watch import refuse_departed
@@ -232,7 +232,7 @@ def _hand_over(
     text = json.dumps(record, indent=1, default=str)
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
     written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)
-    report.write_report(review.study, sweep, review.paths.report, said_if_known(store, review.study.name))
+    report.write_report(review.study, sweep, review.paths.report, people_if_known(store, review.study.name))
     if say:
         click.echo("\n" + summary(review.study, sweep, verdict))
         say_checks(checks, folder)
