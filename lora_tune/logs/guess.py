@@ -31,6 +31,7 @@ _TRAIN_LINES = 500
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BAR = re.compile(r"\d%\|")
+_AVERAGE = re.compile(r"(?i)(?<![a-z])(?:avg|average|mean|overall)(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,14 +213,15 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
+    told = [row for row in rows if _AVERAGE.search(stated[row][0])] or rows
     for unit in ORDER:
-        for at in (*rows[:3], *rows[-3:]):
+        for at in (*told[:3], *told[-3:]):
             line, numbers = stated[at]
             loss = next(p for p in numbers if " ".join(p.words) == name)
             place = next((p for p in numbers if p.progress == unit and p.number[:1].isdigit()), None)
             if place is None:
                 continue
-            for between in (".*?", ".*"):
+            for between in (*_average(line, place, loss), ".*?", ".*"):
                 text = pattern(line, loss, place, between)
                 read = series_of(text, stated)
                 if advances(read, ordered=place.bracketed) and reads(text, line, loss):
@@ -234,6 +236,12 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
                 "progress": pattern(apart.line, None, apart.place),
             }
             yield settings | _counts_from_zero(unit, apart.place.number), unit, line, loss.falls
+
+
+def _average(line: str, place: NamedNumber, loss: NamedNumber) -> list[str]:
+    """What stands between progress and measure where a word there says that it is the mean of an eval's batches."""
+    word = _AVERAGE.search(line, place.end, max(place.end, loss.begin))
+    return [f".*?{word[0]}.*?"] if word else []
 
 
 def _form(series: Series, unit: str, line: str) -> dict[str, Any]:

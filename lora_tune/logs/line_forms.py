@@ -36,6 +36,7 @@ _TRAIN_WORDS = frozenset(("train", "training", "tr", "smoothed", "lm"))
 _LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
 _LOSSES |= {"mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
 _SHARES = {"accuracy": 3, "acc": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "miou": 3, "dice": 3, "reward": 8}
+_SHARES |= {"map": 3, "ap": 3, "ndcg": 3}
 """Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
 _MEASURES = _LOSSES | _SHARES
 EVAL_SCORE = 8
@@ -44,6 +45,9 @@ _BEST = frozenset(("best", "lowest", "min", "previous", "target"))
 _SPREADS = frozenset(("std", "stderr", "var"))
 _BARE = 9
 """Score of ``val 2.31``: below every measure of an eval that has a name, above every measure of training."""
+
+_CAPITALS = re.compile(r"mAP|mIoU|(?<=[a-z])(?=[A-Z])")
+"""Where a name's next word begins; two measures are one word for all their capitals."""
 
 _SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
     rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})(?![a-z/.-]|_[a-z])"
@@ -74,7 +78,7 @@ class NamedNumber:
     def words(self) -> list[str]:
         """The name's words in small letters, ``val/avg_loss`` as val, avg and loss."""
         return re.findall(
-            r"[a-z][a-z0-9]*|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", f"{self.split} {self.name}").lower()
+            r"[a-z][a-z0-9]*|\d+", _CAPITALS.sub(lambda m: m[0].lower() or " ", f"{self.split} {self.name}").lower()
         )
 
     @property

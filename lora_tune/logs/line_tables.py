@@ -14,6 +14,10 @@ _HEADERS = 200
 """Lines among which a header is looked for."""
 
 
+_BAR = re.compile(r":?\s+\d+%\|.*")
+"""A progress bar behind a row."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How columns are set apart. cells: of a line. cell: one that is not wanted, as a pattern. between: two of them."""
@@ -40,7 +44,7 @@ def columns(lines: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any], st
 def _measures(
     form: _Form, names: Sequence[str], below: Sequence[str]
 ) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    if len(names) < 2 or not all(re.fullmatch(r"[A-Za-z][\w./ -]*", name) for name in names):
+    if len(names) < 2 or not all(re.fullmatch(r"[A-Za-z][\w./ ()%@-]*", name) for name in names):
         return
     known = [NamedNumber(name, "", 0, 0, 0) for name in names]
     places = sorted((ORDER.index(pair.progress), i) for i, pair in enumerate(known) if pair.progress)
@@ -48,16 +52,18 @@ def _measures(
     if not places or not measures:
         return
     place, unit = places[0][1], ORDER[places[0][0]]
-    rows = [(row, cells) for row in below if len(cells := form.cells(row)) == len(names)]
+    rows = [(row, cells) for row in below if len(cells := form.cells(_BAR.sub("", row))) == len(names)]
     for _, column in measures:
         row, cells = next((r for r in rows if as_number(r[1][column]) is not None), ("", []))
+        if not cells:
+            continue
         settings = {"kind": "regex", "eval": _row_pattern(form, len(names), {place: unit, column: "loss"})}
-        zero = {"from_zero": True} if cells and unit == "epoch" and as_number(cells[place]) == 0 else {}
+        zero = {"from_zero": True} if unit == "epoch" and as_number(cells[place]) == 0 else {}
         yield names[column], unit, settings | zero, row.strip()
 
 
 def _row_pattern(form: _Form, count: int, groups: Mapping[int, str]) -> str:
     last = max(groups)
-    held = {g: r"[-+.\w]+" if g == "loss" else r"[\d.]+" for g in groups.values()}
-    fields = [f"(?P<{groups[i]}>{held[groups[i]]})" if i in groups else form.cell for i in range(last + 1)]
+    held = {g: f"(?P<{g}>[-+.\\w]+)" if g == "loss" else rf"(?P<{g}>[\d.]+)(?:/\d+)?" for g in groups.values()}
+    fields = [held[groups[i]] if i in groups else form.cell for i in range(last + 1)]
     return form.begin + form.between.join(fields) + (form.between if last + 1 < count else r"\s*$")

@@ -101,7 +101,71 @@ BATCHES_AND_THEIR_RESULT = "".join(
     for n in (1, 2)
 )
 
+MMDETECTION = "".join(
+    f"2026/11/23 10:00:0{n} - mmengine - INFO - Epoch(train)  [{n}][50/61]  grad_norm: 87.5  loss: 14.8\n"
+    f"2026/11/23 10:00:0{n} - mmengine - INFO - Epoch(val) [{n}][350/416]    eta: 0:00:00  time: 0.01  memory: 758  \n"
+    f"2026/11/23 10:00:0{n} - mmengine - INFO - bbox_mAP_copypaste: 0.751 0.987 0.876 -1.000 0.635 0.751\n"
+    f"2026/11/23 10:00:0{n} - mmengine - INFO - Epoch(val) [{n}][416/416]    "
+    f"coco/bbox_mAP: 0.{n}510  coco/bbox_mAP_50: 0.9870  time: 0.0122\n"
+    for n in (1, 2)
+)
+MMCLASSIFICATION = "".join(
+    f"2026-11-23 10:00:00,123 - mmcls - INFO - Epoch [{n}][550/575]\tlr: 8.5e-05, eta: 3:25:58, time: 0.47, loss: 1.0\n"
+    f"2026-11-23 10:00:01,123 - mmcls - INFO - Epoch(val) [{n}][282]\tmAP: 0.{n}237, CP: 0.6, CF1: 0.7\n"
+    for n in (1, 2)
+)
+PADDLE_CLAS = "".join(
+    f"[2026/11/23 10:00:00] ppcls INFO: [Train][Epoch {n}/4][Iter: 0/304]CELoss: 0.2, loss: 0.2\n"
+    f"[2026/11/23 10:00:01] ppcls INFO: [Eval][Epoch {n}][Iter: 10/32]CELoss: 0.9, loss: 0.9, top1: 0.9\n"
+    f"[2026/11/23 10:00:02] ppcls INFO: [Eval][Epoch {n}][Avg]CELoss: 0.{9 - n}5, loss: 0.{9 - n}5, top1: 0.9\n"
+    for n in (1, 2, 3, 4)
+)
+MLX = "".join(
+    f"Iter {n}: Val loss 2.{9 - n // 100}, Val took 0.732s\n"
+    f"Iter {n + 10}: Train loss 2.1, Learning Rate 1.0e-05, It/sec 1.02, Tokens/sec 88.0, Trained Tokens {86 * n}\n"
+    for n in (100, 200)
+)
+LITGPT = "".join(
+    f"Epoch 1 | iter {n - 1} step {n // 4} | loss train: 1.9, val: {'n/a' if n == 80 else 2.8} | "
+    f"iter time: 45.7 ms (step)\n"
+    f"Validating ...\niter {n}: val loss 2.{9 - n // 80}, val time: 31233.53 ms\n"
+    for n in (80, 160)
+)
+LUZ = "".join(
+    f"Epoch {n}/2\nTrain metrics: Loss: 0.5 - Acc: 0.8\nValid metrics: Loss: 0.{9 - n} - Acc: 0.8\n" for n in (1, 2)
+)
+JULIA = "".join(
+    f"┌ Info: Evaluation\n│   epoch = {n}\n│   train_loss = 0.5\n│   test_loss = 0.{9 - n}\n└   accuracy = 0.91\n"
+    for n in (1, 2)
+)
+OPENNMT = "".join(
+    f"[2026-11-23 10:00:00,123 INFO] Step {n}/ 2000; acc: 55.1; ppl: 9.12; xent: 2.21; lr: 0.00012;\n"
+    f"[2026-11-23 10:00:01,123 INFO] Train perplexity: 8.1\n"
+    f"[2026-11-23 10:00:01,123 INFO] Validation perplexity: 1{9 - n // 1000}.5\n"
+    for n in (1000, 2000)
+)
+PADDLE_NLP = "".join(
+    f"[2026-11-23 10:00:00,123] [    INFO] - global step {n}, epoch: 1, batch: {n - 1}, loss: 0.61, accu: 0.7\n"
+    f"eval loss: 0.{9 - n // 10}, accu: 0.8\n"
+    for n in (10, 20)
+)
+ULTRALYTICS_CSV = (
+    "epoch,time,train/box_loss,metrics/mAP50(B),val/box_loss,lr/pg0\n1,3.1,1.4,0.4,1.3,0.01\n2,6.2,1.3,0.5,1.2,0.01\n"
+)
+
 FORMS = [
+    (MMDETECTION, [(1, 0.151), (2, 0.251)]),
+    (MMCLASSIFICATION, [(1, 0.1237), (2, 0.2237)]),
+    ("Iter(train) [100/200]  loss: 1.9\nIter(val) [50/50]    mIoU: 41.5  data_time: 0.1\n"
+     "Iter(train) [200/200]  loss: 1.8\nIter(val) [50/50]    mIoU: 42.5  data_time: 0.1\n", [(100, 41.5), (200, 42.5)]),
+    (PADDLE_CLAS, [(1, 0.85), (2, 0.75), (3, 0.65), (4, 0.55)]),
+    (MLX, [(100, 2.8), (200, 2.7)]),
+    (LITGPT, [(80, 2.8), (160, 2.7)]),
+    (LUZ, [(1, 0.8), (2, 0.7)]),
+    (JULIA, [(1, 0.8), (2, 0.7)]),
+    (OPENNMT, [(1000, 18.5), (2000, 17.5)]),
+    (PADDLE_NLP, [(10, 0.8), (20, 0.7)]),
+    (ULTRALYTICS_CSV, [(1, 1.3), (2, 1.2)]),
     ("{'loss': 1.5, 'epoch': 0.5}\n{'eval_loss': 1.0, 'eval_runtime': 1.0, 'epoch': 1.0}\n", [(1, 1.0)]),
     ('{"step": 8, "train_loss": 1.0}\n{"step": 8, "val_loss": 1.2}\n{"step": 16, "val_loss": 1.1}\n',
      [(8, 1.2), (16, 1.1)]),
@@ -164,6 +228,26 @@ def test_an_accuracy_is_a_measure_that_rises() -> None:
     assert found is not None
     assert found.rising
     assert [round(e.loss, 2) for e in found.run.evals] == [0.81, 0.85]
+
+
+def test_a_detector_s_precision_rises_too() -> None:
+    for log in (MMDETECTION, MMCLASSIFICATION):
+        found = guess(log.encode())
+        assert found is not None
+        assert (found.is_eval, found.rising) == (True, True)
+
+
+def test_a_sentence_that_fits_a_table_by_chance_is_no_row_of_it() -> None:
+    """Ultralytics prints its columns anew in each epoch; "6 epochs completed in 0.004 hours." had been its one row."""
+    log = "".join(
+        f"      Epoch    GPU_mem   box_loss   cls_loss   Instances       Size\n"
+        f"        {n}/6         0G      1.{9 - n}      2.1         35        640: 100%|██| 1/1 [00:01<00:00, 1s/it]\n"
+        for n in (1, 2)
+    )
+    found = guess(f"{log}\n6 epochs completed in 0.004 hours.\n".encode())
+    assert found is not None
+    assert not found.is_eval, "a training loss, which is said"
+    assert [(e.samples, e.loss) for e in found.run.evals] == [(1, 1.8), (2, 1.7)]
 
 
 def test_a_reward_counts_beside_a_loss_of_the_policy() -> None:
