@@ -673,7 +673,8 @@ def test_cancel_all_starts_nothing_that_was_not_submitted_yet(tmp_path: Path) ->
     assert all(a.ended_at is not None and a.node_hours(0) == 0 for a in sweep.attempts.values())
 
 
-def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path, cluster: FakeCluster) -> None:
+def slow_search(tmp_path: Path, cluster: FakeCluster) -> tuple[House, Driver]:
+    """Twenty slots to be filled by a search that takes a fifth of a second for a proposal."""
     there = house(tmp_path, cluster, trials=20, parallel=20)
     driver = there.driver()
     plain = there.session.ask
@@ -683,6 +684,11 @@ def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path,
         return plain()
 
     there.session.ask = slow
+    return there, driver
+
+
+def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path, cluster: FakeCluster) -> None:
+    _, driver = slow_search(tmp_path, cluster)
     driver.tick()
     assert len(cluster.jobs) == 3, "half a second's worth, and the next tick goes on"
     driver.tick()
@@ -691,15 +697,7 @@ def test_filling_many_slots_does_not_keep_running_trials_waiting(tmp_path: Path,
 
 def test_slots_wait_for_slow_proposals_and_not_for_the_next_tick_as_well(tmp_path: Path, cluster: FakeCluster) -> None:
     """A tick's pause after every half second of proposals left most of a pack's slots empty."""
-    there = house(tmp_path, cluster, trials=20, parallel=20)
-    driver = there.driver()
-    plain = there.session.ask
-
-    def slow() -> Any:
-        there.clock.sleep(0.2)
-        return plain()
-
-    there.session.ask = slow
+    there, driver = slow_search(tmp_path, cluster)
     began = there.clock.now()
     driver.run()
     submitted = [a.submitted_at or math.inf for a in there.sweep().attempts.values()]
