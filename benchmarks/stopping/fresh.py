@@ -15,7 +15,7 @@ from benchmarks.stopping.tables import seen
 from lora_tune.curves.conformal import allowed, compare, supported
 from lora_tune.curves.overlay import ComparedRun
 
-DRAWS, EACH = 60, 10
+DRAWS, EACH = 40, 10
 BESIDE, SETS = 50, 5
 CASES = ((3, 0.1), (8, 0.1), (20, 0.05), (20, 0.1), (BESIDE, 0.01), (BESIDE, 0.05), (BESIDE, 0.1))
 """References and stated rate; other rates support the same."""

@@ -1,8 +1,7 @@
 """Metrics and ways of logging that the rule was not built on, by count of references and stated rate.
 
 Steps, few examples, subsets by turns, restarts, evals ever sparser or whenever there was time. Every draw has runs of
-its own (pace and fault as in ``unseen``); the rule is asked after each eval, as a sweep asks it. With no references
-only divergence and arithmetic stop a run.
+its own (pace and fault as in ``unseen``). With no references only divergence and arithmetic stop a run.
 """
 
 from __future__ import annotations
@@ -57,12 +56,21 @@ def _draw(make: Maker, seed: int) -> list[tuple[float, float]]:
 
 
 def _share(runs: Sequence[Run], references: Sequence[ComparedRun], rate: float) -> float:
-    """The share of the runs that is stopped, each asked about after each of its evals."""
-    evidence = Evidence(references=references, rate=rate, fewest=FEWEST)
-    return float(np.mean([
-        any(verdict(r.evals[:n], TARGET, evidence, length=_known(r.length)).stop for n in range(1, len(r.evals) + 1))
-        for r in runs
-    ]))  # fmt: skip
+    """The share of the runs that is stopped."""
+    return float(np.mean([_stopped(run, Evidence(references=references, rate=rate, fewest=FEWEST)) for run in runs]))
+
+
+def _stopped(run: Run, evidence: Evidence) -> bool:
+    """Whether the run is stopped, asked about after each eval.
+
+    Where evals lie on one grid a comparison says of a run what it will say later: the last is asked.
+    """
+    length, steps = _known(run.length), np.diff([e.samples for e in run.evals])
+    before = next((i for i, e in enumerate(run.evals) if e.loss <= TARGET), len(run.evals))
+    evenly = len(steps) and np.allclose(steps, steps[0])
+    first = before if evenly and len(evidence.references) >= FEWEST else 1
+    lives = (run.evals[:n] for n in range(max(1, first), before + 1))
+    return any(verdict(life, TARGET, evidence, length=length).stop for life in lives)
 
 
 def _known(length: float) -> float | None:
