@@ -6,17 +6,19 @@ its own (pace and fault as in ``unseen``). With no references only divergence an
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks.stopping.unseen import TARGET, Maker, Run, fate, run_of, smooth
-from lora_tune.curves.conformal import FEWEST, supported
+from lora_tune.curves.conformal import FEWEST, allowed, supported
 from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import Evidence, verdict
 
 DRAWS, EACH, MOST = 10, 8, 50
+BESIDE, SETS = 20, 4
 CASES = ((0, 0.1), (3, 0.1), (8, 0.1), (20, 0.05), (20, 0.1), (50, 0.01), (50, 0.05), (50, 0.1))
 """References and stated rate; other rates support the same."""
 
@@ -33,6 +35,13 @@ def main() -> None:
         print(f"| {name} | {' | '.join(_cell(rows[:, i]) for i in range(len(CASES)))} |", flush=True)
     together = np.concatenate(totals)
     print(f"| all | {' | '.join(_cell(together[:, i]) for i in range(len(CASES)))} |")
+    print(
+        f"\nOf {BESIDE + 1} good runs, each beside the others, the most outside in {SETS} sets, at a stated 5% and 10%:"
+    )
+    for name, make in METRICS.items():
+        most = (max(_outside(make, seed, rate) for seed in range(SETS)) for rate in (0.05, 0.1))
+        print(f"{name}: {', '.join(map(str, most))}", flush=True)
+    print(f"allowed: {allowed(0.05, BESIDE)}, {allowed(0.1, BESIDE)}")
 
 
 def _cell(rows: np.ndarray) -> str:
@@ -47,12 +56,25 @@ def _draw(make: Maker, seed: int) -> list[tuple[float, float]]:
     bad: list[Run] = []
     while len(good) < MOST + EACH or len(bad) < EACH:
         run = make(rng)
-        (good if any(e.loss <= TARGET for e in run.evals) else bad).append(run)
+        (good if _good(run) else bad).append(run)
     references = [course(r.evals, length=_known(r.length)) for r in good[:MOST]]
     return [
         (_share(good[MOST:][:EACH], references[:count], rate), _share(bad[:EACH], references[:count], rate))
         for count, rate in CASES
     ]
+
+
+def _outside(make: Maker, seed: int, rate: float) -> int:
+    """How many of ``BESIDE + 1`` good runs the others stop: what the promise rests on, and no luck of a draw."""
+    rng = np.random.default_rng(9000 + seed)
+    runs = list(itertools.islice((r for r in iter(lambda: make(rng), None) if _good(r)), BESIDE + 1))
+    known = [course(r.evals, length=_known(r.length)) for r in runs]
+    beside = (Evidence(references=known[:i] + known[i + 1 :], rate=rate, fewest=FEWEST) for i in range(len(runs)))
+    return sum(map(_stopped, runs, beside))
+
+
+def _good(run: Run) -> bool:
+    return any(e.loss <= TARGET for e in run.evals)
 
 
 def _share(runs: Sequence[Run], references: Sequence[ComparedRun], rate: float) -> float:
