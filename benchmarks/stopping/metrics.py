@@ -39,7 +39,7 @@ def main() -> None:
         f"\nOf {BESIDE + 1} good runs, each beside the others, the most outside in {SETS} sets, at a stated 5% and 10%:"
     )
     for name, make in METRICS.items():
-        most = (max(_outside(make, seed, rate) for seed in range(SETS)) for rate in (0.05, 0.1))
+        most = (max(outside(make, seed, rate) for seed in range(SETS)) for rate in (0.05, 0.1))
         print(f"{name}: {', '.join(map(str, most))}", flush=True)
     print(f"allowed: {allowed(0.05, BESIDE)}, {allowed(0.1, BESIDE)}")
 
@@ -64,13 +64,13 @@ def _draw(make: Maker, seed: int) -> list[tuple[float, float]]:
     ]
 
 
-def _outside(make: Maker, seed: int, rate: float) -> int:
-    """How many of ``BESIDE + 1`` good runs the others stop: what the promise rests on, and no luck of a draw."""
+def outside(make: Maker, seed: int, rate: float, beside: int = BESIDE) -> int:
+    """How many of ``beside + 1`` good runs the others stop: what the promise rests on, and no luck of a draw."""
     rng = np.random.default_rng(9000 + seed)
-    runs = list(itertools.islice((r for r in iter(lambda: make(rng), None) if _good(r)), BESIDE + 1))
+    runs = list(itertools.islice((r for r in iter(lambda: make(rng), None) if _good(r)), beside + 1))
     known = [course(r.evals, length=_known(r.length)) for r in runs]
-    beside = (Evidence(references=known[:i] + known[i + 1 :], rate=rate, fewest=FEWEST) for i in range(len(runs)))
-    return sum(map(_stopped, runs, beside))
+    others = (Evidence(references=known[:i] + known[i + 1 :], rate=rate, fewest=FEWEST) for i in range(len(runs)))
+    return sum(map(_stopped, runs, others))
 
 
 def _good(run: Run) -> bool:

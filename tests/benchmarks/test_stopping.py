@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.stopping.__main__ import score
+from benchmarks.stopping.metrics import METRICS, outside
 from benchmarks.stopping.sweeps import as_of, play
 from benchmarks.stopping.tables import Table, whole
+from lora_tune.curves.conformal import allowed
 from lora_tune.simulation.tabular import TABLES, read_table
 from lora_tune.store.records import TrialState
 
@@ -38,3 +40,9 @@ def test_a_replayed_sweep_shows_the_rule_what_was_known_then() -> None:
         assert (trial.state is TrialState.FINISHED) == (ended <= now)
         assert (trial.verdict is None) == (ended > now)
     assert study.pruning.references == 8
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_however_a_metric_is_logged_good_runs_stop_no_more_of_their_like_than_the_rate_allows(metric: str) -> None:
+    """Steps, few examples, subsets by turns, evals at any time: each of eleven good runs beside the ten others."""
+    assert outside(METRICS[metric], seed=1, rate=0.2, beside=10) <= allowed(0.2, 10)
