@@ -107,10 +107,12 @@ class TestWhatIsStated:
     ) -> None:
         assert precision_of(settings) == found
 
+    @settings(deadline=None)
     @given(st.dictionaries(st.text(), st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none())))
     def test_no_settings_break_it(self, settings: dict[str, object]) -> None:
         precision_of(settings)
 
+    @settings(deadline=None)
     @given(cut=st.integers(1, 60))
     def test_a_printed_config_is_read_however_the_log_is_cut(self, cut: int) -> None:
         text = b" 0:   fp4: true\n 0:   fp4_recipe: nvfp4\n 0:   healing_iter: 350\n no_healing_iter: 7\nfp8=False\n"
