@@ -14,7 +14,7 @@ from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader, RunLog
-from lora_tune.logs.unmatched import Unmatched
+from lora_tune.logs.unmatched import TELL_APART, Unmatched
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Workload
 
@@ -76,6 +76,8 @@ def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Ite
     """What a run knows now that it did not know before."""
     for point in now.evals[len(before.evals) :]:
         yield f"eval: loss {point.loss:g} at {progress(point.samples)}"
+    if now.other_values > before.other_values:
+        yield "another value of an eval before, passed over"
     for train in now.train[len(before.train) :]:
         yield f"train loss {train.loss:g} at {progress(train.samples)}"
     if before.run_stop_ms is None and now.run_stop_ms is not None:
@@ -88,11 +90,12 @@ def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Ite
 
 def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
     """Print one log's lines with what they are read as; returns the number of evals."""
-    unmatched, shown, evals, total = Unmatched(patterns="loss"), 0, 0, 0
+    unmatched, shown, evals, total, others = Unmatched(patterns="loss"), 0, 0, 0, 0
     click.echo(visible(name))
     for line in lines:
         total += 1
         evals += sum(fact.startswith("eval:") for fact in line.facts)
+        others += any(fact.startswith("another value") for fact in line.facts)
         unmatched.found |= any(fact.startswith("eval:") for fact in line.facts)
         if not line.facts:
             unmatched.take(line.text)
@@ -103,6 +106,9 @@ def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
             shown += 1
             click.echo(f"{'':7}  ... (--all shows every line)")
     click.echo(f"{counted(total, 'lines')}, {counted(evals, 'evals')}")
+    if others:
+        known = f"{counted(others, 'lines')} with another value where one is known already"
+        click.echo(f"{known}; the first counts: {TELL_APART}")
     if sentence := unmatched.words(ended=True):
         click.echo(sentence)
     return evals

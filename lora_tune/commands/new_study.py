@@ -10,6 +10,7 @@ from typing import Any
 
 from lora_tune.base.format import counted
 from lora_tune.logs.guess import LogGuess
+from lora_tune.logs.unmatched import TELL_APART
 from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose
 from lora_tune.workloads.script_options import Option
 
@@ -140,7 +141,9 @@ def _shown(log: LogGuess) -> str:
     evals = log.run.evals
     first, last = evals[0], evals[-1]
     begin, end = (counted(point.samples, f"{log.unit.removesuffix('s')}s") for point in (first, last))
-    return f"{counted(len(evals), 'evals')} read in it: {first.loss:g} at {begin}, {last.loss:g} at {end}"
+    more = log.run.other_values
+    others = f"; EDIT: {more} with another value are passed over, {TELL_APART}" if more else ""
+    return f"{counted(len(evals), 'evals')} read in it: {first.loss:g} at {begin}, {last.loss:g} at {end}{others}"
 
 
 def _space(proposals: Sequence[ProposedParameter]) -> str:

@@ -48,6 +48,7 @@ class RunLog:
         ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
     lost_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
+    other_values: how many evals were printed for progress that has one, with another loss: they do not count.
     metric: the name of what ``evals`` are of, where the log tells several apart (stable_diffusion's FID and CLIP).
     other_metrics: the evals of the others, by name.
     """
@@ -68,6 +69,7 @@ class RunLog:
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     dropped_lines: int = 0
     lost_evals: int = 0
+    other_values: int = 0
     metric: str = ""
     other_metrics: Mapping[str, tuple[Eval, ...]] = field(default_factory=dict)
 

@@ -48,6 +48,7 @@ class RunBuilder:
         "lost_evals",
         "measured",
         "metric",
+        "other_values",
         "others",
         "overall",
         "paused",
@@ -74,6 +75,7 @@ class RunBuilder:
         self.last = -1  # the latest start or stop of anything else
         self.evals: dict[float, tuple[float, int]] = {}
         self.lost_evals = 0
+        self.other_values = 0
         self.train: dict[float, tuple[float, int]] = {}
         self.scaled: dict[float, tuple[float, int]] = {}  # train losses times CP over the micro-batches of a step
         self.eval_start: dict[float, int] = {}
@@ -96,6 +98,7 @@ class RunBuilder:
                 others.setdefault(samples, (loss, ms))
             return
         if samples in self.evals:
+            self.other_values += self.evals[samples][0] != loss and not math.isnan(loss)
             return
         if len(self.evals) == MAX_EVALS:
             self.lost_evals += 1
@@ -214,6 +217,7 @@ class RunBuilder:
             hyperparameters=Announced({**shown, **self.announced}),
             dropped_lines=dropped_lines,
             lost_evals=self.lost_evals,
+            other_values=self.other_values,
             metric=self.metric or "",
             other_metrics={name: _since(start, evals, Eval) for name, evals in self.others.items()},
         )

@@ -30,6 +30,10 @@ def suggest(line: str) -> str:
     return pattern(line, measures[0], places[0]) if measures and places else ""
 
 
+TELL_APART = "let the pattern say which it is, by the name of its data set for example"
+"""The remedy where two things are printed in the same words."""
+
+
 @dataclass(slots=True)
 class Unmatched:
     """Counts the lines of a log until one is understood.

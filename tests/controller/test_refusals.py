@@ -60,6 +60,7 @@ PASSING = (
     f"{FAILED}Unable to contact slurm controller (connect failure)",
     f"{FAILED}Required partition not available (inactive or drain)",
     f"{FAILED}Socket timed out on send/recv operation",
+    f"{FAILED}Unexpected missing socket error",
     f"{FAILED}Slurm temporarily unable to accept job, sleeping and retrying",
     f"AssocMaxSubmitJobLimit; {POLICY}",
     f"QOSMaxSubmitJobPerUserLimit; {POLICY}",

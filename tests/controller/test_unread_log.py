@@ -66,6 +66,18 @@ def test_the_command_shows_what_each_line_is_read_as(tmp_path: Path) -> None:
     assert "1 line read, none matched workload.log; a line that looks like an eval" in shown.output
 
 
+def test_two_data_sets_in_the_same_words_are_told(tmp_path: Path) -> None:
+    """The first one's loss was the trial's, and nothing said that there was another."""
+    log, study = tmp_path / "train.log", tmp_path / "mine.toml"
+    log.write_text("a: LOSS 0.9 AT 8\nb: LOSS 4.2 AT 8\na: LOSS 0.7 AT 16\nb: LOSS 4.1 AT 16\na: LOSS 0.7 AT 16\n")
+    study.write_text(STUDY.format(python=sys.executable, script="train.py"))
+    shown = CliRunner().invoke(logs_main, ["--study", str(study), str(log)])
+    assert "      2  another value of an eval before, passed over" in shown.output
+    assert "      5  another value" not in shown.output, "several ranks print the same"
+    assert "5 lines, 2 evals" in shown.output
+    assert "2 lines with another value where one is known already; the first counts: let the pattern" in shown.output
+
+
 def test_python_is_the_interpreter_that_runs_the_sweep(tmp_path: Path) -> None:
     text = STUDY.format(python="python", script="train.py")
     here = load(parse_study(text, tmp_path / "mine.toml"), "mine.toml")

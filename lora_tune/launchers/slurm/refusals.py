@@ -11,7 +11,8 @@ from lora_tune.base.errors import LauncherError, RefusedError
 
 _PASSING = re.compile(
     r"(?i)unable to contact slurm|timed out|connect(?:ion)? (?:failure|refused|reset)|no route to host|"
-    r"temporarily|zero bytes were transmitted|unexpected message|controller .{0,40}(?:busy|standby|backup|shutting)|"
+    r"temporarily|zero bytes were transmitted|unexpected message|missing socket|message (?:send|receive) failure|"
+    r"controller .{0,40}(?:busy|standby|backup|shutting)|"
     r"job violates accounting/QOS policy|"
     r"partition not available|reservation not usable now|required node not available|still in use|"
     r"unable to resolve|DNS SRV|protocol authentication error|munge"
