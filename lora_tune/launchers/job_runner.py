@@ -121,6 +121,18 @@ def run_job(folder: str, token: str = "") -> int:
     return code
 
 
+def run_job_once(folder: str, token: str = "") -> int:
+    """:func:`run_job` for a scheduler that takes whatever returns for a success, as submitit and Slurm do.
+
+    A controller that was killed starts a job anew whose first run it has ended: what that left behind is no result. So
+    a runner that finds its attempt begun says so in the log, and fails.
+    """
+    begun, code = AttemptPaths(Path(folder)).claim.exists(), run_job(folder, token)
+    if begun and code == NOT_CLAIMED:
+        sys.exit("lora-tune: its job was started a second time; the first run did not end by itself")
+    return code
+
+
 def _write_head(log: BinaryIO, command: Command) -> bool:
     """Say at the head of the log whose it is; False without a token, and where the disk is full, which ends no job."""
     if not command.token:

@@ -15,12 +15,14 @@ import pytest
 from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.identity import without_head
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import read_json
+from lora_tune.base.small_files import create_json, read_json
 from lora_tune.config.secrets import Secret
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits
+from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.launchers.slurm.submission import submission_command
+from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job, Resources
 from tests.cluster import Cluster, wait_until
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
@@ -144,6 +146,18 @@ class TestScripts:
         launcher = SlurmLauncher(site())
         job = replace(script_job(tmp_path / "a", "true"), exclude_nodes=slurm.nodes)
         poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+
+    def test_a_job_that_slurm_starts_a_second_time_is_no_success(self, slurm: Cluster, tmp_path: Path) -> None:
+        """A controller that was killed did so; the log of the first run, cut short, counted as its whole result."""
+        job = job_of(tmp_path / "a", "print('trained')")
+        create_json(AttemptPaths(job.folder).claim, describe(os.getpid(), job.token))
+        launcher = SlurmLauncher(CPU)
+        ended = poll_until(launcher, ticket_of(job, launcher.submit(job)), JobState.ENDED)
+        assert ended.exit_code != 0
+        assert "trained" not in job.log.read_text()
+        found = diagnose(job.log.read_bytes(), state=ended.state.value, exit_code=ended.exit_code)
+        assert found.kind is FailureKind.INFRASTRUCTURE
+        assert found.line == "lora-tune: its job was started a second time; the first run did not end by itself"
 
     def test_a_suspect_node_is_taken_where_the_others_lack_what_the_job_asks_for(
         self, slurm: Cluster, tmp_path: Path

@@ -25,7 +25,7 @@ from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.job_records import foreign, read_records
-from lora_tune.launchers.job_runner import command_record, run_job
+from lora_tune.launchers.job_runner import command_record, run_job_once
 from lora_tune.launchers.secret_values import file_in_memory, secret_values
 from lora_tune.launchers.slurm import cancellations, parse
 from lora_tune.launchers.slurm.refusals import refusal
@@ -85,7 +85,7 @@ class SlurmLauncher:
         try:
             with file_in_memory(secret_values(job)) as secrets:
                 submitter = executor(job, self._site, token, secrets)
-                submitted = submitter.submit(run_job, str(job.folder), job.token)
+                submitted = submitter.submit(run_job_once, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} was not submitted: {error}") from error
         except RuntimeError as error:  # what sbatch says, or that srun is not installed
