@@ -3,12 +3,15 @@
 EACH = 1000
 """Evals up to which a run is looked at each time there is more."""
 
+LATER = 3.0
+"""Seconds (or evals) that pass for each so many evals until a longer run is looked at again."""
+
 
 def due(evals: int, passed: float) -> bool:
     """Whether a run with so many evals is made of its log, or judged, anew.
 
-    With n thousand evals, n seconds after the last time: one log takes the same share of a processor, however long it
-    is. A curve that nobody gives a clock is looked at once an eval.
+    With n thousand evals, 3 n seconds after the last time: one log takes the same share of a processor, however long it
+    is. A curve that nobody gives a clock is looked at after as many evals.
 
     Parameters
     ----------
@@ -17,4 +20,4 @@ def due(evals: int, passed: float) -> bool:
     passed : float
         Seconds, or evals, since then. Asked again with none passed, the answer is yes, as it was.
     """
-    return evals <= EACH or not 0 < passed < evals / EACH
+    return evals <= EACH or not 0 < passed < LATER * evals / EACH

@@ -323,7 +323,7 @@ def test_a_log_with_an_eval_at_every_step_is_judged_at_a_share_of_them_and_still
     )
     CountingReader.made = 0
     shown = Replay(load_study(STUDIES / "h100.toml"), lambda _: CountingReader()).play(log.encode())
-    assert CountingReader.made < 50 + 50 * math.log(1000 / 50) + 20, "a second for each fifty evals"
+    assert CountingReader.made < 50 + 50 / looks.LATER * math.log(1000 / 50) + 20, "three seconds for each fifty"
     assert len(shown.run.evals) == 999
     assert [v.kind for v in shown.verdicts] == ["pruned"]
-    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 + 667 / 50 + 2
+    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 + looks.LATER * 667 / 50 + 2

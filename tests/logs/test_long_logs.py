@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.looks import EACH
+from lora_tune.logs.looks import EACH, LATER
 from lora_tune.logs.mllog import MllogReader, RunLog
 from lora_tune.logs.run_builder import RunBuilder
 
@@ -85,18 +85,18 @@ def test_a_log_of_usual_length_is_read_whenever_there_is_more(tmp_path: Path) ->
     assert len(log.run().evals) == 90
 
 
-def test_a_log_with_thousands_of_evals_waits_a_second_for_each_thousand(tmp_path: Path) -> None:
+def test_a_log_with_thousands_of_evals_waits_three_seconds_for_each_thousand(tmp_path: Path) -> None:
     _, made = followed(tmp_path / "job.log", 4 * EACH, looks=200)
-    assert made <= 200 / 10 / 4 + 1
+    assert made <= 200 / 10 / (4 * LATER) + 1
 
 
 def test_what_a_long_log_says_is_known_a_little_later_also_where_it_falls_silent_and_at_its_end(tmp_path: Path) -> None:
     log, _ = followed(tmp_path / "job.log", 2 * EACH, looks=5)
     assert len(log.run().evals) < 2 * EACH + 5
-    log.poll(3.0)
+    log.poll(2 * LATER + 1)
     assert len(log.run().evals) == 2 * EACH + 5, "nothing new was printed meanwhile"
     with log.path.open("a") as file:
         file.write(evals(2 * EACH + 6, 1))
-    log.poll(3.1)
-    log.poll(3.1, drain=True)
+    log.poll(2 * LATER + 1.1)
+    log.poll(2 * LATER + 1.1, drain=True)
     assert len(log.run().evals) == 2 * EACH + 6, "its job has ended"

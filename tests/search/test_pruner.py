@@ -14,7 +14,7 @@ import optuna
 import pytest
 
 from lora_tune.curves.stall import GO_ON
-from lora_tune.logs.looks import EACH
+from lora_tune.logs.looks import EACH, LATER
 from lora_tune.mlperf import published_curves
 from lora_tune.search import pruner
 from lora_tune.search.pruner import SENTENCE, StallPruner
@@ -315,8 +315,8 @@ def test_a_trial_that_reports_every_step_is_judged_at_each_of_a_thousand_and_the
     monkeypatch.setattr(pruner, "verdict", lambda evals, *_, **__: judged.append(len(evals)) or GO_ON)
     assert reports(optuna.create_study(pruner=StallPruner(TARGET)).ask(), [1.0] * 4000) is None
     assert judged[:EACH] == [*range(1, EACH + 1)]
-    assert len(judged) < EACH + 1000 * math.log(4) + 2
-    assert all(later <= sooner + 4 for sooner, later in itertools.pairwise(judged))
+    assert len(judged) < EACH + 1000 / LATER * math.log(4) + 2
+    assert all(later <= sooner + 4 * LATER for sooner, later in itertools.pairwise(judged))
 
 
 def test_a_trial_of_thousands_of_reports_that_diverges_is_pruned_and_stays_so_when_asked_again() -> None:
@@ -324,5 +324,5 @@ def test_a_trial_of_thousands_of_reports_that_diverges_is_pruned_and_stays_so_wh
     assert reports(trial, [1.0] * 2000) is None
     at = reports(trial, [math.nan] * 2000, first=2001)
     assert at is not None
-    assert at <= 2000 / 0.9 + 4, "two thousand evals are nine tenths of it, and it is judged at each third"
+    assert at <= 2000 / 0.9 + 3 * LATER, "two thousand evals are nine tenths of it, and it is judged at each seventh"
     assert trial.should_prune()
