@@ -8,6 +8,7 @@
 #   sweep    a study of the small Llama under real Slurm (STUDY, default nemo_small_h200x2 or x4, h200x8; TRIALS)
 #   confirm  more seeds of that sweep's leading configs (SEEDS, default 3)
 #   bridge   Megatron-Bridge beside NeMo: speed of the whole 70B shape, eval losses of a small Llama in every layout
+#   bridge_sweep  bridge_small_h200x2 under real Slurm (two GPUs; TRIALS; SECONDS_SWEEP)
 #   overlap  the small Llama with and without overlapped communication: the losses must be alike
 set -u
 OUT=${OUT:-gpu_out}
@@ -19,7 +20,7 @@ study=${STUDY:-nemo_small_h200x$GPUS}
 [ "$GPUS" -lt 8 ] || study=${STUDY:-h200x8}
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 case " $* " in *" base "*) start_base ;; esac
-[ "$*" = bridge ] || start_worker lora_tune.recipes.nemo.trial
+case " $* " in *" probes "* | *" layouts "* | *" sweep "* | *" confirm "* | *" overlap "*) start_worker lora_tune.recipes.nemo.trial ;; esac
 
 for stage in "$@"; do
     echo "== $stage $(date +%T)"
@@ -53,6 +54,19 @@ for stage in "$@"; do
             --bridge-path "$BRIDGE_PATH" --nemo-path "$NEMO_PATH" ${BRIDGE_PARTS:+--parts $BRIDGE_PARTS} \
             --total "$((${SECONDS_BRIDGE:-430} - 15))" --large-seconds "${SECONDS_LARGE:-330}" --out "$OUT/layouts.json" 2>&1 | tee "$OUT/layouts.txt"
         cp "$LT"/workers/*.log "$OUT"
+        ;;
+    bridge_sweep)
+        start_base
+        unpack_te
+        unpack_bridge
+        [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
+        start_slurm
+        workers_ready bridge
+        base_ready
+        (
+            export PYTHONPATH=$BRIDGE_PATH
+            under_slurm "bridge_small_h200x$GPUS" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
+        )
         ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,12 @@ def children(pid: int) -> list[int]:
     """Processes that a worker has forked and that run."""
     held = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in held if Path(f"/proc/{child}/stat").read_text().split()[2] != "Z"]
+
+
+def passes_on(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(caught and int(caught[1], 16) >> (number - 1) & 1)
 
 
 def test_the_second_trial_has_its_start_rehearsed(worker: tuple[Path, int], tmp_path: Path) -> None:
@@ -84,6 +91,7 @@ def test_a_trial_that_is_cancelled_before_its_spare_begins_does_not_run(
     Client(worker[0], "exit 0", tmp_path, REHEARSAL=f"until {tmp_path / 'never'}").result()
     client = Client(worker[0], "rehearsed", tmp_path)
     wait_for(lambda: len(children(worker[1])) == 2, BOUND, "the trial was not given to the spare")
+    wait_for(lambda: passes_on(client.process.pid, signal.SIGTERM), BOUND, "the job does not pass signals on")
     client.process.send_signal(signal.SIGTERM)
     code, out = client.result()
     assert (code, out) == (128 + signal.SIGTERM, "")
