@@ -46,3 +46,8 @@ def counted(count: float, noun: str = "samples") -> str:
     """
     shown = f"{count:.0f}" if float(count).is_integer() and abs(count) < 1e15 else f"{count:g}"
     return f"{shown} {noun.removesuffix('s') if count == 1 else noun}"
+
+
+def about(count: float) -> str:
+    """An estimated count for people: whole from 100 on, below that three digits."""
+    return f"{count:.0f}" if count >= 100 else f"{count:.3g}"

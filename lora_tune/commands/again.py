@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from lora_tune import store as stores
 from lora_tune.base.paths import near
@@ -55,6 +56,17 @@ def again(command: str, study: str, *more: str, storage: bool = True) -> str:
         if value is not None and not (name == "storage" and (not storage or stores.has_password(str(value)))):
             argv += [option, str(value)]
     return f"{python()} -m {shlex.join([*argv, *more])}"
+
+
+def typed(*names: str) -> list[str]:
+    """The options of these names that were given to the command that runs now, as they are typed."""
+    context = click.get_current_context(silent=True)
+    given: list[str] = []
+    for option in [] if context is None else context.command.params:
+        name = option.name or ""
+        if context is not None and name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given += [option.opts[-1], str(context.params[name])]
+    return given
 
 
 def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:

@@ -33,8 +33,8 @@ def run_interruptibly(driver: Driver) -> Outcome:
     Under nohup, which has SIGHUP ignored, it goes on without its terminal.
     """
 
-    def interrupt(_signal: int, _frame: Any) -> None:
-        driver.interrupt = True
+    def interrupt(number: int, _frame: Any) -> None:
+        driver.interrupt = driver.interrupt or number
 
     hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, *hung_up)}
@@ -69,7 +69,9 @@ CANCEL = "cancel"
 
 
 def after_interrupt(driver: Driver, command: str) -> None:
-    """Keep the jobs that run, unless the user types ``cancel``. Without a terminal they are kept.
+    """Keep the jobs that run, unless who pressed Ctrl-C types ``cancel``. Without a terminal they are kept.
+
+    SIGTERM and SIGHUP come from a program or a terminal that is gone: nobody is asked, who would never answer.
 
     command: the line that goes on with them.
     """
@@ -77,7 +79,7 @@ def after_interrupt(driver: Driver, command: str) -> None:
     if not running:
         return
     answer = ""
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and driver.interrupt == signal.SIGINT:
         # Also where whoever started us ignores Ctrl-C, as shells do for jobs in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         count = "1 trial still runs" if len(running) == 1 else f"{len(running)} trials still run"

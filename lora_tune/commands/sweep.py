@@ -20,7 +20,7 @@ from lora_tune.base import errors
 from lora_tune.base.format import counted
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.commands import export
-from lora_tune.commands.again import again
+from lora_tune.commands.again import again, typed
 from lora_tune.commands.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.commands.logs import check_logs
 from lora_tune.commands.options import (
@@ -56,6 +56,9 @@ from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Verdict
 from lora_tune.workloads.base import Workload
+
+_BUDGET = ("trials", "parallel", "budget_node_hours", "launcher")
+"""Options that change the study: the line that goes on has them, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,7 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving, again("sweep", study.name))
+                after_interrupt(driving, again("sweep", study.name, *typed(*_BUDGET)))
             else:
                 _finish(store, lease, outcome.reason, watcher)
     finally:

@@ -55,7 +55,7 @@ class Outcome:
 class Driver:
     """Drives one sweep until its budget is spent. Construct, then :meth:`run`.
 
-    ``interrupt`` may be set at any time (from a signal handler): the loop ends after the tick in progress.
+    ``interrupt`` may be set at any time to a signal (from its handler): the loop ends after the tick in progress.
     submit_grace_seconds: after an unanswered submission, before it counts as not made (a scheduler answers late).
     fixed_at: epoch seconds; a person has fixed what made trials fail before.
     """
@@ -71,7 +71,7 @@ class Driver:
         submit_grace_seconds: float = 0.0,
         fixed_at: float = -math.inf,
     ) -> None:
-        self.interrupt = self._unfilled = False
+        self.interrupt, self._unfilled = 0, False
         self._fixed_at = fixed_at
         self._study, self._dependencies = study, dependencies
         self._period, self._submit_grace = period, submit_grace_seconds

@@ -32,7 +32,7 @@ class Signalled:
     """A driver that gets signals in its first tick, and looks for the interrupt after it."""
 
     def __init__(self, *signals: signal.Signals) -> None:
-        self.interrupt = False
+        self.interrupt = 0
         self._signals = signals
 
     def run(self) -> Outcome:

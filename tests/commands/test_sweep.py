@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -202,11 +203,11 @@ def test_a_second_driver_is_refused_with_the_owner(place: Path) -> None:
     assert os.uname().nodename in second.stderr
 
 
-def interrupt(place: Path, answer: str) -> tuple[int, str]:
-    """Run under a terminal, press Ctrl-C once a trial runs, and answer what is asked."""
+def under_a_terminal(place: Path, *more: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The sweep under a terminal of its own, with a trial that runs; the terminal's other end."""
     leader, follower = pty.openpty()
     driver = subprocess.Popen(
-        command("--study", "quick"),
+        command("--study", "quick", *more),
         cwd=place,
         stdin=follower,
         stdout=follower,
@@ -216,6 +217,12 @@ def interrupt(place: Path, answer: str) -> tuple[int, str]:
     )
     os.close(follower)
     wait_for(lambda: list((place / "sweeps/quick/trials").glob("*/*/started.json")), 60, "a running trial")
+    return driver, leader
+
+
+def interrupt(place: Path, answer: str) -> tuple[int, str]:
+    """Run under a terminal, press Ctrl-C once a trial runs, and answer what is asked."""
+    driver, leader = under_a_terminal(place)
     os.write(leader, b"\x03")
     shown = until(leader, b"[keep] ")
     # Python notices no signal between a prompt and the reading of its answer; nobody presses a key that fast.
@@ -254,6 +261,26 @@ def test_a_second_ctrl_c_keeps_the_jobs_as_the_prompt_says(place: Path) -> None:
     code, shown = interrupt(place, "\x03")
     assert (code, "the jobs keep running" in shown) == (130, True)
     assert sweep(place).returncode == 0
+    assert executions(place) == {"0000": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_program_that_ends_the_sweep_is_asked_nothing_and_the_jobs_are_kept(
+    place: Path, number: signal.Signals
+) -> None:
+    """The question would stand on a terminal at which nobody sits; the line that goes on is the one that was typed."""
+    (place / "studies" / "quick.toml").write_text(study(trials=6, pace=0.4))
+    driver, leader = under_a_terminal(place, "--trials", "1")
+    driver.send_signal(number)
+    shown = until(leader, None).decode(errors="replace")
+    os.close(leader)
+    assert driver.wait(60) == 130
+    assert "[keep]" not in shown
+    line = re.search(r"resume with: (.*)", shown)
+    assert line is not None
+    assert line[1].strip().endswith("--study quick --trials 1")
+    done = subprocess.run(shlex.split(line[1]), cwd=place, capture_output=True, stdin=subprocess.DEVNULL, timeout=120)
+    assert done.returncode == 0, done.stderr
     assert executions(place) == {"0000": 1}
 
 

@@ -17,7 +17,7 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.redact import redact
 from lora_tune.commands import export, report
-from lora_tune.commands.again import again
+from lora_tune.commands.again import again, typed
 from lora_tune.commands.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.commands.confirm.race import SEEDS_OFFSET, TOP, Race, contenders, introduction, race_settings, with_runs
 from lora_tune.commands.confirm.submission import check, run_text, say_checks, write_results
@@ -60,6 +60,9 @@ class Options:
     settings: RaceSettings
     per_job: int
 
+
+_RACE = ("top", "seeds", "confidence", "parallel", "budget_node_hours", "launcher")
+"""Options without which the line that goes on would be another race."""
 
 USUAL_RUNS = 10
 """Most runs of a configuration where no rules say how many a result takes."""
@@ -192,7 +195,7 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving, again("confirm", review.study.name))
+                after_interrupt(driving, again("confirm", review.study.name, *typed(*_RACE)))
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
@@ -201,7 +204,7 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
         if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
-        with writing_results(again("confirm", review.study.name)):
+        with writing_results(again("confirm", review.study.name, *typed(*_RACE))):
             return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), say=say)
     finally:
         watcher.close()

@@ -10,6 +10,7 @@ import numpy as np
 
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.summary import STOPPED_EARLY, ranked
+from lora_tune.base.format import about
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
 from lora_tune.objectives import objective_of
@@ -234,7 +235,10 @@ def _group(study: Study, data: ConvergenceData, gbs: object, colour: Colour) -> 
         name="trials" if gbs is None else f"GBS {gbs}",
         points=[(value, samples) for value, samples, _, _, _ in rows],
         spans=[(low, high) if math.isfinite(high) else (low, s) for _, s, low, high, _ in rows],
-        texts=[f"trial {t.number}: {study.counted(s)} ({low:g} to {high:g})" for _, s, low, high, t in rows],
+        texts=[
+            f"trial {t.number}: {about(s)} {study.progress_unit} ({about(low)} to {about(high)})"
+            for _, s, low, high, t in rows
+        ],
         trials=[t.number for *_, t in rows],
         colour=colour,
     )
