@@ -47,6 +47,7 @@ def figure(chart: Chart) -> dict[str, Any]:
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
         "font": {"color": _ON_BOTH},
+        "modebar": {"bgcolor": _CLEAR, "color": _GRID, "activecolor": _ON_BOTH},
     }
     return {"data": _finite(data), "layout": layout}
 
