@@ -269,7 +269,7 @@ def test_a_program_that_ends_the_sweep_is_asked_nothing_and_the_jobs_are_kept(
     place: Path, number: signal.Signals
 ) -> None:
     """The question would stand on a terminal at which nobody sits; the line that goes on is the one that was typed."""
-    (place / "studies" / "quick.toml").write_text(study(trials=6, pace=0.4))
+    (place / "studies" / "quick.toml").write_text(study(trials=6, pace=3))
     driver, leader = under_a_terminal(place, "--trials", "1")
     driver.send_signal(number)
     shown = until(leader, None).decode(errors="replace")
