@@ -160,6 +160,16 @@ def test_a_pack_that_is_let_go_ends_without_waiting_for_more(tmp_path: Path, pac
     assert done.returncode == 0
 
 
+def test_a_job_of_several_packs_that_is_asked_to_end_asks_them_and_says_so(tmp_path: Path) -> None:
+    folder = PackFolder(tmp_path / "0000")
+    folder.make()
+    command = [*PACK, str(tmp_path / "0000"), "--packs", "2", "--slots", "1", "--idle", "1e9"]
+    job = subprocess.Popen(command)
+    wait_for(lambda: all(state.at for state in folder.states(2)), seconds=60)
+    job.terminate()
+    assert job.wait(60) == 143
+
+
 class SeveralPacks:
     """Four trials that wait, in one job of two packs with two slots each."""
 
@@ -662,3 +672,33 @@ def test_under_slurm_several_packs_are_one_job_and_the_death_of_one_ends_it(slur
     for job in several.jobs:
         assert "ended before it" in several.poll(job, JobState.PREEMPTED).reason
     wait_for(lambda: not Path(f"/proc/{pids[0]}").exists())
+
+
+@pytest.mark.slurm
+def test_under_slurm_a_job_with_packs_that_is_requeued_again_and_again_runs_no_trial_twice(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    launcher = Shared(SlurmLauncher(Site.model_validate({"launcher": "slurm"})), slots=3, folder=tmp_path / "packs")
+    ids = []
+    for number in range(3):
+        attempts = [
+            job_of(tmp_path / f"{trial}-{number}", WAIT, name=f"study-{trial:04d}-{number}") for trial in range(2)
+        ]
+        ids += [launcher.submit(job) for job in attempts]
+        for job in attempts:
+            poll_until(launcher, ticket_of(job), JobState.RUNNING, seconds=90)
+            log_until(job, "waiting", seconds=60)
+        if number == 2:
+            break
+        slurm.run("scontrol", "update", f"JobId={ids[-1]}", "Requeue=1")
+        slurm.run("scontrol", "requeue", ids[-1])
+        for job in attempts:
+            poll_until(launcher, ticket_of(job), JobState.PREEMPTED, seconds=90)
+    assert len(set(ids)) == 3, "the trials of each pack go on together, in another job"
+    for job in attempts:
+        launcher.cancel(ticket_of(job))
+        poll_until(launcher, ticket_of(job), JobState.ENDED, seconds=60)
+    launcher.let_go()
+    wait_for(lambda: not slurm.run("squeue", "-h").strip(), seconds=90)
+    logs = [job_log.read_text().count("waiting") for job_log in sorted(tmp_path.glob("*-*/job.log"))]
+    assert logs == [1] * 6

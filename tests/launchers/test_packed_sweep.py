@@ -13,6 +13,7 @@ from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.launchers.job_records import read_records
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
+from tests.waiting import wait_for
 
 STUDY = """
 [workload]
@@ -97,3 +98,28 @@ def test_a_trial_whose_pack_has_too_few_gpus_fails_once_and_says_so(tmp_path: Pa
     ((attempt,), (trial,)) = sweep.attempts.values(), sweep.trials.values()
     assert (attempt.failure, trial.verdict) == ("configuration", Verdict.FAILED)
     assert "site.packs = 2: the job has 1 GPUs (CUDA_VISIBLE_DEVICES=3); allowed are" in trial.sentence
+
+
+def test_a_person_stops_one_trial_of_a_pack_and_a_limit_of_its_own_share_ends_the_other(tmp_path: Path) -> None:
+    study, paths = tmp_path / "packs.toml", SweepPaths(tmp_path / "sweep")
+    endless = STUDY.replace("MAX_STEPS = 4", "MAX_STEPS = 1000000").replace("target = 9.0", "target = 0.1")
+    endless = endless.replace("trials = 3\nparallel = 3", "trials = 2\nparallel = 2")
+    study.write_text(f"{endless}\n[pruning]\nrule = 'none'\ncap = false\n")
+    common = ["--study", str(study), "--output", str(paths.root)]
+    driver = subprocess.Popen([sys.executable, "-m", "lora_tune.sweep", *common], stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: paths.attempt(0, 0).started.exists(), seconds=120)
+        for asked in (["--stop", "0"], ["--trial-minutes", "0.05"]):
+            steer = [sys.executable, "-m", "lora_tune.steer", *common, *asked]
+            subprocess.run(steer, check=True, timeout=120, capture_output=True)
+        said, _ = driver.communicate(timeout=240)
+    finally:
+        driver.kill()
+    sweep = Store(sqlite_url(paths.database), read_only=True).load("packs")
+    assert sweep is not None, said
+    stopped, limited = sweep.trials.values()
+    assert (stopped.verdict, limited.verdict) == (Verdict.CANCELLED, Verdict.CENSORED), said
+    assert "ran into the limit of 0.05 min" in limited.sentence
+    assert len({attempt.job_id for attempt in sweep.attempts.values()}) == 1, "the pack trained on"
+    (own,) = sweep.attempts_of(1)
+    assert own.node_hours(time.time()) * 3600 > 3.0, "its share counts, not what others had"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -51,17 +52,27 @@ def wait_for(condition: Callable[[], bool], job: subprocess.Popen[str]) -> None:
     while not condition():
         assert job.poll() is None, job.communicate()[0]
         assert time.monotonic() < end
-        time.sleep(0.02)
+        time.sleep(0.1)
+
+
+def evaluated(attempt: AttemptPaths) -> int:
+    """How often its log says so: asked again and again while it trains."""
+    return attempt.log.read_bytes().count(b"eval_accuracy") if attempt.log.exists() else 0
 
 
 def evaluations(attempt: AttemptPaths) -> list[float]:
     return [point.loss for point in read(attempt).run().evals] if attempt.log.exists() else []
 
 
+@functools.cache
+def whole_base() -> PackedBase:
+    """A base that lies in one part."""
+    return PackedBase(trial())
+
+
 def reference(changed: dict[str, object], count: int) -> list[float]:
-    """The first ``count`` eval losses of the trial in a pack of one, over a base of its own."""
-    settings = trial(**changed)
-    base = PackedBase(settings)
+    """The first ``count`` eval losses of the trial in a pack of one, over a whole base."""
+    settings, base = trial(**changed), whole_base()
     pack, slot = Pack(base), Slot(settings, base.texts(settings))
     pack.join(slot)
     losses: list[float] = []
@@ -100,7 +111,27 @@ def test_a_trial_computes_the_same_to_the_bit_over_a_base_in_parts(tmp_path: Pat
         assert 0 < float(str(end_of(attempt)["node_share"])) <= 0.5, "the other pack has the node's other half"
 
 
-def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(tmp_path: Path) -> None:
+@pytest.fixture
+def alone_together(tmp_path: Path) -> Iterator[Callable[..., Together]]:
+    """Makes the meeting place of a job of one pack, whose base has these knobs; each ends the one before."""
+    made: list[Path] = []
+
+    def place(**base: str) -> Together:
+        if made:
+            torch.distributed.destroy_process_group()
+        made.append(tmp_path / f"place-{len(made)}")
+        made[-1].mkdir()
+        (made[-1] / "base.json").write_text(json.dumps({"FSDP": "1", "SEQ": "2", **base}))
+        return Together(made[-1], 0, 1)
+
+    yield place
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[..., Together]
+) -> None:
     """Over a base that computes its activations again, which changes no bit either."""
     shared: dict[str, object] = {"FSDP": "True", "RECOMPUTE_GRANULARITY": "full"}
     few: dict[str, object] = {"MAX_STEPS": ENDLESS, "VAL_CHECK_INTERVAL": 8, "LORA_DROPOUT": 0.2, "EVAL_SAMPLES": 2}
@@ -108,7 +139,7 @@ def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(tmp_
     first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
     before = [first.ask(f"{i}/attempt-0", **shared, **kind) for i, kind in kinds.items()]
     with packs(first, 2, slots=1) as job:
-        wait_for(lambda: all(len(evaluations(attempt)) > 1 for attempt in before), job)
+        wait_for(lambda: all(evaluated(attempt) > 1 for attempt in before), job)
         killed, saved = before
         os.kill(json.loads(killed.claim.read_text())["pid"], signal.SIGKILL)
         job.communicate(timeout=200)
@@ -118,11 +149,17 @@ def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(tmp_
     there = len(evaluations(saved))
 
     after = [second.ask(f"{i}/attempt-1", **shared, **kind) for i, kind in kinds.items()]
-    with packs(second, 2, slots=1) as job:
-        wait_for(lambda: len(evaluations(after[0])) > 1 and len(evaluations(after[1])) > there + 1, job)
-        job.terminate()
-        job.communicate(timeout=200)
-    assert job.returncode == 143
+    place = alone_together(RECOMPUTE_GRANULARITY="full")
+    host, rounds = Host(second.folder, idle=0.0, packs=2, slots=2, together=place), Pack.round
+
+    def until_they_are_further(pack: Pack, *done: Any) -> object:
+        if evaluated(after[0]) > 1 and evaluated(after[1]) > there + 1:
+            host.stop()
+        return rounds(pack, *done)
+
+    monkeypatch.setattr(Pack, "round", until_they_are_further)
+    assert not host.serve()
+    monkeypatch.setattr(Pack, "round", rounds)
     assert all(attempt.checkpoint.exists() for attempt in after), "a job that is asked to end saves them all"
     for kind, attempt in zip(kinds.values(), after, strict=True):
         losses = evaluations(attempt)[: there + 2]  # it trained on while the other one was waited for
@@ -130,24 +167,6 @@ def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(tmp_
 
 
 # -- in one process: a job of one pack whose base lies in one part
-
-
-@pytest.fixture
-def alone_together(tmp_path: Path) -> Iterator[Callable[[], Together]]:
-    """Makes the meeting place of a job; each ends the one before."""
-    made: list[Path] = []
-
-    def place() -> Together:
-        if made:
-            torch.distributed.destroy_process_group()
-        made.append(tmp_path / f"place-{len(made)}")
-        made[-1].mkdir()
-        (made[-1] / "base.json").write_text(json.dumps({"FSDP": "1", "SEQ": "2"}))
-        return Together(made[-1], 0, 1)
-
-    yield place
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None]) -> list[int]:
