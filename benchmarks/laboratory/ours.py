@@ -90,6 +90,13 @@ class GreyBox:
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def recommend(self) -> Mapping[str, Any] | None:
+        """As in the product nothing before a run has reached the target."""
+        if not self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            return None
+        return self.believed()
+
+    def believed(self) -> Mapping[str, Any] | None:
+        """What the search believes best."""
         found = self._sampler.recommendation(self._study)
         self.claimed_regret = found.regret
         return dict(found.values)
@@ -137,7 +144,7 @@ class Portfolio(GreyBox):
         self.log.append(f"{trial.number}: {trial.params} {trial.user_attrs.get('why', '')}")
         return Ask(trial, dict(trial.params), trial.user_attrs.get("kind", "full"))
 
-    def recommend(self) -> Mapping[str, Any] | None:
+    def believed(self) -> Mapping[str, Any] | None:
         try:
             return self._portfolio.recommend(self._study)[0]
         except ValueError:
@@ -184,7 +191,7 @@ METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
     "grey box": lambda p, seed: GreyBox(p, seed, prior=published(p)),
     "grey box, no prior": lambda p, seed: GreyBox(p, seed),
     "grey box, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),
-    "tpe, own stopping": ProductTpe,
+    "tpe, own stopping, luckiest run": ProductTpe,
     "grey box, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
     "grey box, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
     "grey box, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),

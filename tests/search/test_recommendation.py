@@ -246,3 +246,9 @@ def test_what_is_handed_over_is_what_the_laboratory_measures(
     assert found is not None
     assert found.trial.tuned == method.recommend()
     assert problem.regret(found.trial.tuned) == trace.points[-1][1]
+
+
+def test_the_laboratory_counts_nothing_as_handed_over_before_a_run_reached_the_target() -> None:
+    method = METHODS["ours"](switches(3), 1)
+    method.ask()
+    assert method.recommend() is None
