@@ -237,7 +237,7 @@ STUDY = """
 kind = "{client}:BridgeOnCpu"
 
 [site]
-gpus_per_node = {ranks}
+gpus_per_node = 2
 data = "{tiny}"
 model = "{tiny}"
 
@@ -246,7 +246,7 @@ model = "{tiny}"
 
 [space]
 LR = {{ type = "float", low = 1e-3, high = 2e-2, log = true }}
-layout = {layout}
+layout = {{ type = "layout", tp = [1, 2], pp = [1, 2], gbs = [4], mbs = [2] }}
 MAX_STEPS = 24
 {fixed}
 
@@ -260,16 +260,8 @@ trial_minutes = 5
 """
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [
-        (0, '{ type = "layout", minibs = [2, 4] }'),
-        (2, '{ type = "layout", tp = [1, 2], pp = [1, 2], gbs = [4], mbs = [2] }'),
-    ],
-    ids=["one process", "two ranks, their layouts tuned"],
-)
-def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(
-    bridge: Served, tmp_path: Path, ranks: int, layout: str
+def test_a_sweep_of_bridge_trials_on_two_ranks_goes_from_proposal_to_exported_config(
+    bridge: Served, tmp_path: Path
 ) -> None:
     fixed = {"MAX_SEQLEN": 64, "VAL_CHECK_INTERVAL": 16, "EVAL_SAMPLES": 9, "WARMUP_TRAIN_STEPS": 1, "NUM_WORKERS": 0}
     environment = {**PER_PROCESS, VARIABLE: bridge.socket}
@@ -278,8 +270,6 @@ def test_a_sweep_of_bridge_trials_goes_from_proposal_to_exported_config(
         STUDY.format(
             client=Path(__file__).with_name("bridge_client.py"),
             tiny=TINY,
-            ranks=ranks,
-            layout=layout,
             environment="\n".join(f'{name} = "{value}"' for name, value in environment.items()),
             fixed="\n".join(f"{name} = {value}" for name, value in {**fixed, **WITHOUT_TE}.items()),
         )
