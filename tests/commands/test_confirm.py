@@ -375,7 +375,7 @@ def test_runs_in_flight_are_waited_for_and_not_asked_for_again() -> None:
     _, _, field = leaders(1)
     going = Trial(number=0, seed=0, tuned={}, parameters={}, replicate_of=field[0].number, replicates=3)
     race = race_of(field, replace(EMPTY, trials={0: going}), per_job=3)
-    assert race.ask() == "1 runs go on"
+    assert race.ask() == "1 run goes on"
 
 
 def test_each_run_of_a_job_of_several_counts_and_an_unfinished_one_does_not() -> None:
