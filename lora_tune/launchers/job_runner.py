@@ -26,7 +26,7 @@ from lora_tune.base.process import steady
 from lora_tune.base.small_files import create_json, read_json, text_of, write_json
 from lora_tune.launchers import descendants
 from lora_tune.launchers.clock_watch import ClockWatch
-from lora_tune.launchers.job_records import describe, foreign
+from lora_tune.launchers.job_records import describe, foreign, read_records
 from lora_tune.workloads.base import Job
 
 NOT_CLAIMED = -1
@@ -125,11 +125,15 @@ def run_job_once(folder: str, token: str = "") -> int:
     """:func:`run_job` for a scheduler that takes whatever returns for a success, as submitit and Slurm do.
 
     A controller that was killed starts a job anew whose first run it has ended: what that left behind is no result. So
-    a runner that finds its attempt begun says so in the log, and fails.
+    a runner that finds its attempt begun says so in the log, and fails; not where the first run has ended well, of
+    which the controller had not heard yet.
     """
-    begun, code = AttemptPaths(Path(folder)).claim.exists(), run_job(folder, token)
+    attempt = AttemptPaths(Path(folder))
+    begun, code = attempt.claim.exists(), run_job(folder, token)
     if begun and code == NOT_CLAIMED:
-        sys.exit("lora-tune: its job was started a second time; the first run did not end by itself")
+        first = read_records(attempt, token).ended
+        if first is None or first.exit_code != 0:
+            sys.exit("lora-tune: its job was started a second time; the first run did not end by itself")
     return code
 
 

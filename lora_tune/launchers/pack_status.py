@@ -87,7 +87,7 @@ def _failed_to_begin(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | N
     """
     below = pack.status
     by_itself = below.state is JobState.ENDED and 0 < (below.exit_code or 0) < SIGNALS
-    if not by_itself or not pack.folder.untouched:
+    if not by_itself or pack.folder.gone or not pack.folder.untouched:
         return None
     reason = f"its pack {pack.ticket.name} failed before it took a trial"
     output = _end_of(AttemptPaths(pack.ticket.folder).log)

@@ -128,3 +128,8 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_no_page_holds_both_sides_of_a_merge() -> None:
+    pages = [*DOCS.rglob("*.md"), *REPOSITORY.glob("*.md")]
+    assert [page for page in pages if re.search(r"(?m)^(?:<{7} |>{7} )", page.read_text(encoding="utf-8"))] == []

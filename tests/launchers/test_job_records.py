@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from lora_tune.base.small_files import parse
 from lora_tune.launchers import job_records
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.job_records import alive, describe, read_records
-from lora_tune.launchers.job_runner import NOT_CLAIMED, command_record, read_command, run_job
+from lora_tune.launchers.job_runner import NOT_CLAIMED, command_record, read_command, run_job, run_job_once
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job
@@ -97,6 +98,26 @@ def test_a_runner_leaves_the_folder_of_another_attempt_alone(tmp_path: Path) -> 
     assert run_job(str(job.folder), MINE) == NOT_CLAIMED
     assert not AttemptPaths(job.folder).claim.exists()
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_that_ended_well_is_no_failure_when_its_scheduler_starts_it_again(tmp_path: Path) -> None:
+    """A controller that was killed just then has not heard of the end: a whole result was run a second time."""
+    job = mine(job_of(tmp_path / "x", "import os"))
+    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    assert run_job_once(str(job.folder), MINE) == 0
+    assert run_job_once(str(job.folder), MINE) == NOT_CLAIMED
+
+
+@pytest.mark.parametrize("code", [None, 143, -15], ids=["killed", "told to end", "ended by a signal"])
+def test_a_run_that_was_cut_short_fails_when_its_scheduler_starts_it_again(tmp_path: Path, code: int | None) -> None:
+    job = mine(job_of(tmp_path / "x", "import os"))
+    attempt = AttemptPaths(job.folder)
+    attempt.job.write_text(json.dumps(command_record(job, {})))
+    attempt.claim.write_text(json.dumps(describe(os.getpid(), MINE)))
+    if code is not None:
+        attempt.ended.write_text(json.dumps({"token": MINE, "exit_code": code, "at": time.time()}))
+    with pytest.raises(SystemExit, match="a second time"):
+        run_job_once(str(job.folder), MINE)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "absent"])

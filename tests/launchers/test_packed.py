@@ -386,6 +386,19 @@ def test_a_pack_whose_folder_was_removed_gets_no_trial_and_its_end_is_seen(
     assert quiet.poll([ticket_of(trains)])[trains.name].state is JobState.PREEMPTED
 
 
+def test_a_trial_whose_pack_failed_after_its_folder_was_removed_did_nothing_wrong(
+    quiet: Launcher, below: Below, tmp_path: Path
+) -> None:
+    """Whether the pack had taken a trial nobody can tell any more: the trial was judged by the pack's exit code."""
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    (pack,) = packs_of(tmp_path)
+    assert len(list(pack.take())) == 1
+    shutil.rmtree(pack.paths.folder)
+    below.state, below.exit_code = JobState.ENDED, 1
+    assert quiet.poll([ticket_of(job)])[job.name].state is JobState.PREEMPTED
+
+
 def test_a_message_for_which_the_disk_has_no_room_is_an_answer_that_failed_and_is_tried_again(
     quiet: PackedLauncher, below: Below, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
