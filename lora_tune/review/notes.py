@@ -12,7 +12,7 @@ from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview, recommended_words, trial_name
-from lora_tune.base.format import about, duration, visible
+from lora_tune.base.format import about, counted, duration, visible
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
@@ -174,7 +174,7 @@ def _samples(trial: Trial) -> str:
     if trial.samples is None:
         return ""
     estimate = trial.metrics.crossing_samples
-    return f"{trial.samples:.6g}" + (f", estimated from the curve: {about(estimate)}" if estimate else "")
+    return counted(trial.samples).split()[0] + (f", estimated from the curve: {about(estimate)}" if estimate else "")
 
 
 def _attempt_row(attempt: Attempt, now: float) -> tuple[str, ...]:

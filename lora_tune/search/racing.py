@@ -93,7 +93,7 @@ class Decided:
 class CannotSeparate:
     """The leaders are too close. difference, margin: of the second to the first, by the scale (90% half-width).
 
-    more_runs, node_hours: to separate them, in all; 0 of equal ones. recommended: the one to take meanwhile.
+    more_runs, node_hours: to separate them, in all; 0 of equal means. recommended: the one to take meanwhile.
     """
 
     leaders: tuple[str, str]
@@ -278,23 +278,22 @@ def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> Canno
     lead = second.mean - leader.mean
     margin = float(stdtrit(race.freedom, 0.95)) * sd * math.sqrt(1 / len(leader.places) + 1 / len(second.places))
     needed = 2 * ((float(ndtri(1 - level / 2)) + float(ndtri(POWER))) * sd / max(lead, CLOSEST * sd)) ** 2
-    more = sum(max(0, math.ceil(needed) - len(c.places)) for c in (leader, second))
-    hours = sum(max(0, math.ceil(needed) - len(c.places)) * c.node_hours for c in (leader, second))
-    recommended, why = _recommend(leader, second, scale)
+    alike = lead < scale.least_sd([*leader.places, *second.places])  # then nobody can say what would tell them apart
+    missing = [0 if alike else max(0, math.ceil(needed) - len(c.places)) for c in (leader, second)]
+    more, hours = sum(missing), sum(n * c.node_hours for n, c in zip(missing, (leader, second), strict=True))
+    recommended, why = _recommend(leader, second, scale, alike=alike)
     difference, half = scale.difference(lead), scale.difference(margin)
     said = f"cannot be separated: difference {scale.words(difference)} +/- {scale.words(half)}; "
-    said += f"{counted(more, 'more runs')} = {hours:.3g} node-hours"
-    if lead < scale.least_sd([*leader.places, *second.places]):
-        more, hours, said = 0, 0.0, "measured the same: nothing to separate"
-    sentence = f"{leader.name} and {second.name} {said}; take {recommended}, {why}"
+    said += "" if alike else f"{counted(more, 'more runs')} = {hours:.3g} node-hours; "
+    sentence = f"{leader.name} and {second.name} {said}take {recommended}, {why}"
     return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
 
 
-def _recommend(leader: Contender, second: Contender, scale: RaceScale) -> tuple[str, str]:
+def _recommend(leader: Contender, second: Contender, scale: RaceScale, *, alike: bool) -> tuple[str, str]:
     """The one with fewer failures, then the clearly cheaper (2% of node-hours a run), then the better so far."""
     if leader.failures != second.failures:
         best = min((leader, second), key=lambda c: c.failures)
         return best.name, f"{'more' if best.failures else 'all'} of whose runs {scale.got}"
     if abs(leader.node_hours - second.node_hours) > 0.02 * max(leader.node_hours, second.node_hours):
         return min((leader, second), key=lambda c: c.node_hours).name, "the cheaper by node-hours a run"
-    return leader.name, f"the {scale.better} so far"
+    return leader.name, "as good as the other so far" if alike else f"the {scale.better} so far"

@@ -432,6 +432,8 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     wanted = with_runs(study, RaceSettings(), 2, found.runs + found.more_runs)
     assert re.fullmatch(r"\S+ -m lora_tune\.confirm --study built --top 2 --seeds \d+", wanted)
     assert 2 * int(wanted.rpartition(" ")[2]) >= found.runs + found.more_runs > 20
+    with main.make_context("confirm", ["--study", "built", "--seeds", "10", "--confidence", "0.95"]):
+        assert with_runs(study, RaceSettings(), 2, 50).endswith("--seeds 25 --confidence 0.95")
     assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [
         ConfirmedChoice.CHOSEN,
         ConfirmedChoice.PASSED_OVER,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,14 @@ def test_what_a_program_reads_names_the_unit(here: Path) -> None:
     done = CliRunner().invoke(main, ["status", "--study", "built", "--output", str(here / "built"), "--json"])
     assert json.loads(done.output)["progress_unit"] == "epochs"
     assert "epochs" in (here / "trials.csv").read_text(encoding="utf-8")
+
+
+def test_a_note_says_a_million_samples_to_the_last_one() -> None:
+    study = study_of()
+    sweep = sweep_of(study, trials=3)
+    trial = next(t for t in sweep.reached())
+    long = replace(trial, samples=1_310_721.0)
+    assert "| 1310721" in notes.trial_note(study, sweep, long, {}, BEGAN)
 
 
 @pytest.mark.parametrize(("count", "said"), [

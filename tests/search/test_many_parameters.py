@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lora_tune.search.grey_box.candidates import candidates
+from lora_tune.search.grey_box.candidates import WALKS, candidates
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
@@ -52,6 +54,21 @@ def test_the_grey_box_considers_what_its_model_believes_best(monkeypatch: pytest
     walked = believed(model)
     monkeypatch.setattr("lora_tune.search.grey_box.candidates.WALKS", ())
     assert walked < believed(model) - 0.02
+
+
+def test_each_batch_size_is_walked_at_as_the_layout_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = CategoricalDistribution(("tp4 pp1 cp1 minibs4 mbs1", "tp4 pp1 cp1 minibs16 mbs1"))
+    both = Coordinates(distributions={**SPACE, "layout": layouts}, gpus=8, centre=dict.fromkeys(KNOBS, 1.0))
+    walked: list[float] = []
+
+    def walk(_: SearchModel, values: Mapping[str, Any], *rest: object) -> Mapping[str, Any]:
+        walked.append(both.batch(values))
+        return {name: values[name] for name in both.convergence_names}
+
+    monkeypatch.setattr("lora_tune.search.grey_box.candidates._downhill", walk)
+    groups = candidates(learn(both, Goal(schedule=closed_schedule), runs(25)), np.random.default_rng(1))
+    assert [g.batch for g in groups] == [8, 32]
+    assert walked == [g.batch for g in groups for _ in WALKS]
 
 
 def test_the_whole_model_proposes_what_is_worth_more_than_its_first_candidates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,16 @@ def test_what_needs_more_memory_than_a_layout_that_died_is_given_up_with_it() ->
     assert lived.probability(other)[0] > lived.probability(less)[0], "nobody knows which of the two needs more"
 
 
+def test_a_layout_that_died_each_time_is_believed_to_die_although_one_that_should_need_more_lived() -> None:
+    """What is believed of degrees in general may be wrong of a machine; its own trials are not."""
+    labels = ("tp", "cp", "mbs")
+    died, more = np.array([[2.0, 1, 1]]), np.array([[1.0, 1, 1]])
+    model = memory.fit(np.vstack([more, *[died] * 5]), [False] + [True] * 5, labels)
+    assert model.probability(died)[0] > 0.9
+    assert model.draws(died, np.random.default_rng(0), 200).mean() > 0.9
+    assert model.probability(more)[0] < 0.3
+
+
 @given(st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
 def test_hundreds_of_runs_of_layouts_that_live_or_die_leave_a_belief_and_no_certainty(seed: int) -> None:

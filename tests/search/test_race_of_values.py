@@ -52,7 +52,18 @@ def test_values_that_are_equal_are_said_to_be_and_no_number_of_runs_is_named() -
     found = next_action({"a": runs(*(0.50, 0.60) * 5), "b": runs(*(0.50, 0.60) * 5)}, RaceSettings(scale=LOSS))
     assert isinstance(found, CannotSeparate)
     assert (found.more_runs, found.node_hours) == (0, 0.0)
-    assert found.sentence == "a and b measured the same: nothing to separate; take a, the better so far"
+    assert found.sentence == (
+        "a and b cannot be separated: difference 0 +/- 0.0409; take a, as good as the other so far"
+    )
+
+
+def test_equal_means_of_runs_that_scatter_are_no_proof_that_configurations_are_equal() -> None:
+    """Means of a few runs meet by chance too: how far apart the two may be is said, and none is called faster."""
+    found = next_action({"a": runs(*(95.0, 105.0) * 5), "b": runs(*(105.0, 95.0) * 5)})
+    assert isinstance(found, CannotSeparate)
+    assert found.margin > 0.03
+    assert "difference 0.0% +/- 4." in found.sentence
+    assert found.sentence.endswith("; take a, as good as the other so far")
 
 
 def test_what_a_run_did_is_said_in_the_words_of_its_objective() -> None:

@@ -64,7 +64,7 @@ class Confirmation:
     """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
     no run has a result. node_hours: of all replicates, failed ones included. identical: what all runs of the chosen one
     measured, where they differ by nothing: then a seed changes nothing in them. more_runs: that would separate the
-    leaders; 0 where they are, or are equal."""
+    leaders; 0 where they are, or where their means are equal."""
 
     sentence: str
     decided: bool

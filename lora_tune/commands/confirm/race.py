@@ -6,6 +6,7 @@ and search stay what they are. Where a race stands follows from its records alon
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from lora_tune.analysis.replicates import name_of, replicates, results
 from lora_tune.analysis.summary import ranked
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import counted
-from lora_tune.commands.again import again
+from lora_tune.commands.again import again, typed
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objective_of
@@ -164,8 +165,7 @@ def introduction(study: Study, field: Sequence[Trial], settings: RaceSettings) -
 
 def with_runs(study: Study, settings: RaceSettings, configurations: int, runs: int) -> str:
     """The line that confirms with as many seeds as so many configurations need to have ``runs`` runs together."""
-    seeds = settings.most
-    while replace(settings, most=seeds).total(configurations) < runs:
-        seeds += 1
+    enough = range(settings.most, max(settings.most, runs) + 1)
+    seeds = enough[bisect_left(enough, runs, key=lambda most: replace(settings, most=most).total(configurations))]
     top = [] if configurations == TOP else ["--top", str(configurations)]
-    return again("confirm", study.name, *top, "--seeds", str(seeds))
+    return again("confirm", study.name, *top, "--seeds", str(seeds), *typed("confidence", "parallel", "launcher"))

@@ -70,7 +70,7 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[BatchGroup]
             if c.other_features:
                 rows += [{**shared, **_some_moved(c, own, rng, width)} for width in (0.1, 0.3)]
         if c.other_features and tried:
-            rows += [{**shared, **_downhill(model, {**members[0], **tried[0], **shared}, rng, by)} for by in WALKS]
+            rows += [{**shared, **_downhill(model, {**tried[0], **members[0]}, rng, by)} for by in WALKS]
         unique = list({tuple(r.items()): r for r in rows}.values())
         batch = c.batch({**unique[0], **members[0]})
         groups.append(BatchGroup(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))

@@ -52,9 +52,10 @@ class MemoryModel:
 
     def probability(self, x: Array) -> Array:
         """Chance of death for speed-feature rows ``x`` (n, d)."""
-        own = own_rates(self._regressed(x), x, self.record)
-        lived = np.array([self.record.get(tuple(row.tolist()), (0, 0))[1] > 0 for row in x], dtype=np.bool_)
-        return np.where(lived, own, np.clip(own, *self._bounds(x)))
+        own, (low, high) = own_rates(self._regressed(x), x, self.record), self._bounds(x)
+        died, lived = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2).T
+        # What others did says nothing against a layout's own runs.
+        return np.clip(own, np.where(lived > 0, 0.0, low), np.where(died + lived > 0, 1.0, high))
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
         """Death rates (n, count) drawn jointly: untried layouts share the regression's error, others have a record."""

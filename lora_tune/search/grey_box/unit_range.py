@@ -59,9 +59,16 @@ def coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
 
 def one_hot(choices: Sequence[Any]) -> Callable[[Any], list[float]]:
     """Features of a choice, one for each; none where there is no choice."""
-    others = [0.0] * len(choices) if len(choices) > 1 else []
-    rows = {c: [0.7 if other == c else 0.0 for other in choices] for c in choices[: len(others)]}
-    return lambda value: rows.get(value, others)
+    width = len(choices) if len(choices) > 1 else 0
+    places = {choice: at for at, choice in enumerate(choices[:width])}
+
+    def coded(value: Any) -> list[float]:
+        row = [0.0] * width
+        if value in places:
+            row[places[value]] = 0.7
+        return row
+
+    return coded
 
 
 def _number_coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
