@@ -154,14 +154,14 @@ def _processes() -> Iterator[tuple[int, tuple[str, int]]]:
 # ---- from outside
 
 
-def kill_strays(attempt: AttemptPaths) -> bool:
-    """SIGKILL to everything of a job on this machine but its first process; True where something was there.
+def kill_strays(attempt: AttemptPaths, number: int = signal.SIGKILL) -> bool:
+    """Signal ``number`` to everything of a job here but its first process; True where something was there.
 
-    For jobs whose first process is gone, or does not do what it is told.
+    For jobs whose first process is gone, does not do what it is told, or has lost its records.
     """
     cgroup = _noted_cgroup(attempt)
     living = _marked(attempt.folder) | (_members(cgroup) if cgroup else set())
-    _signal(living, signal.SIGKILL)
+    _signal(living, number)
     if cgroup is not None and not living:
         _remove(cgroup)
     return bool(living)

@@ -99,7 +99,10 @@ class LocalLauncher:
         return JobStatus(state=JobState.LOST, reason=reason, **_begun(ticket, records))
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started."""
+        """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started.
+
+        Where somebody removed its folder, and the records with it, its processes are known by their mark.
+        """
         attempt = AttemptPaths(ticket.folder)
         number = signal.SIGKILL if force else signal.SIGTERM
         started = read_records(attempt, ticket.token).started
@@ -108,6 +111,8 @@ class LocalLauncher:
                 os.killpg(started.pid, number)
             if force:
                 kill_strays(attempt)
+        elif not attempt.folder.exists():
+            kill_strays(attempt, number)
         elif not attempt.claim.exists():
             # Not started yet: take the claim ourselves, in nobody's name, so that it never starts.
             with contextlib.suppress(FileExistsError):

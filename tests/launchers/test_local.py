@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from lora_tune.launchers.base import JobState, Launcher
 from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
-from tests.contracts.launcher import WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
+from tests.contracts.launcher import STUBBORN, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for
 
 
@@ -83,6 +84,21 @@ def test_a_job_cancelled_before_it_starts_never_starts(launcher: Launcher, tmp_p
         lambda: launcher.poll([ticket]) and not Path(f"/proc/{ticket.job_id}").exists(), what="its controller's end"
     )
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("program", "force"), [(WAIT, False), (STUBBORN, True)], ids=["asked", "killed"])
+def test_a_job_whose_folder_was_removed_can_be_ended_all_the_same(
+    launcher: Launcher, tmp_path: Path, program: str, force: bool
+) -> None:
+    """Its records are gone with the folder; its processes carry its mark."""
+    job = job_of(tmp_path / "x", program)
+    ticket = ticket_of(job, launcher.submit(job))
+    log_until(job, "waiting" if program == WAIT else "deaf")
+    trial = json.loads(AttemptPaths(job.folder).started.read_text())["pid"]
+    shutil.rmtree(job.folder)
+    launcher.cancel(ticket, force=force)
+    poll_until(launcher, ticket, JobState.LOST)
+    assert not Path(f"/proc/{trial}").exists()
 
 
 def test_a_process_that_took_over_the_id_is_not_the_job(launcher: Launcher, tmp_path: Path) -> None:

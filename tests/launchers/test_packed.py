@@ -386,6 +386,20 @@ def test_a_pack_whose_folder_was_removed_gets_no_trial_and_its_end_is_seen(
     assert quiet.poll([ticket_of(trains)])[trains.name].state is JobState.PREEMPTED
 
 
+def test_a_pack_that_hangs_and_whose_folder_was_removed_is_killed_by_the_mark_of_its_processes(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path / "a", WAIT, name="study-a-0")
+    launcher.submit(job)
+    log_until(job, "waiting")
+    pack = json.loads(AttemptPaths(job.folder).claim.read_text())["pid"]
+    os.kill(pack, signal.SIGSTOP)
+    shutil.rmtree(tmp_path / "packs" / "0000")
+    launcher.cancel(ticket_of(job), force=True)
+    poll_until(launcher, ticket_of(job), JobState.PREEMPTED)
+    assert not Path(f"/proc/{pack}").exists()
+
+
 def test_a_trial_whose_pack_failed_after_its_folder_was_removed_did_nothing_wrong(
     quiet: Launcher, below: Below, tmp_path: Path
 ) -> None:
