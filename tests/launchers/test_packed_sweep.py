@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.paths import AttemptPaths, SweepPaths
+from lora_tune.config.study import load_study
+from lora_tune.controller.evidence import is_audit
 from lora_tune.launchers.job_records import read_records
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.records import Verdict
+from lora_tune.store.records import StopKind, Verdict
 from tests.waiting import wait_for
 
 STUDY = """
@@ -123,3 +125,59 @@ def test_a_person_stops_one_trial_of_a_pack_and_a_limit_of_its_own_share_ends_th
     assert len({attempt.job_id for attempt in sweep.attempts.values()}) == 1, "the pack trained on"
     (own,) = sweep.attempts_of(1)
     assert own.node_hours(time.time()) * 3600 > 3.0, "its share counts, not what others had"
+
+
+AUDITS = """
+[workload]
+kind = "peft"
+[site]
+slots = 4
+[space]
+LR = { type = "float", low = 1e-7, high = 1e-2, log = true }
+MAX_STEPS = 300
+VAL_CHECK_INTERVAL = 16
+SEQ = 32
+EVAL_SAMPLES = 4
+[objective]
+target = 1.75
+[search]
+enqueue = [{ LR = 3e-3 }, { LR = 4e-3 }, { LR = 3.5e-3 }, { LR = 1e-7 }, { LR = 2e-7 }, { LR = 3e-7 }, { LR = 4e-7 }]
+[pruning]
+references = 3
+false_prune_rate = 0.3
+audit = 0.5
+cap = false
+[budget]
+trials = 7
+parallel = 4
+"""
+"""Three good trials, which go free, and four whose loss stays where it is."""
+
+
+def test_an_audit_goes_on_to_its_end_in_its_slot_and_other_condemned_trials_are_stopped(tmp_path: Path) -> None:
+    study, paths = tmp_path / "packed.toml", SweepPaths(tmp_path / "sweep")
+    study.write_text(AUDITS)
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--output", str(paths.root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = Store(sqlite_url(paths.database), read_only=True).load("packed")
+    assert sweep is not None
+    assert [sweep.trials[number].verdict for number in range(3)] == [Verdict.REACHED] * 3
+    condemned = [sweep.trials[number] for number in range(3, 7)]
+    audits = [trial for trial in condemned if is_audit(load_study(study), trial)]
+    assert [trial.number for trial in audits] == [5, 6], "drawn by the study's name and the trial's seed"
+    for trial in condemned:
+        (attempt,) = sweep.attempts_of(trial.number)
+        end = read_records(paths.attempt(trial.number, 0), "").ended
+        assert end is not None
+        if trial in audits:
+            assert (trial.verdict, attempt.stop, end.exit_code) == (Verdict.CENSORED, StopKind.NONE, 0)
+            assert trial.metrics.last_samples == 4 * 300
+            assert trial.metrics.audited is not None
+            assert "stalled: " in trial.metrics.audited
+            assert 0 < (trial.metrics.audited_samples or 0.0) < 4 * 300
+        else:
+            assert (trial.verdict, attempt.stop, end.exit_code) == (Verdict.PRUNED, StopKind.PRUNED, 143)
+            assert (trial.metrics.last_samples or 0.0) < 4 * 300
+            assert trial.metrics.audited is None
+    assert len({attempt.job_id for attempt in sweep.attempts.values()}) == 1
