@@ -76,7 +76,7 @@ class RaceScale:
 
     def outward(self, x: float) -> float:
         """The reverse of :meth:`inward`, held within a double's range."""
-        return bounded_exp(self._sign * x) if self.relative else self._sign * x
+        return bounded_exp(self._sign * x) if self.relative else self._sign * x + 0.0  # no "-0"
 
     def interval(self, middle: float, half: float) -> tuple[float, float, float]:
         """(middle, low, high) as results, of a place and a half-width on this scale."""

@@ -149,6 +149,8 @@ def test_the_best_at_the_end_of_a_range_asks_for_a_wider_one() -> None:
         ('BETA2 = { type = "float", low = 0.9, high = 0.9999 }', (0.999, 0.999, 0.999, 0.99), None),
         ('BETA2 = { type = "float", low = 0.9, high = 0.9999 }', (0.9999, 0.99985, 0.9999, 0.99), "upper end of BETA2"),
         ('DROPOUT = { type = "float", low = 0.0, high = 0.3 }', (0.0, 0.001, 0.002, 0.1), None),
+        ('RANK = { type = "int", low = 1, high = 64, log = true }', (1, 1, 1, 8), None),
+        ('RANK = { type = "int", low = 2, high = 64, log = true }', (2, 2, 2, 8), "lower end of RANK"),
     ],
 )
 def test_what_lies_at_an_end_is_told_on_the_scale_on_which_values_count(

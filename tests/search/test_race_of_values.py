@@ -40,6 +40,11 @@ def test_the_higher_accuracy_wins_where_more_is_better() -> None:
     assert (low < mean < high, mean) == (True, pytest.approx(0.9))
 
 
+def test_an_accuracy_of_zero_is_no_negative_one() -> None:
+    mean, low, high = means({"a": runs(0.0, 0.0)}, ACCURACY)["a"]
+    assert (str(mean), low < 0 < high) == ("0.0", True)
+
+
 def test_leaders_too_close_are_told_apart_by_how_much_in_the_values_own_unit() -> None:
     results = {"a": runs(*(0.50, 0.60) * 5), "b": runs(*(0.51, 0.61) * 5)}
     found = next_action(results, RaceSettings(scale=LOSS))

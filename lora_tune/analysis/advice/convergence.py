@@ -216,17 +216,21 @@ class _Side:
 
 
 def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
-    """The end of a range of numbers at which values crowd; None where at none, and at 0, below which nothing is.
+    """The end of a range of numbers at which values crowd; None where at none, and where nothing lies beyond.
 
+    Below 0 there is often nothing, nor below 1 of integers on a log scale.
     Near is told on the scale on which values count, as in the search: 0.999 is not at the end of 0.9 to 0.9999.
     """
+    from optuna.distributions import IntDistribution
+
     from lora_tune.search.grey_box.unit_range import coder, ends
 
     if (found := ends(spread)) is None:
         return None
     coded = coder(spread)
     places = [(coded(v)[0] + 1) / 2 for v in drawn]
-    if max(places) < EDGE and found[0] != 0:
+    least = 1 if isinstance(spread, IntDistribution) and spread.log else 0
+    if max(places) < EDGE and found[0] != least:
         return _Side("lower", found[0])
     return _Side("upper", found[1]) if min(places) > 1 - EDGE else None
 
