@@ -12,6 +12,7 @@ from typing import Any
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.format import visible
+from lora_tune.base.whole_steps import whole_step
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.store.metrics import as_mapping
@@ -40,7 +41,8 @@ def _whole_or_none(discard: Callable[[], object]) -> Iterator[None]:
 def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int]:
     """Finished trials as runs of an MLflow experiment named after the study; returns (written, there already).
 
-    A run has the trial's parameters, its numbers as metrics, and ``eval_loss`` at steps of samples. A trial that is
+    A run has the trial's parameters, its numbers as metrics, and ``eval_loss`` at steps of samples, or of thousandths
+    of an epoch where the log counts epochs. A trial that is
     there already, by its tags, is left alone. Needs mlflow-skinny or mlflow.
     """
     try:
@@ -58,7 +60,7 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
         tags["mlflow.runName"] = f"trial {trial.number}"
         begin = round(1000 * trial.proposed_at)
         numbers = [(n, v, 0) for n, v in as_mapping(trial.metrics).items() if isinstance(v, int | float)]
-        numbers += [("eval_loss", e.loss, step) for e, step in _with_steps(sweep.last_evals(trial.number))]
+        numbers += [("eval_loss", e.loss, step) for e, step in _with_steps(study, sweep.last_evals(trial.number))]
         metrics = [Metric(n, float(v), begin, step) for n, v, step in numbers if math.isfinite(v)]
         params = [Param(n, visible(v)[:6000]) for n, v in trial.parameters.items()]
         reason = [RunTag("sentence", visible(trial.sentence)[:5000])]
@@ -71,10 +73,8 @@ def to_mlflow(study: Study, sweep: StudyRecords, address: str) -> tuple[int, int
     return len(fresh), len(known)
 
 
-def _with_steps(evals: Sequence[Eval]) -> Iterator[tuple[Eval, int]]:
-    """Evals with whole numbers for tools that know no others: where they are; thousandths where these are fractions."""
-    whole = all(e.samples.is_integer() for e in evals)
-    return ((e, round(e.samples if whole else 1000 * e.samples)) for e in evals)
+def _with_steps(study: Study, evals: Sequence[Eval]) -> Iterator[tuple[Eval, int]]:
+    return ((e, whole_step(e.samples, study.progress_unit)) for e in evals)
 
 
 def _runs_there(client: Any, experiment: str, digest: str) -> set[str]:
@@ -103,7 +103,7 @@ def to_tensorboard(study: Study, sweep: StudyRecords, folder: Path) -> int:
         if trial.verdict is None or place.exists():
             continue
         with _whole_or_none(partial(shutil.rmtree, place)), SummaryWriter(str(place)) as writer:
-            for e, step in _with_steps(sweep.last_evals(trial.number)):
+            for e, step in _with_steps(study, sweep.last_evals(trial.number)):
                 writer.add_scalar("eval_loss", e.loss, step, walltime=trial.proposed_at + e.seconds)
             numbers = ("objective", "samples_per_second", "crossing_samples", "node_hours")
             known = as_mapping(trial.metrics)

@@ -15,10 +15,12 @@ diverged             True when the loss blew up
 node_hours           what the trial cost; ``init_seconds``: start-up before the clock runs
 peak_gib             the most memory that a GPU held, GiB
 kind                 "probe" for a run that only measured speed
+epoch_in_steps       steps that make one epoch, where intermediate values stand at parts of it (1000)
 source               where an observation comes from, when not from this study; its level is then not trusted
 ==================== ======================================================================================
 
-Intermediate values, reported at the step of the samples consumed, are the eval curve.
+Intermediate values, reported at the step of the samples consumed, are the eval curve. Steps are whole numbers: a
+trial that counts epochs reports at parts of them, and says at how many.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.logs.mllog import Eval
 from lora_tune.search.observations import Observation, first_number
+
+STEP_SCALE = "epoch_in_steps"
+"""User attribute of a trial whose intermediate values stand at parts of an epoch: how many make one."""
 
 ASSUMED_SD = 0.1
 """ln(samples) by which a parameter that a source does not name may have moved its result."""
@@ -54,7 +59,7 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
     verdict = str(facts.get("verdict", ""))
     if trial.state is TrialState.FAIL and verdict != "infeasible":
         return None
-    evals = tuple(Eval(float(s), float(x), math.nan) for s, x in sorted(trial.intermediate_values.items()))
+    evals = tuple(Eval(s, float(x), math.nan) for s, x in sorted(curve_of(trial).items()))
     constraints = (*trial.constraints.values(),) if hasattr(trial, "constraints") else ()
     reached = first_number(facts, "stop_samples", "samples_to_target")
     if math.isnan(reached):
@@ -78,6 +83,13 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
         probe=facts.get("kind") == "probe",
         attributes=facts,
     )
+
+
+def curve_of(trial: FrozenTrial) -> dict[float, float]:
+    """The intermediate values by what the trial's log counts: samples, steps or epochs, parts of them included."""
+    scale = first_number(trial.user_attrs, STEP_SCALE)
+    scale = scale if scale > 0 else 1.0
+    return {step / scale: value for step, value in trial.intermediate_values.items()}
 
 
 def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:

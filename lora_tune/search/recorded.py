@@ -20,11 +20,13 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from lora_tune.base.whole_steps import steps_of_one, whole_step
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.failures import is_refusal
 from lora_tune.logs.mllog import Eval
 from lora_tune.objectives import objectives_of
+from lora_tune.search.optuna_trials import STEP_SCALE
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -74,17 +76,25 @@ def attributes(record: Trial) -> dict[str, Any]:
 
 
 def reported(study: Study, evals: Iterable[Eval]) -> dict[int, float]:
-    """Evals as intermediate values, at the step of their samples; of two at one step the first.
+    """Evals as intermediate values, at the step of their samples or part of an epoch; of two at one step the first.
 
     None of an objective of which they say nothing, nor of two: Optuna keeps such values for one objective alone.
     """
     objective, *others = objectives_of(study)
     steps: dict[int, float] = {}
+    unit = study.progress_unit
+    most = (MOST_STEPS - 1) / steps_of_one(unit)
     for point in () if others else evals:
-        value = objective.reported(point.loss) if 0 <= point.samples < MOST_STEPS else None
+        value = objective.reported(point.loss) if 0 <= point.samples <= most else None
         if value is not None:
-            steps.setdefault(int(point.samples), value)
+            steps.setdefault(whole_step(point.samples, unit), value)
     return steps
+
+
+def step_attributes(study: Study, steps: Mapping[int, float]) -> dict[str, int]:
+    """The user attribute that says what the steps of intermediate values are; empty where they are what is counted."""
+    scale = steps_of_one(study.progress_unit)
+    return {STEP_SCALE: scale} if steps and scale != 1 else {}
 
 
 def ending(study: Study, record: Trial) -> tuple[TrialState, list[float] | None]:
@@ -124,7 +134,7 @@ def recorded_trial(study: Study, sweep: StudyRecords, record: Trial, space: Spac
         datetime_complete=datetime.fromtimestamp(ended) if state.is_finished() else None,
         params=params,
         distributions={name: distributions[name] for name in params},
-        user_attrs=attributes(record),
+        user_attrs=attributes(record) | step_attributes(study, steps),
         system_attrs=dict(record.sampler_attributes.get("system", {})),
         intermediate_values=steps,
     )

@@ -30,6 +30,7 @@ from lora_tune.search.recorded import (
     ending,
     in_memory,
     reported,
+    step_attributes,
 )
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.worth import not_worth
@@ -183,6 +184,8 @@ class Session:
         for step, value in steps.items():
             if known.get(step) != value:
                 self._storage.set_trial_intermediate_value(self._trial_id(number), step, value)
+        for name, scale in step_attributes(self._settings, steps).items():
+            self._storage.set_trial_user_attr(self._trial_id(number), name, scale)
 
     def tell(self, record: Trial) -> None:
         """The end of a trial, its metrics as user attributes first. Telling twice changes nothing."""

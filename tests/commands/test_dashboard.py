@@ -34,7 +34,7 @@ from lora_tune.search.recommendation import Recommended
 from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.browser import Browser
-from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 from tests.dashboards import serving
 from tests.waiting import wait_for
 
@@ -112,6 +112,21 @@ def test_only_trials_that_reached_the_target_have_a_value_among_the_seconds(show
     valued = {t["number"]: t["values"][0] for t in detail["trials"] if t.get("values")}
     reached = {n: t.metrics.objective for n, t in built.sweep.trials.items() if t.verdict is Verdict.REACHED}
     assert valued == reached
+
+
+def test_evals_at_parts_of_an_epoch_are_shown_where_they_were(tmp_path: Path) -> None:
+    text = STUDY.replace('["bash", "train.sh"]', '["bash", "train.sh"]\nlog = { kind = "hf_trainer" }')
+    study = study_of(text)
+    sweep = sweep_of(study, trials=3, text=text)
+    parts = {key: tuple(e._replace(samples=(i + 1) / 4) for i, e in enumerate(c)) for key, c in sweep.evals.items()}
+    sweep = replace(sweep, evals=parts)
+    stored(tmp_path, sweep, study)
+    _, detail = ask(dashboard.application(Review(study, sweep, SweepPaths(tmp_path), Path("built.toml")), None),
+                    "/api/studies/1")  # fmt: skip
+    for trial in detail["trials"]:
+        steps = [point["step"] for point in trial["intermediate_values"]]
+        assert steps == [e.samples for e in sweep.last_evals(trial["number"])]
+    assert 0.25 in steps
 
 
 def test_a_failed_attempt_offers_its_diagnosis(shown: Application, built: Review) -> None:

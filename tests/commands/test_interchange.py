@@ -16,9 +16,10 @@ from click.testing import CliRunner
 
 from lora_tune.commands import interchange, trackers
 from lora_tune.config.study import Study
+from lora_tune.logs.run import Eval
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords
-from tests.builders import BEGAN, HOSTILE, hostile, stored, study_of, sweep_of
+from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
 
 NOW = BEGAN + 30 * 3600
 
@@ -91,6 +92,16 @@ def test_tensorboard_reads_the_eval_curves(study: Study, sweep: StudyRecords, tm
     seen = [(e.step, e.value) for e in events.Scalars("eval_loss")]
     wanted = [(int(e.samples), pytest.approx(e.loss, rel=1e-6)) for e in sweep.last_evals(best.number)]
     assert seen == wanted
+
+
+@pytest.mark.parametrize(("unit", "steps"), [("epoch", [250, 1000]), ("step", [2, 7])])
+def test_trackers_are_told_parts_of_an_epoch_on_one_scale_for_all_trials(unit: str, steps: list[int]) -> None:
+    """Also of a trial whose evals are all at whole epochs: runs are compared at equal steps."""
+    text = STUDY.replace('["bash", "train.sh"]', f'["bash", "train.sh"]\nlog = {{ kind = "jsonl", {unit} = "at" }}')
+    points = (0.25, 1.0) if unit == "epoch" else (2.0, 7.0)
+    for evals in ([Eval(at, 1.0, 0.0) for at in points], [Eval(points[1], 1.0, 0.0)]):
+        told = [step for _, step in trackers._with_steps(study_of(text), evals)]
+        assert told == steps[-len(evals) :]
 
 
 class FakeRun:

@@ -15,6 +15,8 @@ from optuna.trial import FrozenTrial
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.mllog import Eval
+from lora_tune.search.optuna_trials import of_trial
+from lora_tune.search.recorded import recorded_trials
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Asked, Session, unproposed
 from lora_tune.store.metrics import TrialMetrics
@@ -180,3 +182,22 @@ def test_a_trial_that_is_older_than_the_space_keeps_its_number_and_what_is_still
     asked = session.ask()
     assert isinstance(asked, Asked)
     assert asked.number == 1
+
+
+def test_evals_at_parts_of_an_epoch_stay_apart_and_are_read_back_as_they_were() -> None:
+    """Optuna's steps are whole numbers: four evals an epoch would be one."""
+    text = command_study(trials=20).replace('["true"]', '["true"]\nlog = { kind = "hf_trainer" }')
+    study = parse_study(text, Path("fake.toml"))
+    assert study.progress_unit == "epochs"
+    session = Session(study)
+    sweep = proposed(session, EMPTY)
+    evals = [Eval(epoch, loss, 0.0) for epoch, loss in ((0.25, 2.0), (0.5, 1.8), (0.75, 1.7), (1.25, 1.6))]
+    session.report(0, evals)
+    recorded = recorded_trials(study, replace(sweep, evals={(0, 0): tuple(evals)}))
+    for trial in (session._study.get_trials()[0], *recorded):
+        assert sorted(trial.intermediate_values) == [250, 500, 750, 1250]
+        seen = of_trial(trial, frozenset(trial.params), target=1.75)
+        assert seen is not None
+        assert [(e.samples, e.loss) for e in seen.evals] == [(e.samples, e.loss) for e in evals]
+        assert seen.reached == 0.75
+    assert contents(session._study.get_trials()) == contents(recorded)
