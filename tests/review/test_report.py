@@ -18,6 +18,7 @@ from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
+from tests.confirmed_sweep import after_confirm
 
 NOW = BEGAN + 30 * 3600
 
@@ -286,6 +287,25 @@ def test_no_column_of_the_table_is_cut(browser: Browser, tmp_path: Path, text: s
     )
     said = " ".join(browser.run(f"return [...{heads}, ...{labels}]"))
     assert all(name in said for name in ("MAX_STEPS", "layout"))
+
+
+@pytest.mark.browser
+def test_on_a_phone_a_confirmed_configuration_is_a_block_of_named_values(
+    browser: Browser, study: Study, sweep: StudyRecords, tmp_path: Path
+) -> None:
+    confirmed, chosen, passed = after_confirm(study, sweep)
+    report.write_report(study, confirmed, tmp_path / "report.html")
+    browser.look(width=390)
+    browser.open((tmp_path / "report.html").as_uri())
+    table = browser.find("#confirmed ~ .wide")
+    assert browser.run("const w = document.querySelector('#confirmed ~ .wide'); return w.scrollWidth <= w.clientWidth")
+    for trial, word in ((chosen, "chosen"), (passed, "passed over")):
+        assert str(trial.number) in table.text
+        assert word in table.text
+    label = "return getComputedStyle(document.querySelector('#confirmed ~ .wide td:last-child'), '::before').content"
+    assert browser.run(label) == '"Node-hours "'
+    browser.look(width=1280)
+    assert browser.run(label) == "none"
 
 
 def _marked(browser: Browser, name: str) -> set[tuple[str, str]]:
