@@ -161,6 +161,19 @@ def ranked(study: Study, sweep: StudyRecords) -> list[Trial]:
     return objective_of(study).ranked(sweep)
 
 
+def leaders(study: Study, sweep: StudyRecords) -> list[Trial]:
+    """The same for people: before all others the one that is called best, which more seeds have not passed over."""
+    best, done = objective_of(study).best(sweep), ranked(study, sweep)
+    return done if best is None else [best, *(t for t in done if t.number != best.number)]
+
+
+def ending_word(study: Study, trial: Trial) -> str:
+    """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
+    if trial.metrics.confirmed is not None:
+        return "passed over" if trial.passed_over else "confirmed"
+    return objective_of(study).word(trial.verdict) if trial.verdict is not None else ""
+
+
 def objective_words(study: Study) -> str:
     """What trials are compared by, for people."""
     return " against ".join(o.name for o in objectives_of(study))
@@ -193,10 +206,17 @@ def confirmed_words(study: Study, best: Trial | None) -> str:
     """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
     if best is None or (race := best.metrics.confirmed) is None or race.choice is not ConfirmedChoice.CHOSEN:
         return ""
+    return f"trial {best.number}, {raced_words(study, best)}"
+
+
+def raced_words(study: Study, trial: Trial) -> str:
+    """What more seeds have shown of a trial's configuration; "" where it has run with none."""
+    if (race := trial.metrics.confirmed) is None:
+        return ""
     text = objective_of(study).text
     mean, low, high = ("-" if value is None else text(value) for value in (race.seconds, race.low, race.high))
     count = runs_words(race.runs, race.missed, scale_of(study))
-    return f"trial {best.number}, chosen: mean {mean} ({low} to {high}, {count})"
+    return f"{race.choice}: mean {mean} ({low} to {high}, {count})"
 
 
 def prior_words(study: Study, sweep: StudyRecords) -> str:

@@ -18,7 +18,7 @@ from lora_tune.analysis.advice import Advice, advise
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.importance import FEWEST, knobs
 from lora_tune.analysis.stopping import account_words, stopping_account
-from lora_tune.analysis.summary import objective_words, prior_words, ranked
+from lora_tune.analysis.summary import ending_word, leaders, objective_words, prior_words, ranked
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
@@ -140,13 +140,14 @@ def _distance(study: Study, sweep: StudyRecords, trial: Trial, evals: Sequence[E
 
 
 def _place(study: Study, sweep: StudyRecords, trial: Trial) -> str:
-    order = ranked(study, sweep)
+    order = leaders(study, sweep)
     at = next((i for i, t in enumerate(order) if t.number == trial.number), None)
     if at is None:
         return ""
     best = order[0].objective
     ratio = trial.objective / best - 1 if best else 0.0
-    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}"
+    raced = f"; {ending_word(study, trial)} with more seeds" if trial.metrics.confirmed else ""
+    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}{raced}"
 
 
 def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:

@@ -22,8 +22,8 @@ from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import (
     Overview,
     confirmed_words,
+    leaders,
     overview,
-    ranked,
     recommended_words,
     score_words,
     trial_name,
@@ -68,7 +68,7 @@ def picture(
         if running:
             parts += [screen.trials_table(study, sweep, running, now, "open"), ""]
             parts += [Text(f"trial {t.number}: {visible(t.sentence)}", style="red") for t in running if t.sentence]
-        if best := ranked(study, sweep)[:BEST_SHOWN]:
+        if best := leaders(study, sweep)[:BEST_SHOWN]:
             parts += [screen.trials_table(study, sweep, best, now, f"best {len(best)}")]
     if requests:
         parts += ["", Text("requests", style="bold"), Text("\n".join(steering_lines(list(requests), now)))]

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.analysis.summary import overview_without_belief
 from lora_tune.base.redact import redact
 from lora_tune.config.study import Study
-from lora_tune.objectives import objectives_of
+from lora_tune.objectives import objective_of, objectives_of
 from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
@@ -34,7 +34,7 @@ from lora_tune.review.plots.figures import figure
 from lora_tune.search.optuna_trials import curve_of
 from lora_tune.search.recorded import space_of, trial_at
 from lora_tune.store.port import SWEEP
-from lora_tune.store.records import StudyRecords
+from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState
 
 FRESH_SECONDS = 5.0
@@ -77,7 +77,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         self._inner, self._snapshot, self._steer = inner, snapshot, steer
         self._study_id = inner.get_study_id_from_name(snapshot.study.name)
         self._space = space_of(snapshot.study)
-        self._dressed: dict[int, FrozenTrial] = {}
+        self._dressed: dict[int, tuple[Trial, FrozenTrial]] = {}
         self._notes: dict[int, str] = {}
         self._belief = BeliefBesideRequests(snapshot.study)
         self._drawn: tuple[StudyRecords | None, dict[str, str]] = (None, {})
@@ -146,6 +146,13 @@ class DashboardStorage(optuna.storages.BaseStorage):
         trials = [self._dress(sweep, number) for number in range(sweep.next_number)]
         return trials if states is None else [trial for trial in trials if trial.state in states]
 
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """The best run that more seeds have not passed over. Raises ValueError where no trial has a result."""
+        sweep = self._snapshot.sweep()
+        if (best := objective_of(self._snapshot.study).best(sweep)) is None:
+            raise ValueError("no trial has a result")
+        return self._dress(sweep, best.number)
+
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """One trial, dressed. Raises KeyError where there is none."""
         if (number := self.number_of(trial_id)) is None:
@@ -153,10 +160,11 @@ class DashboardStorage(optuna.storages.BaseStorage):
         return self._dress(self._snapshot.sweep(), number)
 
     def _dress(self, sweep: StudyRecords, number: int) -> FrozenTrial:
-        """A trial that has ended is dressed once."""
-        if number in self._dressed:
-            return self._dressed[number]
-        plain, trial = trial_at(self._snapshot.study, sweep, number, self._space), sweep.trials.get(number)
+        """A trial that has ended is dressed once, and again when more seeds have said something of it."""
+        trial, known = sweep.trials.get(number), self._dressed.get(number)
+        if known is not None and known[0] == trial:
+            return known[1]
+        plain = trial_at(self._snapshot.study, sweep, number, self._space)
         plain._trial_id = number + _FIRST_ID
         if trial is None:
             self._notes[number] = "The sweep has no record of it.\n"
@@ -182,7 +190,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         )
         self._notes[number] = notes.trial_note(study, sweep, trial, links, now)
         if trial.state is OurState.FINISHED:
-            self._dressed[number] = dressed
+            self._dressed[number] = (trial, dressed)
         return dressed
 
     def get_study_id_from_name(self, study_name: str) -> int:

@@ -11,7 +11,7 @@ from zlib import crc32
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.stopping import account_words
-from lora_tune.analysis.summary import Overview, recommended_words, trial_name
+from lora_tune.analysis.summary import Overview, raced_words, recommended_words, trial_name
 from lora_tune.base.format import about, counted, duration, visible
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
@@ -41,6 +41,7 @@ def attributes(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> d
     known: dict[str, float | str | None] = {
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
+        "with more seeds": raced_words(study, trial) or None,
         "why proposed": trial.why or None,
         "time to target (s)": trial.seconds,
         f"{unit} to target": trial.samples,
@@ -166,6 +167,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
         ("Layout", layout),
         ("Global batch size", str(trial.parameters.get("GBS", ""))),
         ("Node-hours", f"{metrics.node_hours:.3g}" if metrics.node_hours is not None else ""),
+        ("With more seeds", raced_words(study, trial)),
         ("Why proposed", trial.why),
     ]
 

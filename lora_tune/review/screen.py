@@ -20,6 +20,7 @@ from rich.text import Text
 from lora_tune import curves
 from lora_tune.analysis import replicates
 from lora_tune.analysis.describe import parameters_text, price, race_words
+from lora_tune.analysis.summary import ending_word
 from lora_tune.base.format import duration, number, sparkline, visible
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
@@ -41,6 +42,9 @@ _COLOURS = {
 
 _WORDS = {**{str(verdict): colour for verdict, colour in _COLOURS.items()}, "measured": "green", "again": "yellow"}
 """Colours of the words that a verdict's line has in its second column."""
+
+_RACED = {"confirmed": "bold green", "passed over": "yellow"}
+"""Colours of what more seeds have shown."""
 
 _VERDICT = re.compile(rf"(?:trial|run) \d+ +({'|'.join(_WORDS)}) +")
 
@@ -190,7 +194,7 @@ def _row(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> Cells:
     started = attempts[-1].started_at if attempts else None
     state: Text
     if trial.verdict is not None:
-        state = Text(objective.word(trial.verdict), style=_COLOURS[trial.verdict])
+        state = Text(word := ending_word(study, trial), style=_RACED.get(word, _COLOURS[trial.verdict]))
         elapsed = trial.metrics.objective if objective.timed else _took(attempts)
     else:
         stopping = bool(attempts and attempts[-1].stop)

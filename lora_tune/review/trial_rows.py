@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_tune.analysis.describe import short_layout
+from lora_tune.analysis.summary import ending_word
 from lora_tune.base.format import visible
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
@@ -69,7 +70,11 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
     trials, objective = list(sweep.trials.values()), objective_of(study)
     made = [
         Column(head="Trial", numeric=True, cells=[Cell(str(t.number)) for t in trials]),
-        Column(head="State", numeric=False, cells=[Cell(state_of(study, sweep, t)) for t in trials]),
+        Column(
+            head="State",
+            numeric=False,
+            cells=[Cell(ending_word(study, t) or state_of(study, sweep, t)) for t in trials],
+        ),
         _numbers(objective.heading, [t.metrics.objective for t in trials], objective.text),
     ]
     if objective.timed:

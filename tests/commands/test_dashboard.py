@@ -35,6 +35,7 @@ from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.browser import Browser
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
+from tests.confirmed_sweep import after_confirm
 from tests.dashboards import serving
 from tests.waiting import wait_for
 
@@ -127,6 +128,20 @@ def test_evals_at_parts_of_an_epoch_are_shown_where_they_were(tmp_path: Path) ->
         steps = [point["step"] for point in trial["intermediate_values"]]
         assert steps == [e.samples for e in sweep.last_evals(trial["number"])]
     assert 0.25 in steps
+
+
+def test_after_confirm_the_chosen_trial_is_the_best_one_and_the_other_says_that_it_was_passed_over(
+    tmp_path: Path,
+) -> None:
+    study = study_of()
+    sweep, chosen, passed = after_confirm(study, sweep_of(study))
+    stored(tmp_path, sweep, study)
+    review = Review(study, sweep, SweepPaths(tmp_path), Path("built.toml"))
+    _, detail = ask(dashboard.application(review, None), "/api/studies/1")
+    assert [trial["number"] for trial in detail["best_trials"]] == [chosen.number]
+    said = {t["number"]: {a["key"]: a["value"] for a in t["user_attrs"]} for t in detail["trials"]}
+    assert said[chosen.number]["with more seeds"].startswith("chosen: mean ")
+    assert said[passed.number]["with more seeds"].startswith("passed over: mean ")
 
 
 def test_a_failed_attempt_offers_its_diagnosis(shown: Application, built: Review) -> None:

@@ -23,6 +23,7 @@ from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
+from tests.confirmed_sweep import after_confirm
 from tests.contracts.store import where
 from tests.waiting import wait_for
 
@@ -47,6 +48,17 @@ def run(folder: Path, *options: str) -> Result:
 def test_a_sweep_runs_has_ended_or_is_left_alone(running: int, owner: str, sign: float, expected: str) -> None:
     sweep = sweep_of(study_of(), trials=6, running=running)
     assert standing(sweep, (owner, BEGAN - sign), BEGAN) == expected
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_after_confirm_the_chosen_trial_comes_first_and_says_so(width: int) -> None:
+    """In one run each the one that was passed over was faster: that was luck."""
+    study = study_of()
+    sweep, chosen, passed = after_confirm(study, sweep_of(study))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(status.picture(study, sweep, ("", 0.0), BEGAN, every=False))
+    best = console.export_text().partition("best 5")[2].splitlines()[2:4]
+    assert [line.split()[:2] for line in best] == [[str(chosen.number), "confirmed"], [str(passed.number), "passed"]]
 
 
 def test_the_exit_code_serves_monitoring(tmp_path: Path) -> None:

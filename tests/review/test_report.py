@@ -308,6 +308,16 @@ def test_on_a_phone_a_confirmed_configuration_is_a_block_of_named_values(
     assert browser.run(label) == "none"
 
 
+def test_the_report_says_of_a_trial_what_more_seeds_have_shown_of_it(study: Study, sweep: StudyRecords) -> None:
+    confirmed, chosen, passed = after_confirm(study, sweep)
+    column = trial_rows(study, confirmed, NOW).columns[1]
+    said = {number: cell.text for number, cell in zip(confirmed.trials, column.cells, strict=True)}
+    assert (said[chosen.number], said[passed.number]) == ("confirmed", "passed over")
+    page = report.report_html(study, confirmed, NOW)
+    assert '<b class="state reached">confirmed</b>' in page
+    assert '<b class="state reached">passed over</b>' in page
+
+
 def _marked(browser: Browser, name: str) -> set[tuple[str, str]]:
     """(tag, trial) of what carries a class now."""
     found = browser.run(f"return [...document.querySelectorAll('.{name}')].map(e => [e.tagName, e.dataset.t])")

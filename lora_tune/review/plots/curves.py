@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lora_tune.analysis.describe import parameters_text
-from lora_tune.analysis.summary import STOPPED_EARLY, ranked
+from lora_tune.analysis.summary import STOPPED_EARLY, leaders, ranked
 from lora_tune.base.format import about
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
@@ -40,7 +40,7 @@ class CurveData:
 
 def curve_data(study: Study, sweep: StudyRecords) -> CurveData:
     """Every trial's evals, by how it ended; the pruning envelope is the one that runs of the best trial's batch met."""
-    top = ranked(study, sweep)[:HIGHLIGHTED]
+    top = leaders(study, sweep)[:HIGHLIGHTED]
     best = [(trial, _line(study, sweep, trial)) for trial in top]
     shown = {trial.number for trial in top}
     rest = [t for t in sweep.trials.values() if t.number not in shown and sweep.last_evals(t.number)]

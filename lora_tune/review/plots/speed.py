@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from lora_tune.analysis.describe import short_layout
-from lora_tune.analysis.summary import ranked
+from lora_tune.analysis.summary import leaders
 from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
@@ -35,7 +35,7 @@ def time_parts(study: Study, sweep: StudyRecords) -> list[TimeParts]:
     no throughput are left out.
     """
     parts = []
-    for trial in ranked(study, sweep)[:SHOWN]:
+    for trial in leaders(study, sweep)[:SHOWN]:
         metrics = trial.metrics
         speed, seconds, samples = metrics.samples_per_second, trial.seconds, trial.samples
         if not speed or seconds is None or samples is None:
