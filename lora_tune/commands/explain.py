@@ -101,7 +101,8 @@ def _sampler_words(study: Study, sweep: StudyRecords, number: int) -> str:
         return f"drawn at random: the first {search.startup_trials} are, so that the {search.sampler} model has a start"
     begin = sweep.trials[number].proposed_at if number in sweep.trials else math.inf
     ended = sum(t.finished_at is not None and t.finished_at <= begin for t in sweep.trials.values())
-    return f"{search.sampler} after {ended} ended trials; it keeps no reason beyond its model, and no expected gain"
+    seen = "1 trial that had ended" if ended == 1 else f"{ended} trials that had ended"
+    return f"chosen by {search.sampler} from the results of {seen}; it tells neither why nor what it expects to gain"
 
 
 def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[str, str]]:
