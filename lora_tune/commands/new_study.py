@@ -121,6 +121,9 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     lines = [f"\n[workload.log]\n# {said}"]
     if log.example:
         lines.append(f"# made from: {log.example[:160]}")
+    if log.last_batch:
+        lines.append("# an eval prints its batches alone: the last one counts, whose number the pattern names; it is")
+        lines.append("# another where evals have more or fewer of them")
     if not log.is_eval:
         lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
     notes = {

@@ -9,12 +9,21 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, pairs, pattern, positions
 from lora_tune.logs.line_meters import means, without_batches
-from lora_tune.logs.line_series import Series, Stated, advances, progress_apart, reads, series_of, with_grouping
+from lora_tune.logs.line_series import (
+    Series,
+    Stated,
+    advances,
+    last_batch,
+    progress_apart,
+    reads,
+    series_of,
+    with_grouping,
+)
 from lora_tune.logs.line_tables import columns
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import RunLog, as_number
@@ -50,6 +59,8 @@ class LogGuess:
         False where only something like a training loss was found.
     rising : bool
         Whether more of the measure is better.
+    last_batch : bool
+        Whether an eval prints its batches alone, of which the last one counts.
     run : RunLog
         What a reader with these settings reads in the log, as it is printed there.
     """
@@ -59,6 +70,7 @@ class LogGuess:
     unit: str = "step"
     is_eval: bool = True
     rising: bool = False
+    last_batch: bool = False
     run: RunLog = field(default_factory=RunLog)
 
 
@@ -72,7 +84,7 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    for form in (_mllog, _hf_trainer, _json_lines, _tables, _means_of_batches, _plain_text):
+    for form in (_mllog, _hf_trainer, _json_lines, _tables, _means_of_batches, _last_batches, _plain_text):
         for candidate in form(lines):
             if proved := _proved(candidate, lines):
                 return proved
@@ -87,16 +99,7 @@ def _proved(candidate: LogGuess, lines: Sequence[str]) -> LogGuess | None:
         return None
     reader.feed("\n".join([*lines, ""]).encode())
     run = reader.run()
-    if not run.evals:
-        return None
-    return LogGuess(
-        settings=candidate.settings,
-        example=candidate.example,
-        unit=candidate.unit,
-        is_eval=candidate.is_eval,
-        rising=candidate.rising,
-        run=run,
-    )
+    return replace(candidate, run=run) if run.evals else None
 
 
 def _mllog(lines: Sequence[str]) -> Iterator[LogGuess]:
@@ -190,19 +193,49 @@ def _means_of_batches(lines: Sequence[str]) -> Iterator[LogGuess]:
         )
 
 
-def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
-    stated = with_grouping(
-        [(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in without_batches(lines)]
-    )
+def _stated(lines: Sequence[str]) -> Stated:
+    return with_grouping([(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines])
+
+
+def _measures(stated: Stated) -> list[tuple[int, str, list[int]]]:
+    """(score, name, the rows where it stands) of each measure, the likeliest first."""
     named: dict[tuple[int, str], list[int]] = {}
     for at, (_, numbers) in enumerate(stated):
         for pair in numbers:
             if pair.score and not pair.progress:
                 named.setdefault((pair.score, " ".join(pair.words)), []).append(at)
     ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
-    for whole, name in ranked[:_TRIED]:
-        for settings, unit, example, falls in _readings(stated, name, named[whole, name]):
+    return [(*known, named[known]) for known in ranked[:_TRIED]]
+
+
+def _last_batches(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Evals that print their batches alone, each with its epoch: the last one comes nearest to the eval's result."""
+    stated = _stated(lines)
+    for whole, name, rows in _measures(stated):
+        if whole <= EVAL_SCORE or (found := last_batch(stated, rows)) is None:
+            continue
+        row, batch = found
+        line, numbers = stated[row]
+        loss = next(p for p in numbers if " ".join(p.words) == name)
+        place = next((p for p in numbers if p.progress == "epoch"), None)
+        if place is None or not place.end <= batch.begin < batch.end <= loss.begin:
+            continue
+        said = max(batch.begin, loss.split_at + len(loss.split)) if loss.split_at < batch.at else batch.begin
+        text = pattern(line, loss, place, rf".*?{re.escape(line[said : batch.end])}(?!\d).*?")
+        read = series_of(text, stated)
+        if advances(read, ordered=place.bracketed) and reads(text, line, loss):
+            settings = {"kind": "regex", "eval": text, **_form(read, "epoch", line)}
+            settings |= {"train": train} if (train := _train_pattern(stated, "epoch")) else {}
+            yield LogGuess(
+                settings=settings, example=line.strip(), unit="epoch", rising=not loss.falls, last_batch=True
+            )
+
+
+def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
+    stated = _stated(without_batches(lines))
+    for whole, name, rows in _measures(stated):
+        for settings, unit, example, falls in _readings(stated, name, rows):
             train = "" if whole <= EVAL_SCORE else _train_pattern(stated, unit)
             if train:
                 settings["train"] = train
@@ -230,11 +263,8 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
         if (apart := progress_apart(stated, unit, rows)) is not None:
             line, numbers = stated[rows[-1]]
             loss = next(p for p in numbers if " ".join(p.words) == name)
-            settings = {
-                "kind": "regex",
-                "eval": pattern(line, loss, None),
-                "progress": pattern(apart.line, None, apart.place),
-            }
+            progress = pattern(apart.line, None, apart.place)
+            settings = {"kind": "regex", "eval": pattern(line, loss, None), "progress": progress}
             yield settings | _counts_from_zero(unit, apart.place.number), unit, line, loss.falls
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -60,6 +61,35 @@ def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
     """Whether numbers rise, but for a restart now and then unless ``ordered``."""
     back = sum(after < before for before, after in pairwise(counts))
     return len(counts) > 0 and not (back and (ordered or 4 * back > len(counts)))
+
+
+def last_batch(stated: Stated, rows: Sequence[int]) -> tuple[int, NamedNumber] | None:
+    """The row of an eval's last batch and what counts batches there; None where evals do not print batches alone.
+
+    They do where each states the measure on several lines, nothing between them, and a count rises from line to line
+    and ends at the same number in every eval. rows: where the measure stands.
+    """
+    evals: list[list[int]] = []
+    for row in rows:
+        if evals and row == evals[-1][-1] + 1:
+            evals[-1].append(row)
+        else:
+            evals.append([row])
+    if len(evals) < 2 or min(map(len, evals)) < 2:
+        return None
+    row = evals[0][-1]
+    for place in (p for p in stated[row][1] if p.progress == "step"):
+        counts = [[_count(stated[at][1], place) for at in batches] for batches in evals]
+        rising = all(before < after for batches in counts for before, after in pairwise(batches))
+        if rising and len({batches[-1] for batches in counts}) == 1:
+            return row, place
+    return None
+
+
+def _count(numbers: Sequence[NamedNumber], like: NamedNumber) -> float:
+    """The number with the same name as another one; NaN without one, which is not above any other."""
+    found = (as_count(p.number) for p in numbers if p.progress == like.progress and p.words == like.words)
+    return next((count for count in found if count is not None), math.nan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_tune.commands.new_study import ScriptFacts, study_text
 from lora_tune.logs.guess import guess
 from lora_tune.logs.line_forms import losses, positions
 from lora_tune.logs.readers import make_reader
@@ -120,6 +123,19 @@ PADDLE_CLAS = "".join(
     f"[2026/11/23 10:00:02] ppcls INFO: [Eval][Epoch {n}][Avg]CELoss: 0.{9 - n}5, loss: 0.{9 - n}5, top1: 0.9\n"
     for n in (1, 2, 3, 4)
 )
+BATCHES_ALONE = "".join(
+    f"[2026/11/23 10:00:00] ppcls INFO: [Train][Epoch {n}/4][Iter: 0/304]CELoss: 0.2, loss: 0.2\n"
+    + "".join(
+        f"[2026/11/23 10:00:01] ppcls INFO: [Eval][Epoch {n}][Iter: {at}/32]CELoss: 0.1, loss: 0.{9 - n}{at}, top1: 0\n"
+        for at in (10, 20, 30)
+    )
+    for n in (1, 2, 3)
+)
+VALID_STEPS = "".join(
+    "".join(f"INFO: epoch:{n}, train step:{at}, loss: 2.{9 - n}, lr: 0.1\n" for at in (0, 10))
+    + "".join(f"INFO: epoch:{n}, valid step:{at}, loss: 1.{9 - n}{at}, top1: 0.5\n" for at in (0, 10, 20))
+    for n in (0, 1, 2)
+)
 MLX = "".join(
     f"Iter {n}: Val loss 2.{9 - n // 100}, Val took 0.732s\n"
     f"Iter {n + 10}: Train loss 2.1, Learning Rate 1.0e-05, It/sec 1.02, Tokens/sec 88.0, Trained Tokens {86 * n}\n"
@@ -159,6 +175,8 @@ FORMS = [
     ("Iter(train) [100/200]  loss: 1.9\nIter(val) [50/50]    mIoU: 41.5  data_time: 0.1\n"
      "Iter(train) [200/200]  loss: 1.8\nIter(val) [50/50]    mIoU: 42.5  data_time: 0.1\n", [(100, 41.5), (200, 42.5)]),
     (PADDLE_CLAS, [(1, 0.85), (2, 0.75), (3, 0.65), (4, 0.55)]),
+    (BATCHES_ALONE, [(1, 0.83), (2, 0.73), (3, 0.63)]),
+    (VALID_STEPS, [(1, 1.92), (2, 1.82), (3, 1.72)]),
     (MLX, [(100, 2.8), (200, 2.7)]),
     (LITGPT, [(80, 2.8), (160, 2.7)]),
     (LUZ, [(1, 0.8), (2, 0.7)]),
@@ -223,6 +241,23 @@ def test_the_guess_reads_the_evals_and_nothing_else(log: str, evals: list[tuple[
     assert [(e.samples, e.loss) for e in found.run.evals] == evals, found.settings
 
 
+@pytest.mark.parametrize("log", [BATCHES_ALONE, VALID_STEPS], ids=["iterations", "steps"])
+def test_of_an_eval_that_prints_its_batches_alone_the_last_one_counts_and_the_study_says_so(log: str) -> None:
+    found = guess(log.encode())
+    assert found is not None
+    assert (found.unit, found.is_eval, found.last_batch) == ("epoch", True, True)
+    assert found.run.other_values == 0
+    text = study_text(ScriptFacts(command=("true",), log=found))
+    assert "# an eval prints its batches alone: the last one counts" in text
+
+
+def test_batches_that_no_count_tells_apart_are_said_to_be_passed_over() -> None:
+    log = "".join(f"train loss 2.0 epoch {n}\n" + "".join(f"val loss 1.{b}\n" for b in (1, 2, 3)) for n in (1, 2))
+    found = guess(log.encode())
+    assert found is not None
+    assert "EDIT: 4 with another value are passed over" in study_text(ScriptFacts(command=("true",), log=found))
+
+
 def test_an_accuracy_is_a_measure_that_rises() -> None:
     found = guess(b"epoch 1 test accuracy 0.81\nepoch 2 test accuracy 0.85\n")
     assert found is not None
@@ -283,6 +318,28 @@ def test_a_training_loss_alone_is_told_apart_from_an_eval() -> None:
     found = guess(b"step 1 train_loss 0.9\nstep 2 train_loss 0.8\n")
     assert found is not None
     assert not found.is_eval
+
+
+SPACY = (
+    "E    #       LOSS TOK2VEC  LOSS NER  ENTS_F  ENTS_P  ENTS_R  SCORE \n"
+    "---  ------  ------------  --------  ------  ------  ------  ------\n"
+    "  4     200         12.53   1234.33   45.10   50.00   41.20    0.45\n"
+    "  9     400         13.53   1034.33   55.10   60.00   51.20    0.55\n"
+)
+SHOW = "".join(f"(epoch, val_loss) = ({n}, 0.{9 - n})\n" for n in (1, 2))
+
+
+@pytest.mark.parametrize(("name", "log", "evals"), [
+    ("spaCy", SPACY, [(200, 0.45), (400, 0.55)]), ("@show", SHOW, [(1, 0.8), (2, 0.7)]),
+])  # fmt: skip
+def test_a_log_that_cannot_be_guessed_is_read_by_the_line_that_the_page_gives(
+    name: str, log: str, evals: list[tuple[float, float]]
+) -> None:
+    assert guess(log.encode()) is None
+    page = (Path(__file__).parents[2] / "docs" / "own-scripts.md").read_text(encoding="utf-8")
+    row = next(row for row in page.splitlines() if row.startswith("|") and name in row and "`eval = '" in row)
+    line = row[row.index("eval = '") :].partition("`")[0]
+    assert reader_of(log.encode(), "regex", from_zero=False, eval=tomllib.loads(line)["eval"]) == evals
 
 
 @settings(max_examples=200, deadline=None)
