@@ -108,8 +108,8 @@ class Arrivals:
         if status.st_size > seen:
             guessed = max(0.0, min(self._clock(), status.st_mtime) - at)
             self.guessed_seconds += guessed if marked else 0.0
-            for end, share in unseen.pieces(self._log, seen, status.st_size, self._make_reader):
-                self._arrived(end, at + share * guessed, estimated=marked)
+            pieces = unseen.pieces(self._log, seen, status.st_size, self._make_reader)
+            self._arrived(*((end, at + share * guessed) for end, share in pieces), estimated=marked)
 
     def now(self) -> float:
         """Epoch seconds at which the piece that :meth:`pieces` gave last arrived."""
@@ -144,19 +144,21 @@ class Arrivals:
             yield chunk[at - begin : until - begin]
             at = until
         if at < self._offset:
-            self._arrived(self._offset, self._clock())
+            self._arrived((self._offset, self._clock()))
             yield chunk[at - begin :]
 
-    def _arrived(self, end: int, at: float, *, estimated: bool = False) -> None:
-        self._at = int(at * 1000) / 1000  # as it is read again
+    def _arrived(self, *ends: tuple[int, float], estimated: bool = False) -> None:
+        """Keep at which time, epoch seconds, the bytes up to each of the ends arrived, in rising order."""
+        new = [Arrival(end, int(at * 1000) / 1000, estimated) for end, at in ends]  # as it is read again
+        self._at = new[-1].at
         if self._last_read is not None and self._last_read.looked_at == self._looked_at:
             self._last_read = self._last_read._replace(last=self._at)
         else:
-            self._last_read = _Read(self._looked_at, self._unseen, self._at, self._at)
-        self._known.append(Arrival(end, self._at, estimated))
+            self._last_read = _Read(self._looked_at, self._unseen, new[0].at, self._at)
+        self._known += new
         # A full disk costs the times of a later restart, and nothing now.
         with contextlib.suppress(OSError), self._kept.open("a", encoding="ascii") as file:
-            file.write(f"{end} {self._at * 1000:.0f}{' e' if estimated else ''}\n")
+            file.writelines(f"{row.end} {row.at * 1000:.0f}{' e' if estimated else ''}\n" for row in new)
 
 
 def _read(kept: Path) -> list[Arrival]:

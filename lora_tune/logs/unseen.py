@@ -15,8 +15,8 @@ from typing import NamedTuple
 from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.run import LogReader
 
-PIECES = 1000
-"""Into which an unseen stretch is cut at most: all pieces' times are kept."""
+PIECES, FEWEST = 1000, 50
+"""Into how many a whole log is cut at most, and each unseen stretch of it anyway: all pieces' times are kept."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -50,14 +50,15 @@ def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]
         In rising order of bytes and of shares; the last one ends at ``end``, with share 1.
     """
     reader, at, cuts = make_reader(), begin, list[int]()
+    most = max(FEWEST, PIECES * (end - begin) // end)
     assert isinstance(reader, LineReader)
     reader.clock = lambda: at  # a point's time is the byte at which its line begins
     for at, line in _lines(log, begin, end):
         reader.feed(line)
-        if at >= begin + (len(cuts) + 1) * (end - begin) / PIECES:
+        if at >= begin + (len(cuts) + 1) * (end - begin) / most:
             cuts.append(at)
     if points := _points(reader):
-        return _by_progress(points, begin, end)
+        return _by_progress(points[:: -(-len(points) // most)], begin, end)
     return _by_bytes(cuts, begin, end) if begin else _header(at, end)
 
 
@@ -89,7 +90,7 @@ def _points(reader: LineReader) -> list[tuple[int, float]]:
     for byte, samples in sorted(stated):
         if not points or (samples > points[-1][1] and byte > points[-1][0]):
             points.append((byte, samples))
-    return points[:: 1 + len(points) // PIECES]
+    return points
 
 
 def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[LogPiece]:

@@ -218,6 +218,20 @@ def test_a_short_run_between_two_looks_took_time(tmp_path: Path) -> None:
     assert followed.read_at_once(run, run.evals[-1].seconds) is None, "what goes on was not held back"
 
 
+def test_the_times_kept_of_a_log_with_many_lines_do_not_grow_with_its_lines(tmp_path: Path) -> None:
+    """Each look at a log that states 400 steps kept 400 times, and opened their file as often."""
+    log, clock = tmp_path / "log", Clock()
+    followed = follow(log, clock)
+    kept = []
+    for look in range(40):
+        clock.now += 10
+        append(log, lines(1 + 400 * look, 400 + 400 * look), clock.now)
+        followed.poll(clock.now)
+        kept.append(len((tmp_path / ".log.times").read_text().splitlines()))
+    assert kept[0] >= 300, "each of the first looks is a large part of the log"
+    assert kept[-1] - kept[-11] <= 10 * 50
+
+
 def test_a_log_that_states_its_seconds_needs_no_estimate(tmp_path: Path) -> None:
     log, clock = tmp_path / "job.log", Clock()
     followed = follow(log, clock)
