@@ -81,7 +81,7 @@ def _places(study: Study, workload: Workload) -> dict[str, str]:
 
 def _file(paths: SweepPaths, storage: str | None) -> Finding:
     """Where the SQLite file would lie."""
-    return database.file(Path(storage.partition(":///")[2]).resolve().parent if storage else paths.root)
+    return database.chosen(Path(storage.partition(":///")[2]).resolve()) if storage else database.file(paths.root)
 
 
 def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:

@@ -145,7 +145,7 @@ def _shown(log: LogGuess) -> str:
     first, last = evals[0], evals[-1]
     begin, end = (counted(point.samples, f"{log.unit.removesuffix('s')}s") for point in (first, last))
     more = log.run.other_values
-    others = f"; EDIT: {more} with another value are passed over, {TELL_APART}" if more else ""
+    others = f"; EDIT: {counted(more, 'other values')} for the same progress passed over, {TELL_APART}" if more else ""
     return f"{counted(len(evals), 'evals')} read in it: {first.loss:g} at {begin}, {last.loss:g} at {end}{others}"
 
 

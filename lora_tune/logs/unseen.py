@@ -5,6 +5,7 @@ Training goes on evenly; printing does not. A header, a table or a summary comes
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -53,11 +54,15 @@ def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]
     most = max(FEWEST, PIECES * (end - begin) // end)
     assert isinstance(reader, LineReader)
     reader.clock = lambda: at  # a point's time is the byte at which its line begins
-    for at, line in _lines(log, begin, end):
-        reader.feed(line)
-        if at >= begin + (len(cuts) + 1) * (end - begin) / most:
-            cuts.append(at)
-    if points := _points(reader):
+    points: list[tuple[int, float]] = []
+    # A reader of somebody else's may raise anything; the log's own reader does so, too, and its follower says it.
+    with contextlib.suppress(Exception):
+        for at, line in _lines(log, begin, end):
+            reader.feed(line)
+            if at >= begin + (len(cuts) + 1) * (end - begin) / most:
+                cuts.append(at)
+        points = _points(reader)
+    if points:
         return _by_progress(points[:: -(-len(points) // most)], begin, end)
     return _by_bytes(cuts, begin, end) if begin else _header(at, end)
 

@@ -119,6 +119,13 @@ class TestDisks:
         assert finding.level is level
         assert_complete(finding)
 
+    def test_a_database_in_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        """A sweep cannot begin there; doctor said "ok" and on which file system it was."""
+        finding = database.chosen(tmp_path / "not there" / "sweep.db")
+        assert finding.level is Level.PROBLEM
+        assert_complete(finding)
+        assert database.chosen(tmp_path / "sweep.db").level is Level.GOOD
+
     def test_free_space(self, tmp_path: Path) -> None:
         assert free_space(tmp_path / "not" / "yet", 0.0, "why").level is Level.GOOD
         assert free_space(tmp_path, 1e9, "why").level is Level.PROBLEM

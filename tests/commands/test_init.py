@@ -84,6 +84,16 @@ def test_a_log_alone_gives_a_study_that_says_what_to_edit(place: Path) -> None:
     assert "2 evals read in it: 0.81234 at 10 steps, 0.71234 at 20 steps" in text
 
 
+@pytest.mark.parametrize(("data_sets", "told"), [(2, "1 other value for"), (3, "2 other values for")])
+def test_a_log_that_says_two_things_in_the_same_words_is_to_be_edited(place: Path, data_sets: int, told: str) -> None:
+    """Two data sets, evaluated at the same steps: the first counts, and which that is stands nowhere."""
+    lines = [f"step 10 val_loss {0.8 + number / 10}\n" for number in range(data_sets)]
+    (place / "run.log").write_text("".join([*lines, "step 20 val_loss 0.7\n"]))
+    done, _ = begun("--log", "run.log")
+    assert done.exit_code == 0, done.output
+    assert f"EDIT: {told} the same progress passed over, let the pattern say" in (place / "mine.toml").read_text()
+
+
 def test_a_log_in_which_nothing_is_read_is_named(place: Path) -> None:
     (place / "run.log").write_text("hello\n")
     done, study = begun("--log", "run.log")

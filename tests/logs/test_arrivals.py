@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_tune.logs.follower import LogFollower
+from lora_tune.logs.jsonl import JsonLinesReader
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import LogReader, RunLog
 
@@ -230,6 +231,30 @@ def test_the_times_kept_of_a_log_with_many_lines_do_not_grow_with_its_lines(tmp_
         kept.append(len((tmp_path / ".log.times").read_text().splitlines()))
     assert kept[0] >= 300, "each of the first looks is a large part of the log"
     assert kept[-1] - kept[-11] <= 10 * 50
+
+
+class Fails(JsonLinesReader):
+    """A reader of somebody else's."""
+
+    def feed(self, chunk: bytes) -> None:
+        if b"boom" in chunk:
+            raise KeyError("boom")
+        super().feed(chunk)
+
+
+@pytest.mark.parametrize("begun", [None, BEGAN - 60], ids=["watched", "taken over"])
+def test_a_reader_that_fails_on_lines_that_nobody_saw_come_makes_its_log_unreadable(
+    tmp_path: Path, begun: float | None
+) -> None:
+    """It raised while their times were estimated, before its follower knew: the sweep ended, and on every rerun."""
+    log, clock = tmp_path / "log", Clock()
+    if begun:
+        append(log, lines(1, 3) + b"boom\n", clock.now)
+    followed = LogFollower(log, lambda: Fails(clock=clock, global_batch_size=8), clock.now, begun=begun)
+    clock.now += 10
+    append(log, lines(4, 5) + b"boom\n", clock.now)
+    followed.poll(clock.now)
+    assert "the reader of workload.log fails: KeyError" in followed.unreadable
 
 
 def test_a_log_that_states_its_seconds_needs_no_estimate(tmp_path: Path) -> None:

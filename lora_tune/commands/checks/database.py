@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from lora_tune import store as stores
@@ -21,6 +22,17 @@ def file(folder: Path, mounts: str | None = None) -> Finding:
             "or use --storage postgresql+psycopg://...",
         )
     return good(f"the database at {folder} is on {kind}")
+
+
+def chosen(database: Path, mounts: str | None = None) -> Finding:
+    """The same of the ``database`` that ``--storage`` names, in whose folder a sweep makes nothing but the file."""
+    if database.parent.is_dir():
+        return file(database.parent, mounts)
+    return problem(
+        f"{database.parent} is no folder, and --storage names a file in it",
+        "every record of the sweep lies there",
+        f"make it (mkdir -p {shlex.quote(str(database.parent))}), or correct the URL",
+    )
 
 
 def server(url: str) -> Finding:
