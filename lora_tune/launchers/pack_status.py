@@ -75,7 +75,9 @@ def _begun(ticket: Ticket, pack: KnownPack | None, records: JobRecords, states: 
         known["started_at"] = records.started.at
         for state in telling(ticket.name, states):
             known["share_seconds"] = state.shares[ticket.name]
-            if (lived := state.steady - (records.started.steady or 0.0)) > 0:
+            steadily = state.steady > 0 and records.started.steady is not None  # packs of earlier releases: not
+            begun, now = (records.started.steady, state.steady) if steadily else (records.started.at, state.at)
+            if (lived := now - (begun or 0.0)) > 0:
                 known["node_share"] = min(1.0, state.shares[ticket.name] / lived)
     return known
 

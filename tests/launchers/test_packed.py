@@ -468,6 +468,21 @@ def test_a_clock_that_was_set_while_a_trial_trained_changes_neither_its_share_no
     assert quiet.poll([ticket_of(job)])[job.name].ended_at == began["at"] + 100
 
 
+def test_the_share_of_a_trial_in_a_pack_that_an_earlier_release_started(
+    quiet: Launcher, below: Below, tmp_path: Path
+) -> None:
+    """Its state tells no clock that nobody sets: each of its trials counted as the whole node's, 64 times its cost."""
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    below.state = JobState.RUNNING
+    (pack,) = packs_of(tmp_path)
+    (request,) = pack.take()
+    began = describe(os.getpid(), request.token)
+    write_json(request.attempt.started, began)
+    write_json(pack.paths.state(0), {"at": began["at"] + 100, "shares": {job.name: 25.0}})
+    assert quiet.poll([ticket_of(job)])[job.name].node_share == pytest.approx(0.25)
+
+
 def test_a_pack_that_closed_takes_no_trial_and_another_is_started(quiet: Launcher, tmp_path: Path) -> None:
     first, second = (job_of(tmp_path / n, SAY, name=f"study-{n}-0") for n in ("one", "two"))
     quiet.submit(first)
