@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from lora_tune.search.grey_box.acquisition import value_actions
 from lora_tune.search.grey_box.candidates import WALKS, candidates
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
-from lora_tune.search.observations import Observation
+from lora_tune.search.grey_box.unit_range import unit
+from lora_tune.search.observations import SEED_SD, Observation
 from lora_tune.search.whole import model as whole
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import learn_whole, propose
 from lora_tune.search.whole.runs import Run
+
+Values = Mapping[str, Any]
 
 KNOBS = {f"KNOB_{n}": FloatDistribution(1e-3, 1e3, log=True) for n in range(7)}
 SPACE = {
@@ -82,3 +86,26 @@ def test_the_whole_model_proposes_what_is_worth_more_than_its_first_candidates(m
     refined = rate()
     monkeypatch.setattr(whole, "REFINED", 0)
     assert refined > 1.05 * rate()
+
+
+def asked_at_once(count: int) -> list[Values]:
+    """What the grey box proposes after 25 runs, so many times without a result between."""
+    observations, rng, asked = runs(25), np.random.default_rng(1), list[Values]()
+    scales = learn(COORDINATES, Goal(schedule=closed_schedule), observations).scales
+    for number in range(count):
+        model = learn(COORDINATES, Goal(schedule=closed_schedule), observations, scales)
+        asked.append(value_actions(model, rng, probes=False, capped=True)[0].values)
+        observations.append(Observation(number=100 + number, values=asked[-1], open=True))
+    return asked
+
+
+def test_eight_asked_at_once_are_eight_questions_where_the_model_is_not_sure() -> None:
+    """No answer to one of them answers another: they differ by more than runs of one configuration scatter."""
+    asked = asked_at_once(8)
+    _, covariance = learn(COORDINATES, Goal(schedule=closed_schedule), runs(25)).predict_ln_samples(asked)
+    variance, others = np.diag(covariance), ~np.eye(8, dtype=bool)
+    assert np.sqrt(variance).min() > 5 * SEED_SD, "the model is sure of none of them"
+    differ = np.sqrt(variance[:, None] + variance[None, :] - 2 * covariance)
+    assert differ[others].min() > 2 * SEED_SD
+    places = np.array([[unit(SPACE[n], values[n]) for n in ("LR", "MAX_STEPS", *KNOBS)] for values in asked])
+    assert np.abs(places[:, None] - places[None, :]).max(axis=2)[others].min() > 0.06, "half ranges"
