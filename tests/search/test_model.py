@@ -192,6 +192,14 @@ def test_before_any_run_a_third_of_warm_up_is_believed_lost_give_or_take_as_much
     assert COORDINATES.warmup_feature == 2
 
 
+@pytest.mark.parametrize("name", ["MAX_STEPS", "WARMUP_STEPS"])
+def test_a_choice_of_one_has_no_feature_and_shifts_no_other(name: str) -> None:
+    one = {"GBS": CategoricalDistribution((8, 16)), name: CategoricalDistribution((99,)), "WD": FloatDistribution(0, 1)}
+    c = Coordinates(distributions=one, fixed={"MAX_STEPS": 99})
+    low, high = (c.convergence_features({"GBS": 8, name: 99, "WD": wd}) for wd in (0.0, 1.0))
+    assert [at for at, (a, b) in enumerate(zip(low, high, strict=True)) if a != b] == list(c.other_features)
+
+
 def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() -> None:
     labels = ("tp", "cp", "mbs")
     rows = np.array([[0.0, 0, 0]] * 2 + [[2.0, 0, 0]] * 10)
