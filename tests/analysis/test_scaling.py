@@ -56,13 +56,13 @@ def test_the_best_of_each_node_count_measured_before_estimated(study: Study) -> 
         (1, 2.0, 0, False),
         (2, 3.0, 2, True),
     ]
-    assert "75%   2, stopped early" in table(rows)
+    assert "75%   2, stopped early" in table(study, rows)
 
 
 def test_no_table_where_the_node_count_is_fixed() -> None:
     study = load_study(REPOSITORY / "studies" / "torchrun_peft.toml")
     assert scaling(study, sweep_of(study, [(1, 1.0, Verdict.REACHED)])) == []
-    assert table([]) == ""
+    assert table(study, []) == ""
 
 
 def test_report_and_status_show_it(study: Study) -> None:
@@ -76,7 +76,7 @@ def test_report_and_status_show_it(study: Study) -> None:
     ]
     with (console := Console(width=120)).capture() as shown:
         console.print(picture(study, sweep, ("", 0.0), 0.0, every=False))
-    assert table(scaling(study, sweep)) in shown.get().replace(" \n", "\n")
+    assert table(study, scaling(study, sweep)) in shown.get().replace(" \n", "\n")
 
     fixed = load_study(REPOSITORY / "studies" / "torchrun_peft.toml")
     assert 'id="scaling"' not in report_html(fixed, sweep_of(fixed, [(1, 1.0, Verdict.REACHED)]), 0.0)

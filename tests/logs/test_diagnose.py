@@ -29,6 +29,7 @@ FAILURES = [
     ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 DUE TO PREEMPTION ***", "preempted"),
     ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 DUE TO JOB REQUEUE ***", "preempted"),
     ("slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-04-21T14:07:43 DUE TO NODE FAILURE ***", "infrastructure"),
+    ("lora-tune: its job was started a second time; the first run did not end by itself", "infrastructure"),
     (
         "slurmstepd: error: *** STEP 513.21 ON n2 CANCELLED AT 2025-04-21T14:07:43 DUE TO TIME LIMIT ***",
         "configuration",
