@@ -255,7 +255,7 @@ def test_batches_that_no_count_tells_apart_are_said_to_be_passed_over() -> None:
     log = "".join(f"train loss 2.0 epoch {n}\n" + "".join(f"val loss 1.{b}\n" for b in (1, 2, 3)) for n in (1, 2))
     found = guess(log.encode())
     assert found is not None
-    assert "EDIT: 4 with another value are passed over" in study_text(ScriptFacts(command=("true",), log=found))
+    assert "EDIT: 4 other values for the same progress" in study_text(ScriptFacts(command=("true",), log=found))
 
 
 def test_an_accuracy_is_a_measure_that_rises() -> None:
