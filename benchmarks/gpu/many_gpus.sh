@@ -55,19 +55,7 @@ for stage in "$@"; do
             --total "$((${SECONDS_BRIDGE:-430} - 15))" --large-seconds "${SECONDS_LARGE:-330}" --out "$OUT/layouts.json" 2>&1 | tee "$OUT/layouts.txt"
         cp "$LT"/workers/*.log "$OUT"
         ;;
-    bridge_sweep)
-        start_base
-        unpack_te
-        unpack_bridge
-        [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
-        start_slurm
-        workers_ready bridge
-        base_ready
-        (
-            export PYTHONPATH=$BRIDGE_PATH
-            under_slurm "bridge_small_h200x$GPUS" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
-        )
-        ;;
+    bridge_sweep) bridge_sweep_stage "bridge_small_h200x$GPUS" ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
     esac
 done

@@ -69,19 +69,7 @@ for stage in "$@"; do
             tee "$OUT/bridge.txt"
         cp "$LT"/workers/*.log "$OUT"
         ;;
-    bridge_sweep)
-        start_base
-        unpack_te
-        unpack_bridge
-        [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
-        start_slurm
-        workers_ready bridge
-        base_ready
-        (
-            export PYTHONPATH=$BRIDGE_PATH
-            under_slurm bridge_h200x1 "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
-        )
-        ;;
+    bridge_sweep) bridge_sweep_stage bridge_h200x1 ;;
     bridge_start)
         start_base
         unpack_te

@@ -92,6 +92,20 @@ sweep_stage() { # $1: study
     under_slurm "$1" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
 }
 
+bridge_sweep_stage() { # $1: study
+    start_base
+    unpack_te
+    unpack_bridge
+    [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
+    start_slurm
+    workers_ready bridge
+    base_ready
+    (
+        export PYTHONPATH=$BRIDGE_PATH
+        under_slurm "$1" "${SECONDS_SWEEP:-540}" sweep ${TRIALS:+--trials "$TRIALS"}
+    )
+}
+
 confirm_stage() { # $1: study. $2: seeds
     start_slurm
     worker_ready
