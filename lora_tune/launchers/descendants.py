@@ -15,7 +15,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths
@@ -102,14 +102,20 @@ def wait_for(child: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def end_children(cgroup: Path | None) -> None:
+def children() -> set[int]:
+    """The living processes that this one has started or adopted, without their own."""
+    return {pid for pid, (state, parent) in _processes() if parent == os.getpid() and state not in "ZX"}
+
+
+def end_children(cgroup: Path | None, besides: Set[int]) -> None:
     """End every descendant of this process and every member of ``cgroup``, politely first, and wait until all are gone.
 
-    The process must adopt orphans. A cgroup is removed.
+    The process must adopt orphans. A cgroup is removed. besides: children that are not the job's; they stay, with all
+    that they started.
     """
     deadline = time.monotonic() + GRACE_SECONDS
     told: set[int] = set()
-    while living := _descendants(os.getpid()) | (_members(cgroup) if cgroup else set()):
+    while living := _descendants(os.getpid(), besides) | (_members(cgroup) if cgroup else set()):
         late = time.monotonic() >= deadline
         # Whatever was started since the last look is told as well; a fork that is not seen now is seen next time.
         _signal(living if late else living - told, signal.SIGKILL if late else signal.SIGTERM)
@@ -127,15 +133,15 @@ def _reap() -> None:
             pass
 
 
-def _descendants(root: int) -> set[int]:
-    """Living processes whose chain of parents leads to ``root``."""
-    children: dict[int, list[int]] = {}
+def _descendants(root: int, besides: Set[int]) -> set[int]:
+    """Living processes whose chain of parents leads to ``root``, and not by way of one of ``besides``."""
+    started: dict[int, list[int]] = {}
     for pid, (state, parent) in _processes():
-        if state not in "ZX":
-            children.setdefault(parent, []).append(pid)
+        if state not in "ZX" and pid not in besides:
+            started.setdefault(parent, []).append(pid)
     descendants, waiting = set[int](), [root]
     while waiting:
-        new = children.pop(waiting.pop(), [])
+        new = started.pop(waiting.pop(), [])
         descendants.update(new)
         waiting += new
     return descendants

@@ -149,6 +149,7 @@ def _write_head(log: BinaryIO, command: Command) -> bool:
 
 
 def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -> int:
+    others = descendants.children()  # of whoever calls this in a process with children of its own
     descendants.adopt_orphans()
     cgroup = descendants.make_cgroup(attempt)
     try:
@@ -163,7 +164,7 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
         os.write(log, f"{error}\n".encode())
         return 127
     finally:
-        descendants.end_children(cgroup)
+        descendants.end_children(cgroup, others)
 
 
 class _NotStarted(Exception):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState
+from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job
 from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of
@@ -143,3 +146,19 @@ def test_the_cgroup_of_a_job_is_removed(tmp_path: Path) -> None:
     if not noted.exists():
         pytest.skip("this user may not make cgroups here")
     wait_for(lambda: not Path(noted.read_text()).exists(), what="the cgroup's end")
+
+
+def test_a_process_that_runs_a_job_keeps_the_children_that_it_had_before(tmp_path: Path) -> None:
+    """A caller of ours with a server of its own lost it with the first job that it ran."""
+    program = (
+        "import subprocess, sys\n"
+        "from lora_tune.launchers.job_runner import run_job\n"
+        "server = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "code = run_job(sys.argv[1])\n"
+        "print(code, server.poll())\n"
+        "server.kill()\n"
+    )
+    job = job_with_helpers(tmp_path / "x", "sys.exit(5)")
+    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    done = subprocess.run([sys.executable, "-c", program, str(job.folder)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["5", "None"]

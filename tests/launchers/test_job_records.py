@@ -102,9 +102,8 @@ def test_a_runner_leaves_the_folder_of_another_attempt_alone(tmp_path: Path) -> 
 
 def test_a_run_that_ended_well_is_no_failure_when_its_scheduler_starts_it_again(tmp_path: Path) -> None:
     """A controller that was killed just then has not heard of the end: a whole result was run a second time."""
-    job = mine(job_of(tmp_path / "x", "import os"))
-    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
-    assert run_job_once(str(job.folder), MINE) == 0
+    launcher, job = LocalLauncher(), mine(job_of(tmp_path / "x", "import os"))
+    poll_until(launcher, replace(ticket_of(job, launcher.submit(job)), token=MINE), JobState.ENDED)
     assert run_job_once(str(job.folder), MINE) == NOT_CLAIMED
 
 
