@@ -25,20 +25,15 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.search.advantage import MOST_SURVIVALS, Advantage
 from lora_tune.search.forecasts import FORECASTS, judged, told
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.memory_risk import likeliest_to_live
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.optuna_trials import annotate
 from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_proposed
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, ScoreForecast, Told, Trust, trust
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import (
-    Scales,
-    WholeModel,
-    WholeProposal,
-    learn_whole,
-    propose,
-    recommend_whole,
-)
+from lora_tune.search.whole.model import Scales, WholeModel, learn_whole
+from lora_tune.search.whole.proposals import WholeProposal, propose, recommend_whole
 from lora_tune.search.whole.runs import Run, runs_of
 
 INIT_SECONDS = 60.0
@@ -113,8 +108,7 @@ class PortfolioSampler(BaseSampler):
         """The proposal of the arm whose turn it is; ``why``, ``kind`` and the forecasts become attributes."""
         if not search_space:
             return {}
-        runs = self._runs(study, skip=trial.number)
-        model = self._model(runs)
+        model = self._model(study, skip=trial.number)
         values = self._proposed(study, trial, search_space, model)
         if values:
             said = {name: [f.mean, f.sd] for name, f in self._forecasts(study, trial.number, model, values).items()}
@@ -127,7 +121,7 @@ class PortfolioSampler(BaseSampler):
         if (unsure := self._unsure_of_memory(study)) is not None:
             annotate(study, trial, why=TO_BE_SURE, kind="probe")
             return dict(unsure)
-        odds, grey_box = self._trust(study), self._arms.grey_box
+        odds, grey_box = self.trust_in(study), self._arms.grey_box
         turn = self._rng.random()
         if grey_box is not None and turn < odds.grey_box:
             return grey_box.sample_relative(study, trial, space)
@@ -136,7 +130,7 @@ class PortfolioSampler(BaseSampler):
         if not begun or turn < odds.grey_box + odds.tpe:
             why = "to find out what reaches the target" if not begun else "in case the models are wrong"
             annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")
-            return self._arms.tpe.sample_relative(study, trial, space)
+            return likeliest_to_live(model.memory, lambda: self._arms.tpe.sample_relative(study, trial, space))
         proposal = self._proposal(model, study)
         annotate(study, trial, why=why_proposed(proposal, self._nodes), kind="full")
         return proposal.values
@@ -152,7 +146,7 @@ class PortfolioSampler(BaseSampler):
         has reached the target."""
         if (grey_box := self._believed(study)) is not None:
             return grey_box.expected_gain(study)
-        model = self._model(self._runs(study))
+        model = self._model(study)
         if not any(math.isfinite(r.ln_score) for r in model.runs):
             return None
         proposal = self._proposal(model, study)
@@ -197,17 +191,17 @@ class PortfolioSampler(BaseSampler):
 
     def _believed(self, study: optuna.Study) -> GreyBoxSampler | None:
         """The grey box while it is the model that is trusted."""
-        return self._arms.grey_box if self._trust(study).believes_grey_box else None
+        return self._arms.grey_box if self.trust_in(study).believes_grey_box else None
 
     def _expected_seconds(self, study: optuna.Study, values: Mapping[str, Any]) -> float:
         if (grey_box := self._believed(study)) is not None:
             return math.exp(grey_box.forecast(study, values)[0])
-        return math.exp(float(self._model(self._runs(study)).predict([values])[0][0]))
+        return math.exp(float(self._model(study).predict([values])[0][0]))
 
     def _believed_best(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         if (grey_box := self._believed(study)) is not None:
             return grey_box.recommend(study)
-        best = recommend_whole(self._model(self._runs(study)), np.random.default_rng(0))
+        best = recommend_whole(self._model(study), np.random.default_rng(0))
         if best is None:
             if self._arms.grey_box is None:
                 raise ValueError("no run has reached the target yet, so there is nothing to recommend")
@@ -223,20 +217,19 @@ class PortfolioSampler(BaseSampler):
         """
         if (grey_box := self._believed(study)) is not None:
             return grey_box.compared(study, values, instead)
-        model = self._model(self._runs(study))
+        model = self._model(study)
         reached = any(math.isfinite(r.ln_score) for r in model.runs)
         return [model.compared(values, other) for other in instead] if reached else []
-
-    def trust_in(self, study: optuna.Study) -> Mapping[str, float]:
-        """The share of trials that each arm is given now, by name."""
-        odds = self._trust(study)
-        return {GREY_BOX: odds.grey_box, WHOLE: 1 - odds.grey_box - odds.tpe, "tpe": odds.tpe}
 
     def _runs(self, study: optuna.Study, skip: int = -1) -> list[Run]:
         return runs_of(study.get_trials(deepcopy=False), frozenset(self._space), self._target, skip=skip)
 
-    def _model(self, runs: Sequence[Run]) -> WholeModel:
-        model = learn_whole(self._encoding, runs, self._scales, stated=self._stated, centre=self._centre)
+    def _model(self, study: optuna.Study, skip: int = -1) -> WholeModel:
+        grey_box = self._arms.grey_box
+        model = learn_whole(
+            self._encoding, self._runs(study, skip), self._scales, stated=self._stated, centre=self._centre,
+            memory=grey_box.memory(study, skip) if grey_box is not None else None,
+        )  # fmt: skip
         self._scales = model.scales
         return model
 
@@ -246,7 +239,8 @@ class PortfolioSampler(BaseSampler):
         init = float(np.median(starts)) if starts else INIT_SECONDS
         return propose(model, self._rng, init_seconds=init, limit_seconds=self._limit)
 
-    def _trust(self, study: optuna.Study) -> Trust:
+    def trust_in(self, study: optuna.Study) -> Trust:
+        """The share of the next trials that each arm is given now."""
         newest: list[Told] = []
         for t in reversed(study.get_trials(deepcopy=False)):
             if (outcome := told(t, self._target)) is not None:

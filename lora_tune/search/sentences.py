@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_tune.base.format import duration
 from lora_tune.search.advantage import Advantage
-from lora_tune.search.whole.model import Believed, WholeProposal
+from lora_tune.search.whole.proposals import Believed, WholeProposal
 
 TO_BE_SURE = "short run of a layout that would replace the one of today, to see that it lives"
 

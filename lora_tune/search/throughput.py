@@ -253,7 +253,7 @@ def _risk_by_physics(model: SearchModel, points: Sequence[Values], physics: Phys
 def risk_of(model: SearchModel, points: Sequence[Values], physics: Physics | None = None) -> Array:
     """Chance of each point (n) to die of memory: as learned; near certain where a point that died needed no more."""
     c = model.coordinates
-    risk = _risk_by_physics(model, points, physics) if physics else model.oom_probability(points)[0]
+    risk = _risk_by_physics(model, points, physics) if physics else model.memory.chance(points)[0]
     x, dead = (
         np.array(rows).reshape(len(rows), len(c.memory_labels))
         for rows in (

@@ -19,7 +19,8 @@ from lora_tune.search.grey_box.unit_range import unit
 from lora_tune.search.observations import SEED_SD, Observation
 from lora_tune.search.whole import model as whole
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import learn_whole, propose
+from lora_tune.search.whole.model import learn_whole
+from lora_tune.search.whole.proposals import propose
 from lora_tune.search.whole.runs import Run
 
 Values = Mapping[str, Any]

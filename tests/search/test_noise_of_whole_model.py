@@ -10,7 +10,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import WholeModel, learn_whole, recommend_whole
+from lora_tune.search.whole.model import WholeModel, learn_whole
+from lora_tune.search.whole.proposals import recommend_whole
 from lora_tune.search.whole.runs import Run
 
 SPACE = {

@@ -185,8 +185,8 @@ class TestInTheGreyBox:
     def test_draws_of_death_rates_average_to_the_risk(self) -> None:
         points = [{**PUBLISHED_H100, "layout": text} for text in list(self.layouts())[:20]]
         model = self.model([Observation(number=0, values=PUBLISHED_H100, samples_per_second=2.0)])
-        drawn = model.draw_deaths(points, np.random.default_rng(1), 4000).mean(axis=1)
-        assert drawn == pytest.approx(model.oom_probability(points)[0], abs=0.03)
+        drawn = model.memory.draws(points, np.random.default_rng(1), 4000).mean(axis=1)
+        assert drawn == pytest.approx(model.memory.chance(points)[0], abs=0.03)
 
     def layouts(self) -> list[str]:
         return list(h100_wide(0).distributions["layout"].choices)
@@ -196,7 +196,7 @@ class TestInTheGreyBox:
         return learn_grey_box(problem.coordinates, Goal(), seen, needs=OtherStack(problem.space, 79.1))
 
     def risks(self, points, seen: list[Observation]) -> np.ndarray:
-        return self.model(seen).oom_probability(points)[0]
+        return self.model(seen).memory.chance(points)[0]
 
     def test_a_study_of_our_own_recipes_that_wants_the_time_to_the_target_begins_with_physics(self) -> None:
         """A layout that physics puts far over the GPU's memory is not tried while others are left."""
@@ -207,7 +207,7 @@ class TestInTheGreyBox:
         model = sampler.model(space, [])
         known, points = physics_of(study), [o.values for o in recorded(TWO, study)]
         assert known is not None
-        risks = model.oom_probability(points)[0]
+        risks = model.memory.chance(points)[0]
         over = np.array([known.gib(p) / known.limit for p in points])
         assert (risks[over > 1.3] > 0.95).all()
         assert (risks[over < 0.85] < 0.1).all()

@@ -22,7 +22,8 @@ from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.sentences import TO_BE_SURE
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import expecting, learn_whole, propose, recommend_whole
+from lora_tune.search.whole.model import learn_whole
+from lora_tune.search.whole.proposals import expecting, propose, recommend_whole
 from lora_tune.search.whole.runs import Run
 
 SPACE: dict[str, BaseDistribution] = {
@@ -195,7 +196,7 @@ def test_with_layouts_the_grey_box_begins_and_both_models_forecast() -> None:
     study.ask(layouts)
     said = json.loads(study.trials[0].user_attrs[FORECASTS])
     assert said.keys() == {"grey_box", "whole"}
-    assert both.trust_in(study)["grey_box"] > 0.5
+    assert both.trust_in(study).grey_box > 0.5
 
 
 def test_a_lucky_run_beside_failures_is_not_recommended() -> None:
@@ -228,7 +229,7 @@ def test_records_without_forecasts_are_judged_by_forecasts_made_anew() -> None:
         )  # fmt: skip
         study.add_trial(made)
     # The hidden size drives speed, which the grey box does not believe.
-    assert portfolio.trust_in(study)["grey_box"] < 0.5
+    assert portfolio.trust_in(study).grey_box < 0.5
 
 
 def with_runs(*runs: tuple[dict[str, Any], float]) -> tuple[optuna.Study, PortfolioSampler]:

@@ -233,7 +233,7 @@ def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
         layouts += group.layouts
     mean, covariance = model.predict_ln_samples(configurations)
     speed, speed_covariance, evals, eval_covariance = model.predict_speed(layouts)
-    death, death_after = model.oom_probability(layouts)
+    death, death_after = model.memory.chance(layouts)
     here = [o for o in model.observations if not o.source]
     tested = {tuple(c.speed_features(o.values)) for o in here if o.ran}
     due = {tuple(c.speed_features(o.values)) for o in here if o.open}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.search.advantage import Advantage, Deaths
+from lora_tune.search.advantage import Advantage
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.observations import SEED_SD
 
@@ -35,6 +35,5 @@ def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str
         for i, batch in enumerate(map(model.coordinates.batch, pair))
     )
     spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
-    features = model.coordinates.memory_features
-    mine, other = (Deaths(), Deaths()) if features(values) == features(instead) else model.deaths(pair)
+    mine, other = model.memory.apart(values, instead)
     return Advantage(ln_saved=second - first, sd=math.sqrt(max(0.0, spread)), deaths=mine, other_deaths=other)

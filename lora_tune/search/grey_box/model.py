@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 
 from lora_tune.curves import Schedule
-from lora_tune.search import fits_in_memory
-from lora_tune.search.advantage import Deaths
-from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
-from lora_tune.search.grey_box import memory
+from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import HERE, Array, Posterior, condition
-from lora_tune.search.grey_box.memory import MemoryModel
+from lora_tune.search.grey_box.memory_risk import MemoryRisk, learn_memory
 from lora_tune.search.grey_box.objective import HALF, Goal
 from lora_tune.search.grey_box.scales import GreyBoxScales, first_scales, fitted
 from lora_tune.search.grey_box.training_data import (
@@ -52,12 +49,11 @@ class SearchModel:
     convergence: Posterior
     speed: Posterior
     evals: Posterior
-    memory: MemoryModel | PeakMemory
+    memory: MemoryRisk
     scales: GreyBoxScales
     init_seconds: float
     curved: tuple[int, ...]
     schedules: Mapping[float, Schedule]
-    needs: Needs | None = None
 
     @property
     def target_known(self) -> bool:
@@ -75,22 +71,6 @@ class SearchModel:
         basis = trend(x, ())
         (speed, first), (evals, second) = self.speed.predict(x, basis), self.evals.predict(x, basis)
         return speed, first, evals, second
-
-    def draw_deaths(self, values: Sequence[Mapping[str, Any]], rng: np.random.Generator, draws: int) -> Array:
-        """Death rates of configurations (n, draws) as the belief has them, jointly."""
-        return self.memory.draws(_memory_rows(self.coordinates, self.needs, values), rng, draws)
-
-    def oom_probability(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
-        """Chance that each configuration dies of memory, now and after one survival."""
-        x = _memory_rows(self.coordinates, self.needs, values)
-        p, weight = self.memory.probability(x), self.memory.weight(x)
-        return p, p * weight / (weight + 1)
-
-    def deaths(self, values: Sequence[Mapping[str, Any]]) -> list[Deaths]:
-        """The beliefs in the chances that configurations die of memory."""
-        x = _memory_rows(self.coordinates, self.needs, values)
-        weights = zip(self.memory.probability(x).tolist(), self.memory.weight(x).tolist(), strict=True)
-        return [Deaths(died=p * weight, lived=(1 - p) * weight) for p, weight in weights]
 
     def schedule(self, batch: float) -> Schedule:
         """The eval schedule at a batch: the study's rule, or as seen in trials of the same or the nearest batch."""
@@ -149,30 +129,10 @@ def learn(
     inits = [o.init_seconds for o in here if o.init_seconds > 0]
     return SearchModel(
         coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
-        evals=evals, memory=_memory(coordinates, here, needs), scales=scales,
+        evals=evals, memory=learn_memory(coordinates, here, needs), scales=scales,
         init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
-        schedules=_schedules_seen(coordinates, here), needs=needs,
+        schedules=_schedules_seen(coordinates, here),
     )  # fmt: skip
-
-
-def _memory(coordinates: Coordinates, here: Sequence[Observation], needs: Needs | None) -> MemoryModel | PeakMemory:
-    """Which layouts die of memory, by this study's own trials and by physics where that is known."""
-    tested = [o for o in here if o.ran or (o.infeasible and not (needs and o.refused))]
-    x, died = _memory_rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
-    if needs is None:
-        return memory.fit(x, died, coordinates.memory_labels)
-    # What one that died had printed before says nothing of what it asked for then.
-    measured = np.array([math.nan if o.infeasible else o.peak_gib for o in tested], dtype=np.float64)
-    peaks = Peaks(gib=x[:, 0], features=x[:, 1:], died=died, measured=measured)
-    belief = fits_in_memory.learn(peaks, needs.limit, needs.level_sd)
-    return PeakMemory(belief, memory.recorded(x, died))
-
-
-def _memory_rows(coordinates: Coordinates, needs: Needs | None, values: Sequence[Mapping[str, Any]]) -> Array:
-    """What memory depends on, a row a configuration; before it the GiB by physics where that is known."""
-    width = len(coordinates.memory_labels)
-    rows = np.array([coordinates.memory_features(v) for v in values], dtype=np.float64).reshape(len(values), width)
-    return rows if needs is None else np.c_[np.array([needs.gib(v) for v in values]), rows]
 
 
 def _overshoot(seen: Sequence[Observation], by_run: Mapping[int, Reading]) -> float:
@@ -216,6 +176,6 @@ def as_known(model: SearchModel) -> SearchModel:
     if len(ended) == len(model.observations):
         return model
     now = learn(
-        model.coordinates, model.goal, model.observations, model.scales, ahead=False, needs=model.needs
+        model.coordinates, model.goal, model.observations, model.scales, ahead=False, needs=model.memory.needs
     )  # fmt: skip
     return replace(now, observations=ended)

@@ -79,7 +79,7 @@ def _expected_regret(
     base = beliefs.layout_logs(model.goal, [float(v) for v in lowest.mean(axis=1)])
     noise = np.linalg.cholesky(beliefs.together + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), draws))
     every = [layout for group in beliefs.groups for layout in group.layouts]
-    layouts = base[:, None] + noise + death_logs(model.draw_deaths(every, rng, draws))
+    layouts = base[:, None] + noise + death_logs(model.memory.draws(every, rng, draws))
     by_group = np.array([layouts[c].min(axis=0) for c in beliefs.columns])
     best = (by_group + lowest - lowest.mean(axis=1, keepdims=True)).min(axis=0)
     mine = layouts[m] + logs[at] - lowest[g].mean()

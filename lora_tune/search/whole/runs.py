@@ -25,7 +25,7 @@ class Run:
 
     above: what ln(score) is known to exceed, NaN where nothing is. open: it still runs, to measure the whole. failed:
     it died of memory, diverged, or came to its end without reaching the target: more of the same are to be expected
-    near it.
+    near it. died: of memory.
     spread: sd of ln(score) by how far its evals are apart.
     """
 
@@ -35,6 +35,7 @@ class Run:
     above: float = math.nan
     open: bool = False
     failed: bool = False
+    died: bool = False
     spread: float = 0.0
 
 
@@ -52,8 +53,9 @@ def _run(trial: FrozenTrial, o: Observation, best: float, usual: float) -> Run:
     pace, step = _ln_pace(o, usual), _step(o) or usual
     if o.infeasible or o.open:
         return Run(
-            values=o.values, ln_pace=pace, above=_floor(o, pace), open=o.open and not o.probe, failed=o.infeasible
-        )
+            values=o.values, ln_pace=pace, above=_floor(o, pace), open=o.open and not o.probe, failed=o.infeasible,
+            died=o.infeasible and not o.refused,
+        )  # fmt: skip
     if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
         spread = 0.29 * step / o.reached if o.reached > 0 and step > 0 else 0.0  # sd of a uniform distribution
         return Run(values=o.values, ln_score=math.log(trial.value), ln_pace=pace, spread=min(spread, 0.3))

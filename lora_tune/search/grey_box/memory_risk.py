@@ -1,0 +1,84 @@
+"""Which configurations of a study die of memory, by its own trials and by physics where that is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lora_tune.search import fits_in_memory
+from lora_tune.search.advantage import Deaths
+from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
+from lora_tune.search.grey_box import memory
+from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.memory import MemoryModel
+from lora_tune.search.observations import Observation
+
+Values = Mapping[str, Any]
+LIKELY_DEAD, REDRAWN = 0.5, 8
+"""Chance to die of memory above which who knows nothing of it draws again, and how often at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRisk:
+    """A belief in the chance to die of memory, of configurations as a study names them; both models ask it."""
+
+    coordinates: Coordinates
+    needs: Needs | None
+    believed: MemoryModel | PeakMemory
+
+    def chance(self, points: Sequence[Values]) -> tuple[Array, Array]:
+        """Chance (n) that each configuration dies, now and after one survival."""
+        x = _rows(self.coordinates, self.needs, points)
+        p, weight = self.believed.probability(x), self.believed.weight(x)
+        return p, p * weight / (weight + 1)
+
+    def draws(self, points: Sequence[Values], rng: np.random.Generator, count: int) -> Array:
+        """Death rates of configurations (n, count) as the belief has them, jointly."""
+        return self.believed.draws(_rows(self.coordinates, self.needs, points), rng, count)
+
+    def apart(self, values: Values, instead: Values) -> tuple[Deaths, Deaths]:
+        """The beliefs in the chances that either dies; both empty where they need the same memory."""
+        features = self.coordinates.memory_features
+        if features(values) == features(instead):
+            return Deaths(), Deaths()
+        x = _rows(self.coordinates, self.needs, [values, instead])
+        weights = zip(self.believed.probability(x).tolist(), self.believed.weight(x).tolist(), strict=True)
+        mine, other = (Deaths(died=p * weight, lived=(1 - p) * weight) for p, weight in weights)
+        return mine, other
+
+
+def learn_memory(coordinates: Coordinates, here: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
+    """The belief after this study's own trials. needs: of GPU memory, by physics, where that is known."""
+    tested = [o for o in here if o.ran or (o.infeasible and not (needs and o.refused))]
+    x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
+    if needs is None:
+        believed: MemoryModel | PeakMemory = memory.fit(x, died, coordinates.memory_labels)
+    else:
+        # What one that died had printed before says nothing of what it asked for then.
+        measured = np.array([math.nan if o.infeasible else o.peak_gib for o in tested], dtype=np.float64)
+        peaks = Peaks(gib=x[:, 0], features=x[:, 1:], died=died, measured=measured)
+        learned = fits_in_memory.learn(peaks, needs.limit, needs.level_sd)
+        believed = PeakMemory(learned, memory.recorded(x, died))
+    return MemoryRisk(coordinates=coordinates, needs=needs, believed=believed)
+
+
+def likeliest_to_live(memory: MemoryRisk | None, draw: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``draw`` gives, drawn again while it is likelier to die of memory than to live; of all that the safest."""
+    drawn = [draw()]
+    if memory is None or memory.coordinates.distributions.keys() - drawn[0].keys():
+        return drawn[0]
+    while (risks := memory.chance(drawn)[0])[-1] > LIKELY_DEAD and len(drawn) < REDRAWN:
+        drawn.append(draw())
+    return drawn[int(np.argmin(risks))]
+
+
+def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:
+    """What memory depends on, a row a configuration; before it the GiB by physics where that is known."""
+    width = len(coordinates.memory_labels)
+    rows = np.array([coordinates.memory_features(v) for v in points], dtype=np.float64).reshape(len(points), width)
+    return rows if needs is None else np.c_[np.array([needs.gib(v) for v in points]), rows]
