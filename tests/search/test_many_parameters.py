@@ -17,7 +17,7 @@ from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.grey_box.unit_range import unit
 from lora_tune.search.observations import SEED_SD, Observation
-from lora_tune.search.whole import model as whole
+from lora_tune.search.whole import proposals as whole
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import learn_whole
 from lora_tune.search.whole.proposals import propose
