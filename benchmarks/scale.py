@@ -44,7 +44,7 @@ from benchmarks import scale_cluster
 from benchmarks.scale_packed import packed
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
-from lora_tune.controller import driver as driving
+from lora_tune.controller import proposals
 from lora_tune.controller.driver import Dependencies, Driver, RealClock
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.mllog import Eval
@@ -332,9 +332,10 @@ def drive(
         f"records of {len(driver.sweep.trials)} trials read in {time.perf_counter() - begin:.1f} s, {resident():.0f} MB"
     )
     began = time.time()
-    usual, driving.FILL_SECONDS = driving.FILL_SECONDS, 1e9  # all at once: filling in earnest is not what is measured
+    # All at once: filling in earnest is not what is measured.
+    usual, proposals.FILL_SECONDS = proposals.FILL_SECONDS, 1e9
     driver.tick()
-    driving.FILL_SECONDS = usual
+    proposals.FILL_SECONDS = usual
     driver.run()
     assert clock.began is not None
     then, own, commands = (b - a for a, b in zip(clock.began, used(), strict=True))

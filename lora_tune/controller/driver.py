@@ -14,31 +14,26 @@ from typing import TYPE_CHECKING
 from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, eval_schedule
+from lora_tune.controller import budgets
 from lora_tune.controller.dependencies import Clock, Dependencies, Proposer, RealClock, View
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs, proposal
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.orphans import Orphans
+from lora_tune.controller.proposals import Proposals
 from lora_tune.controller.steering import Steering
+from lora_tune.controller.stops import JobStops
 from lora_tune.controller.submissions import Submissions
 from lora_tune.controller.sweep_records import SweepRecords
-from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.store import LEASE_SECONDS, Lease
-from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
-from lora_tune.workloads.base import start
-from lora_tune.workloads.starting_point import parameters_at
 
 if TYPE_CHECKING:
-    from lora_tune.search.session import Asked
+    pass
 
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
-
-FILL_SECONDS = 0.5
-"""Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
 
 SHOWINGS = 3
 """How often the records are shown to other programs at the end of a run, where that fails."""
@@ -71,8 +66,7 @@ class Driver:
         submit_grace_seconds: float = 0.0,
         fixed_at: float = -math.inf,
     ) -> None:
-        self.interrupt, self._unfilled = 0, False
-        self._fixed_at = fixed_at
+        self.interrupt = 0
         self._study, self._dependencies = study, dependencies
         self._period, self._submit_grace = period, submit_grace_seconds
         sweep = dependencies.store.load(study.name)
@@ -80,15 +74,18 @@ class Driver:
         self._work = UnitOfWork(sweep)
         self._jobs = Jobs(dependencies.workload, paths, sweep.id)
         self._events = EventLog(paths.driver_log, dependencies.view.line, dependencies.clock.now)
-        self._watch = JobMonitor(study, dependencies, self._work, self._jobs, self._events)
-        self._steering = Steering(
-            study, dependencies.requests, dependencies.session, self._work, self._watch, self._events
-        )
+        self._stops = JobStops(dependencies.launcher, dependencies.clock, self._work, self._jobs, self._events)
+        self._monitor = JobMonitor(study, dependencies, self._work, self._jobs, self._events, self._stops)
+        self._steering = Steering(study, dependencies, self._work, self._monitor, self._stops, self._events)
         self._records = SweepRecords(
             dependencies.store, lease, self._work.sweep, paths, self._events, self._now, lambda: self.requests
         )
         self._orphans = Orphans(dependencies.launcher, paths, self._events)
         self._submissions = Submissions(study, paths, dependencies, self._work, self._jobs, self._events, self._save)
+        self._proposals = Proposals(
+            dependencies, self._work, self._submissions, self._events, may_ask=self._may_ask, save=self._save,
+            fixed_at=fixed_at,
+        )  # fmt: skip
 
     @property
     def study(self) -> Study:
@@ -121,11 +118,11 @@ class Driver:
     def _drive(self) -> Outcome:
         while True:
             reason = self.tick()
-            if reason and self._watch.shared.let_go(self._now()):
+            if reason and self._monitor.shared.let_go(self._now()):
                 return Outcome(reason)
             if self.interrupt:
                 return Outcome("interrupted", interrupted=True)
-            if not self._unfilled:  # free slots wait for proposals alone
+            if not self._proposals.unfilled:  # free slots wait for proposals alone
                 self._dependencies.clock.sleep(self._period)
 
     def _adopt(self) -> None:
@@ -152,7 +149,7 @@ class Driver:
                 continue
             if self._submissions.refused is None and not self._records.away:
                 self._submissions.submit(trial)
-        reason = self._refill()
+        reason = self._proposals.refill(self._study, lambda: bool(self.interrupt))
         self._save()
         if self._records.lost and not self._on_cluster():
             raise SetupError(self._records.lost)
@@ -164,7 +161,7 @@ class Driver:
 
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
-        seen = self._watch.look(live)
+        seen = self._monitor.look(live)
         for attempt in seen.absent:
             if self._submissions.unanswered_seconds(attempt) < self._submit_grace:
                 continue
@@ -184,60 +181,9 @@ class Driver:
             wanted = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
             self._orphans.cancel(wanted, self._now())
 
-    # -- proposals and submissions -----------------------------------------------------------------------------
-
-    def _refill(self) -> str:
-        """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs."""
-        self._unfilled = False
-        if (failed := budgets.hopeless(self.sweep, self._fixed_at)) is not None:
-            unread = self._newest(failed).failure == FailureKind.UNREAD
-            count = "a trial's log cannot be read" if unread else budgets.ALIKE
-            if self._work.open_trials():
-                sentence = f"{count}: no more are started while the others run"
-                self._events.trouble("failures", sentence)
-                return sentence
-            self._save()
-            raise SetupError(
-                f"{count}: {failed.sentence}; "
-                f"{self._newest(failed).remedy or 'see the job logs'}; fix it and rerun the same command"
-            )
-        until = self._now() + FILL_SECONDS
-        while not self.interrupt and self._submissions.refused is None and self._now() <= until:
-            reason = budgets.may_propose(self._study, self.sweep, self._dependencies.clock.monotonic_now())
-            if reason:
-                return reason
-            # While the database is away, another driver may have taken over, and proposes as well.
-            if self._steering.course.paused or self._records.away:
-                return ""
-            asked = self._dependencies.session.ask()
-            if isinstance(asked, str):
-                return asked
-            self._submissions.submit(self._new_trial(asked))
-        self._unfilled = self._submissions.refused is None
-        return ""
-
-    def _new_trial(self, asked: Asked) -> Trial:
-        begin = start(self._dependencies.workload)
-        parameters = asked.parameters or parameters_at(begin, self._study.search_space, asked.tuned)
-        schedule, reason = ({}, "") if asked.parameters else eval_schedule.chosen(self._study, self.sweep, parameters)
-        trial = Trial(
-            number=asked.number,
-            seed=self._study.trial_seed(asked.number),
-            tuned=self._study.search_space.conditions.present(asked.tuned),
-            parameters={**parameters, **schedule},
-            why="; ".join(filter(None, (asked.why, reason))),
-            proposed_at=self._now(),
-            replicate_of=asked.replicate_of,
-            replicates=asked.replicates,
-            probe=asked.probe,
-            metrics=TrialMetrics(base=asked.base or None),
-            base_values=begin.values if begin is not None and asked.base else {},
-            request=asked.request,
-            point=asked.point,
-            sampler_attributes=asked.sampler_attributes,
-        )
-        self._work.put_trial(trial)
-        return trial
+    def _may_ask(self) -> bool:
+        """Not while the database is away: another driver may have taken over, and proposes as well."""
+        return not (self._steering.course.paused or self._records.away)
 
     def cancel_all(self, limit: float) -> bool:
         """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True when all are gone."""
@@ -246,11 +192,11 @@ class Driver:
             if trial.state is TrialState.WAITING:
                 self._cancelled(trial)
                 continue
-            self._watch.give_up(self._newest(trial))
+            self._stops.give_up(self._newest(trial))
         while self._work.open_trials() and self._now() < deadline:
             self._look_at_jobs()
             self._dependencies.clock.sleep(self._period)
-        self._watch.shared.let_go(self._now())
+        self._monitor.shared.let_go(self._now())
         self._save()
         self._tell()
         self._show_at_last()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lora_tune.base.identity import ATTEMPT_VARIABLE, SWEEP_VARIABLE
 from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.base.small_files import read_json, text_of, write_text
+from lora_tune.base.small_files import read_json, text_of
 from lora_tune.launchers.base import Ticket
 from lora_tune.launchers.job_records import foreign
 from lora_tune.logs.mllog import LogReader
@@ -89,15 +89,3 @@ class Jobs:
             job_id=attempt.job_id,
             submitted_at=attempt.submitted_at or attempt.intended_at,
         )
-
-
-def write_files(job: Job) -> None:
-    """Make the job's folder and write its files, which a job may read after this host has lost its power.
-
-    Raises OSError.
-    """
-    job.folder.mkdir(parents=True, exist_ok=True)
-    for name, text in job.files.items():
-        file = job.folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, text)

@@ -1,30 +1,25 @@
-"""What the driver does about the jobs that are on the cluster: reads their logs, stops them, concludes their trials."""
+"""What the driver does about the jobs that are on the cluster: it follows their logs and has those that end judged."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
-from lora_tune.controller import conclusion, healing, node_faults, policy, pruning, queueing, results
-from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue
+from lora_tune.controller import policy, pruning, queueing
+from lora_tune.controller.acceptance import impossible_times
 from lora_tune.controller.dependencies import Dependencies
+from lora_tune.controller.ended_jobs import EndedJobs
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
 from lora_tune.controller.shared_jobs import SharedJobs
-from lora_tune.controller.verdict_line import first_clause, verdict_line
+from lora_tune.controller.stops import JobStops
 from lora_tune.launchers.base import JobState, JobStatus, Widens
 from lora_tune.logs.arrival_times import LOOK_SECONDS
-from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.objectives import objective_of
-from lora_tune.search.study_physics import far_over
-from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
+from lora_tune.store.records import Attempt, StopKind, Trial
 from lora_tune.store.unit_of_work import UnitOfWork
 
 
@@ -42,12 +37,13 @@ def _never_began(status: JobStatus) -> bool:
 
 
 class JobMonitor:
-    """Looks at jobs and writes what it sees and does into the book. It submits nothing."""
+    """Looks at jobs and puts on record what it sees; ``stops`` ends those that are condemned. It submits nothing."""
 
     def __init__(
-        self, study: Study, dependencies: Dependencies, work: UnitOfWork, jobs: Jobs, events: EventLog
+        self, study: Study, dependencies: Dependencies, work: UnitOfWork, jobs: Jobs, events: EventLog, stops: JobStops
     ) -> None:
         self._study, self._dependencies, self._work, self._jobs, self._events = study, dependencies, work, jobs, events
+        self._stops, self._ended = stops, EndedJobs(study, dependencies.clock, work, jobs, events)
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
         self._adopted = frozenset(work.sweep.attempts)
@@ -97,7 +93,9 @@ class JobMonitor:
         if status.state.alive:
             self._watch(trial, attempt, status, log, fresh=bool(fresh))
         else:
-            self._conclude(trial, attempt, status, log)
+            self._ended.conclude(trial, attempt, status, log)
+            self._logs.pop((attempt.trial, attempt.number), None)
+            self._ran_at.pop((attempt.trial, attempt.number), None)
         return fresh
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, *, fresh: bool) -> None:
@@ -128,12 +126,10 @@ class JobMonitor:
         if isinstance(action, policy.Stop):
             # Not shown: the verdict follows, with the same words.
             self._events.log("stop", trial=trial.number, text=f"trial {trial.number}: stopping it: {action.sentence}")
-            self._stop(attempt, action, now)
+            self._stops.stop(attempt, action)
         elif isinstance(action, policy.Kill):
-            self._events.log("kill", trial=trial.number, text=f"trial {trial.number} does not end: kill")
+            self._stops.kill(attempt)
             self._remark(trial, action.sentence or trial.sentence)
-            self._work.put_attempt(replace(attempt, killed_at=now))
-            self._cancel(attempt, force=True)
         elif attempt.stop is StopKind.NONE:
             self._remark(trial, queueing.waiting(status) or policy.quiet(self._study, look, now))
 
@@ -154,130 +150,12 @@ class JobMonitor:
             if sentence:
                 self._events.note(f"trial {trial.number}: {sentence}", "remark", trial=trial.number)
 
-    def _stop(self, attempt: Attempt, action: policy.Stop, now: float) -> None:
-        why = action.diagnosis
-        stopped = replace(attempt, stop=action.kind, stop_sentence=action.sentence, stop_at=now)
-        self._work.put_attempt(replace(stopped, failure=why.kind.value, line=why.line, remedy=why.remedy))
-        self._cancel(attempt, force=False)
-
-    def give_up(self, attempt: Attempt, sentence: str = "") -> None:
-        """Ask a job to end because a person wants it; sentence: who, "" for who drives the sweep."""
-        self._stop(attempt, policy.Stop(StopKind.USER, sentence), self._dependencies.clock.monotonic_now())
-
     def follow(self, study: Study) -> None:
         """Go by this study from now on: a person has changed its budget."""
         self._study = study
+        self._ended.follow(study)
         if isinstance(self._dependencies.launcher, Widens):
             self._dependencies.launcher.widen(study.budget.parallel)
-
-    def _cancel(self, attempt: Attempt, *, force: bool) -> None:
-        try:
-            self._dependencies.launcher.cancel(self._jobs.ticket(attempt), force=force)
-        except LauncherError as error:
-            self._events.trouble("cluster", str(error))  # the kill that follows tries again
-
-    def _conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower) -> None:
-        now = self._dependencies.clock.monotonic_now()
-        runs = log.runs() if trial.replicates > 1 else ()
-        run = next((r for r in runs if r.reached(self._study.target)), log.run())
-        attempt = replace(attempt, ended_at=attempt.ended_at or now)
-        status = conclusion.of_training(status, run)
-        diagnosis = self._found(attempt, status, log, run)
-        attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
-        suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
-        over = diagnosis.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
-        action = conclusion.conclude(
-            self._study, attempts, status, run, diagnosis, trial=trial, node_at_fault=suspect, far_over=over
-        )
-        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
-            untrue = self._untrue(trial, attempt, status, log, (*runs, run))
-            if untrue is not None:
-                diagnosis, action = untrue, conclusion.refuse(self._study, attempts, untrue)
-        failed = isinstance(action, conclusion.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
-        kind = (diagnosis.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
-        told = diagnosis if failed else Diagnosis()
-        attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
-        self._work.put_attempt(attempt)
-        self._logs.pop((attempt.trial, attempt.number), None)
-        self._ran_at.pop((attempt.trial, attempt.number), None)
-        self._events.trouble(f"log of trial {trial.number}", "")
-        attempts[-1] = attempt
-        if isinstance(action, conclusion.Retry):
-            line = verdict_line(trial, "again", action.sentence)
-            self._events.note(
-                f"trial {trial.number}: again: {action.sentence}", "retry", shown=line, trial=trial.number
-            )
-            self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
-            return
-        self._finish(trial, action, attempts, run, runs, log)
-
-    def _untrue(
-        self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, runs: Sequence[RunLog]
-    ) -> Diagnosis | None:
-        """Why one of the attempt's runs cannot be believed, or None."""
-        if foreign := self._jobs.foreign_record(attempt):
-            remedy = "files of different trials were swapped; the trial is run again"
-            return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
-        if incomplete := log.incomplete():
-            return _incomplete(incomplete)
-        if other := other_log(attempt, status, *log.ends()):
-            return other
-        for run in runs:
-            at_once = functools.partial(log.read_at_once, run)
-            untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)
-            if untrue is not None:
-                return untrue
-        return None
-
-    def _found(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
-        """Why the attempt failed, if it did."""
-        if log.unreadable:
-            remedy = "check the file and its disk; the trial is run again"
-            return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
-        state, code = status.state.value, status.exit_code
-        if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
-            # A log that is gone, or of which a part is, says nothing about the study's pattern.
-            gone = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
-            return (
-                gone or other_log(attempt, status, *log.ends()) or policy.unread(self._study, unmatched, str(log.path))
-            )
-        seen = diagnose(
-            status.output or log.failures(), state=state, exit_code=code, reason=status.reason, run=run,
-            unit=self._study.progress_unit,
-        )  # fmt: skip
-        return conclusion.cause(attempt, status, seen, log_cut=log.cut)
-
-    def _finish(
-        self,
-        trial: Trial,
-        action: conclusion.Finish,
-        attempts: Sequence[Attempt],
-        run: RunLog,
-        runs: Sequence[RunLog],
-        log: LogFollower,
-    ) -> None:
-        now = self._dependencies.clock.monotonic_now()
-        stop = None if trial.probe else objective_of(self._study).stop(run)
-        change = healing.healing_samples(trial, run, self._work.sweep)
-        if change > 0 and math.isfinite(change):
-            trial = replace(trial, metrics=replace(trial.metrics, healing_samples=change))
-        metrics = trial.metrics | results.measured(self._study, trial, attempts, run, now)
-        metrics |= TrialMetrics(runs=results.several(self._study, trial, runs))
-        sentence, end = action.sentence, stop or (run.evals[-1] if run.evals else None)
-        if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
-            metrics = replace(metrics, estimated_seconds=round(estimated, 3))
-            sentence = f"{sentence}; {results.estimate_words(metrics)}"
-        done = replace(
-            trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
-        ).finished(action.verdict, sentence, now)
-        self._work.put_trial(done)
-        word = objective_of(self._study).word(action.verdict)
-        failed = action.verdict is Verdict.FAILED
-        told = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
-        self._events.note(
-            f"trial {trial.number}: {word}: {sentence}", "finished",
-            shown=verdict_line(trial, word, told), trial=trial.number,
-        )  # fmt: skip
 
     def _log(self, attempt: Attempt) -> LogFollower:
         key = (attempt.trial, attempt.number)
@@ -290,8 +168,3 @@ class JobMonitor:
             log = LogFollower(job.log, self._jobs.reader(trial, attempt), now, begun=begun)
             self._logs[key] = log
         return self._logs[key]
-
-
-def _incomplete(what: str) -> Diagnosis:
-    remedy = "it was changed while the job ran, so part of the run is unknown; the trial is run again"
-    return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)

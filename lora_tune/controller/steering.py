@@ -15,8 +15,10 @@ from lora_tune.config.checks import range_words, within
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
+from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.monitor import JobMonitor
+from lora_tune.controller.stops import JobStops
 from lora_tune.store.port import Request
 from lora_tune.store.records import Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -126,19 +128,19 @@ def _by_values(conditions: Conditions, request: Request, trial: Trial) -> bool:
 
 
 class Steering:
-    """Reads people's requests once a tick. requests: None where nobody may steer, as in a race of replicates."""
+    """Reads people's requests once a tick; none where nobody may steer, as in a race of replicates."""
 
     def __init__(
         self,
         study: Study,
-        requests: RequestStore | None,
-        search: object,
+        dependencies: Dependencies,
         work: UnitOfWork,
-        watch: JobMonitor,
+        monitor: JobMonitor,
+        stops: JobStops,
         events: EventLog,
     ) -> None:
-        self._given, self._store, self._search = study, requests, search
-        self._work, self._watch, self._events = work, watch, events
+        self._from_file, self._store, self._search = study, dependencies.requests, dependencies.session
+        self._work, self._monitor, self._stops, self._events = work, monitor, stops, events
         self._handed: set[int] = set()  # numbers of requests whose points the search has, or had
         self._known: dict[int, Request] = {}
         self.course = SteeredStudy(study)
@@ -162,8 +164,8 @@ class Steering:
             return
         self._events.trouble("requests", "")
         self._hand_over([r for r in self.requests if r.accepted and r.kind == "enqueue"])
-        self.course = course(self._given, self.requests)
-        self._watch.follow(self.course.study)
+        self.course = course(self._from_file, self.requests)
+        self._monitor.follow(self.course.study)
 
     def _read(self, requests: Iterable[Request]) -> None:
         """Remember what is new. Where the database was set back, what it has forgotten is kept."""
@@ -177,7 +179,7 @@ class Steering:
         if not isinstance(self._search, Enqueues) or not (new := {r.number for r in requests} - self._handed):
             return
         self._handed |= new
-        run = have_run(requests, self._work.sweep.trials.values(), self._given.search_space.conditions)
+        run = have_run(requests, self._work.sweep.trials.values(), self._from_file.search_space.conditions)
         for request in requests:
             if request.number in new - run:
                 self._search.enqueue(request.what["values"], why_asked(request), request.number)
@@ -203,12 +205,12 @@ class Steering:
         if trial.state is TrialState.WAITING:
             self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, now))
         else:
-            self._watch.give_up(self._work.sweep.attempts_of(trial.number)[-1], sentence)
+            self._stops.give_up(self._work.sweep.attempts_of(trial.number)[-1], sentence)
         return f"trial {trial.number} is asked to end"
 
     def _enqueue(self, request: Request, now: float) -> str:
         values = request.what["values"]
-        if problem := refusal_of_values(self._given, values):
+        if problem := refusal_of_values(self._from_file, values):
             raise InputError(problem)
         if not isinstance(self._search, Enqueues):
             raise InputError("this search takes no proposals")

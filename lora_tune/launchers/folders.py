@@ -1,4 +1,4 @@
-"""Where jobs find what they execute: folders into which nobody else can put a file.
+"""Where jobs find what they execute: their files, and folders into which nobody else can put one.
 
 submitit's task is a pickle in the folder of the attempt: whoever can replace it runs code as the job's user.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import write_text
+from lora_tune.workloads.base import Job
 
 _OTHERS, _GROUP = stat.S_IWOTH, stat.S_IWGRP
 
@@ -42,3 +44,15 @@ def _check(folder: Path, unwanted: int, remedy: str) -> None:
     if status.st_mode & unwanted:
         raise LauncherError(f"{folder} is writable by others, who could put their code into your jobs; "
                             f"chmod {remedy} {folder}")  # fmt: skip
+
+
+def write_files(job: Job) -> None:
+    """Make the job's folder and write its files, which a job may read after this host has lost its power.
+
+    Raises OSError.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in job.files.items():
+        file = job.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)

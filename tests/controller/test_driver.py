@@ -19,9 +19,9 @@ from lora_tune.base.errors import LauncherError, SetupError, StoreError, SweepBu
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
 from lora_tune.controller.driver import Dependencies, Driver
-from lora_tune.controller.jobs import write_files
 from lora_tune.controller.orphans import SURVEY_SECONDS
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.launchers.folders import write_files
 from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.session import Session

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 
 import pytest
 
@@ -57,14 +56,6 @@ def test_a_parameter_is_called_by_what_it_is(house: list[Module]) -> None:
     """Not by that it was found, said or looked at: a caller reads the names in the signature."""
     private = {"found", "words", "look", "book", "voice", "ports", "around", "desk"}
     assert [f"{m.path}: {name}" for m in house for name in sorted(m.parameters & private)] == []
-
-
-def test_the_journeys_pass_files_that_are_there() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    journeys = page.split("## Five journeys")[1].split("\n## ")[0]
-    named = set(re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", journeys))
-    assert len(named) > 30
-    assert {name for name in named if not (REPOSITORY / "lora_tune" / name).exists()} == set()
 
 
 def test_a_class_name_stands_for_one_thing(house: list[Module]) -> None:

@@ -1,0 +1,118 @@
+"""Free slots become trials: the search is asked, and what it proposes goes on record and to the launcher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lora_tune.base.errors import SetupError
+from lora_tune.config.study import Study
+from lora_tune.controller import budgets, eval_schedule
+from lora_tune.controller.dependencies import Dependencies
+from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.submissions import Submissions
+from lora_tune.logs.failure_signatures import FailureKind
+from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.records import Attempt, Trial
+from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.workloads.base import start
+from lora_tune.workloads.starting_point import parameters_at
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Asked
+
+FILL_SECONDS = 0.5
+"""Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
+
+
+class Proposals:
+    """Fills the slots of one sweep.
+
+    Parameters
+    ----------
+    may_ask : callable
+        Whether the search may be asked now; no reason to end the sweep where it may not.
+    save : callable
+        Writes all changes down.
+    fixed_at : float
+        Epoch seconds; a person has fixed what made trials fail before.
+    """
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        work: UnitOfWork,
+        submissions: Submissions,
+        events: EventLog,
+        *,
+        may_ask: Callable[[], bool],
+        save: Callable[[], bool],
+        fixed_at: float = -math.inf,
+    ) -> None:
+        self._dependencies, self._work, self._submissions, self._events = dependencies, work, submissions, events
+        self._may_ask, self._save, self._fixed_at = may_ask, save, fixed_at
+        self.unfilled = False
+        """Whether slots were left free for want of time alone."""
+
+    def refill(self, study: Study, interrupted: Callable[[], bool]) -> str:
+        """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs.
+
+        Raises SetupError where trials fail one after another for a reason of configuration and none runs.
+        """
+        self.unfilled = False
+        if reason := self._hopeless():
+            return reason
+        clock, sweep = self._dependencies.clock, self._work.sweep
+        until = clock.now() + FILL_SECONDS
+        while not interrupted() and self._submissions.refused is None and clock.now() <= until:
+            if reason := budgets.may_propose(study, sweep, clock.monotonic_now()):
+                return reason
+            if not self._may_ask():
+                return ""
+            asked = self._dependencies.session.ask()
+            if isinstance(asked, str):
+                return asked
+            trial = self._new_trial(study, asked)
+            self._work.put_trial(trial)
+            self._submissions.submit(trial)
+        self.unfilled = self._submissions.refused is None
+        return ""
+
+    def _hopeless(self) -> str:
+        """Why no trial is worth starting while others run, "" where one is."""
+        if (failed := budgets.hopeless(self._work.sweep, self._fixed_at)) is None:
+            return ""
+        unread = self._newest(failed).failure == FailureKind.UNREAD
+        count = "a trial's log cannot be read" if unread else budgets.ALIKE
+        if self._work.open_trials():
+            sentence = f"{count}: no more are started while the others run"
+            self._events.trouble("failures", sentence)
+            return sentence
+        self._save()
+        remedy = self._newest(failed).remedy or "see the job logs"
+        raise SetupError(f"{count}: {failed.sentence}; {remedy}; fix it and rerun the same command")
+
+    def _new_trial(self, study: Study, asked: Asked) -> Trial:
+        begin, space = start(self._dependencies.workload), study.search_space
+        parameters = asked.parameters or parameters_at(begin, space, asked.tuned)
+        schedule, why = ({}, "") if asked.parameters else eval_schedule.chosen(study, self._work.sweep, parameters)
+        return Trial(
+            number=asked.number,
+            seed=study.trial_seed(asked.number),
+            tuned=space.conditions.present(asked.tuned),
+            parameters={**parameters, **schedule},
+            why="; ".join(filter(None, (asked.why, why))),
+            proposed_at=self._dependencies.clock.now(),
+            replicate_of=asked.replicate_of,
+            replicates=asked.replicates,
+            probe=asked.probe,
+            metrics=TrialMetrics(base=asked.base or None),
+            base_values=begin.values if begin is not None and asked.base else {},
+            request=asked.request,
+            point=asked.point,
+            sampler_attributes=asked.sampler_attributes,
+        )
+
+    def _newest(self, trial: Trial) -> Attempt:
+        return self._work.sweep.attempts_of(trial.number)[-1]
