@@ -11,18 +11,20 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core: the matrices are small, and other runs share the machine
 
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.laboratory.summary import Record, calibration, table
+from benchmarks.laboratory.summary import Record, ahead, calibration, percent, table
 from lora_tune.base.errors import InputError
 from lora_tune.commands.options import guarded
 
@@ -38,33 +40,42 @@ DEFAULT_METHODS = "ours,as published,two stages,tpe+median,tpe+median; narrow"
 )
 @click.option("--nodes", default="1", help="trials at one time, separated by commas")
 @click.option("--budgets", default="1,2,5,10,20", help="node-hours at which regret is reported; the last ends a run")
+@click.option("--looks", default="", help="node-hours of looks at the recommendation; none: whenever a trial has ended")
+@click.option("--seconds", default=0.0, help="begin no search after so many seconds; 0: no limit")
 @click.option(
     "--output", default="bench.jsonl", type=click.Path(path_type=Path), help="results, one JSON object a line"
 )
 @guarded
-def main(studies: str, methods: str, repeats: int, first_site: int, nodes: str, budgets: str, output: Path) -> None:
-    """Compare search methods by the regret of what they recommend against node-hours spent."""
+def main(
+    studies: str, methods: str, repeats: int, first_site: int, nodes: str, budgets: str, looks: str, seconds: float,
+    output: Path,
+) -> None:  # fmt: skip
+    """Compare search methods by the regret of what they recommend against node-hours spent.
+
+    Every problem at every width on one site before the next site.
+    """
     from benchmarks.laboratory.catalogue import CATALOGUE
 
     makers = all_methods()
     names = [m.replace(";", ",").strip() for m in methods.split(",")]
-    limits = _numbers(budgets, "--budgets")
+    limits, at = _numbers(budgets, "--budgets"), _numbers(looks, "--looks") if looks else None
     for name, known, option in [(s, CATALOGUE, "--study") for s in studies.split(",")] + [
         (m, makers, "--methods") for m in names
     ]:
         if name not in known:
             raise InputError(f"{option} {name!r} is unknown; one of {', '.join(known)}")
-    done = read(output)
-    for study in studies.split(","):
-        for slots in (int(n) for n in _numbers(nodes, "--nodes")):
-            for repeat in range(first_site, first_site + repeats):
-                for name in names:
-                    key = (study, name, slots, repeat, limits[-1])
-                    if not any(_key(r) == key for r in done):
-                        done.append(_run(makers[name], key))
-                        _append(output, done[-1])
-            chosen = [r for r in done if r.study == study and r.nodes == slots and r.method in names]
-            _report(chosen, study, slots, limits, output)
+    slots = [int(n) for n in _numbers(nodes, "--nodes")]
+    sites = range(first_site, first_site + repeats)
+    done, until = read(output), time.monotonic() + (seconds or math.inf)
+    for repeat, study, width, name in product(sites, studies.split(","), slots, names):
+        key = (study, name, width, repeat, limits[-1])
+        if time.monotonic() < until and not any(_key(r) == key for r in done):
+            done.append(_run(makers[name], key, at))
+            _append(output, done[-1])
+    for study, width in product(studies.split(","), slots):
+        chosen = [r for r in done if r.study == study and r.nodes == width and r.method in names]
+        if chosen:
+            _report(chosen, study, width, limits, output)
 
 
 def all_methods() -> dict[str, Callable[[Any, int], Any]]:
@@ -93,13 +104,13 @@ def _site(study: str, repeat: int) -> Any:
     return CATALOGUE[study](repeat)
 
 
-def _run(maker: Callable[[Any, int], Any], key: tuple[str, str, int, int, float]) -> Record:
+def _run(maker: Callable[[Any, int], Any], key: tuple[str, str, int, int, float], looks: list[float] | None) -> Record:
     from benchmarks.laboratory.arena import play
 
     study, method, slots, repeat, budget = key
     site = _site(study, repeat)
     begin = time.perf_counter()
-    trace = play(site, maker(site, repeat), slots=slots, budget=budget, seed=repeat)
+    trace = play(site, maker(site, repeat), slots=slots, budget=budget, seed=repeat, looks=looks)
     click.echo(f"{study} {method} {slots} nodes, repeat {repeat}: {time.perf_counter() - begin:.0f} s", err=True)
     return Record(
         study=study, method=method, nodes=slots, repeat=repeat, budget=budget, trials=trace.trials,
@@ -145,6 +156,15 @@ def _report(records: list[Record], study: str, slots: int, budgets: list[float],
                 f"{method}: claims a regret of {100 * found.claimed:.2f}% on average from {budgets[0]:g} node-hours "
                 f"on, true {100 * found.true:.2f}%: ratio {found.claimed / max(found.true, 1e-12):.2f} "
                 f"(90% of draws of other sites: {found.low:.2f} to {found.high:.2f})"
+            )
+    for method in (m for m in dict.fromkeys(r.method for r in records) if m.startswith("ours")):
+        others = [m for m in dict.fromkeys(r.method for r in records) if not m.startswith("ours")]
+        if (beside := ahead(records, method, others, budgets)) is not None:
+            worse = ", ".join(f"{100 * w:+.1f}" for w in beside.worse)
+            click.echo(
+                f"{method} on {beside.sites} sites: what {beside.best} has after {budgets[-1]:g} node-hours "
+                f"({percent(beside.regret)}) it has after {beside.hours:g}; percent points above the lowest of the "
+                f"others at {', '.join(f'{b:g}' for b in budgets)}: {worse}"
             )
     chart = output.with_name(f"{output.stem}-{study}-{slots}.svg")
     chart.write_text(draw(records, f"{study}, {slots} trials at a time"), encoding="utf-8")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,9 +72,15 @@ class _Trial:
     at: int = 0
 
 
-def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: int) -> Trace:
-    """Let ``method`` spend ``budget`` node-hours with ``slots`` trials at a time; trial seeds follow ``seed``."""
+def play(
+    problem: Problem, method: Method, *, slots: int, budget: float, seed: int, looks: Sequence[float] | None = None
+) -> Trace:
+    """Let ``method`` spend ``budget`` node-hours with ``slots`` trials at a time; trial seeds follow ``seed``.
+
+    looks: node-hours at which the recommendation is looked at, in order; None: whenever a trial has ended.
+    """
     trace = Trace()
+    due = deque(looks or ())
     heap: list[tuple[float, int, _Trial]] = []
     count = itertools.count()
     done_hours = 0.0
@@ -97,6 +104,11 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
     while heap:
         now, number, trial = heapq.heappop(heap)
         second, what, value = trial.events[trial.at]
+        due_now = _due(due, spent() + (now - trial.began) * problem.nodes / 3600)
+        if due_now:
+            _look(problem, method, trace, due_now)
+            if not due:
+                return trace
         stopped = False
         if what == "eval":
             samples, loss, at = value
@@ -108,22 +120,32 @@ def play(problem: Problem, method: Method, *, slots: int, budget: float, seed: i
         done_hours += second * problem.nodes / 3600
         method.tell(trial.ask.handle, _result(problem, trial, "pruned" if stopped else what))
         total = spent()
-        if not trace.points or total >= budget or total - trace.points[-1][0] >= budget / RESOLUTION:
-            _look(problem, method, trace, total)
+        often = not trace.points or total >= budget or total - trace.points[-1][0] >= budget / RESOLUTION
+        if looks is None and often:
+            _look(problem, method, trace, [total])
         if total >= budget:
             return trace
         start()
     return trace
 
 
-def _look(problem: Problem, method: Method, trace: Trace, total: float) -> None:
-    """Ask for the recommendation and write down its regret."""
+def _due(looks: deque[float], total: float) -> list[float]:
+    """Takes the looks that ``total`` node-hours have passed: nothing has ended since."""
+    passed = []
+    while looks and looks[0] <= total:
+        passed.append(looks.popleft())
+    return passed
+
+
+def _look(problem: Problem, method: Method, trace: Trace, totals: Sequence[float]) -> None:
+    """Ask for the recommendation, and write down its regret at each of these node-hours."""
     tuned = method.recommend()
     regret = problem.regret(tuned) if tuned is not None else math.inf
-    trace.points.append((total, regret))
+    trace.points += [(total, regret) for total in totals]
     claim = getattr(method, "claimed_regret", None)
     if claim is not None and math.isfinite(claim) and tuned is not None:
-        trace.claims.append((total, claim, problem.exact_regret(tuned)))
+        exact = problem.exact_regret(tuned)
+        trace.claims += [(total, claim, exact) for total in totals]
 
 
 def _events(problem: Problem, ask: Ask, outcome: Any) -> list[tuple[float, str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,12 @@ class GreyBox:
             limit_seconds=60 * problem.trial_minutes,
         )
         self._problem, self._capped = problem, capped
-        self._sampler = sampler(
-            problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes, capped=capped,
-            fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
+        self._make = partial(
+            sampler, problem.distributions, goal=self._goal, gpus=problem.space.gpus, prior=prior, probes=probes,
+            capped=capped, fixed={"VAL_CHECK_INTERVAL": problem.interval} if problem.interval else {}, seed=seed,
             defaults={**(problem.start or {}), **(CLOSED_DIVISION if prior else {})}, needs=needs,
         )  # fmt: skip
+        self._sampler = self._make()
         self._study = optuna.create_study(sampler=self._sampler)
         if problem.start is not None:
             self._study.enqueue_trial(dict(problem.start), user_attrs={"why": "what was there before", "kind": "full"})
@@ -131,13 +133,17 @@ class Portfolio(GreyBox):
     def __init__(self, problem: Problem, seed: int, *, needs: Needs | None = None) -> None:
         prior = published(problem)
         super().__init__(problem, seed, prior=prior, needs=needs)
-        believes = problem.coordinates.layout is not None or bool(prior)
+        self._believes, self._seed = problem.coordinates.layout is not None or bool(prior), seed
+        self._study.sampler = self._portfolio()
+
+    def _portfolio(self) -> PortfolioSampler:
+        problem, seed = self._problem, self._seed
         tpe = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
-        self._portfolio = PortfolioSampler(
-            problem.coordinates, Arms(grey_box=self._sampler if believes else None, tpe=tpe), target=problem.target,
-            nodes=problem.nodes, limit_seconds=60 * problem.trial_minutes, centre=problem.start, seed=seed,
+        return PortfolioSampler(
+            problem.coordinates, Arms(grey_box=self._make() if self._believes else None, tpe=tpe),
+            target=problem.target, nodes=problem.nodes, limit_seconds=60 * problem.trial_minutes,
+            centre=problem.start, seed=seed,
         )  # fmt: skip
-        self._study.sampler = self._portfolio
 
     def ask(self) -> Ask:
         trial = self._study.ask(self._problem.distributions)
@@ -145,8 +151,9 @@ class Portfolio(GreyBox):
         return Ask(trial, dict(trial.params), trial.user_attrs.get("kind", "full"))
 
     def believed(self) -> Mapping[str, Any] | None:
+        """As the product's export and report: by a sampler of its own, which the search is none the wiser for."""
         try:
-            return self._portfolio.recommend(self._study)[0]
+            return self._portfolio().recommend(self._study)[0]
         except ValueError:
             return None
 

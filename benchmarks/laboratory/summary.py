@@ -90,26 +90,69 @@ def _claims(record: Record, after: float) -> tuple[list[float], list[float]]:
 
 
 def table(records: Sequence[Record], budgets: Sequence[float]) -> str:
-    """A Markdown table of one problem at one number of nodes: a row a method."""
+    """A Markdown table of one problem at one number of nodes: a row a method, medians with their 90% intervals."""
     head = [f"regret at {b:g}" for b in budgets]
-    middle_budget = budgets[len(budgets) // 2 - 1] if len(budgets) > 1 else budgets[0]
     lines = [
-        f"| method | repeats | node-hours to 3% (90% interval) | reached | {' | '.join(head)} "
-        f"| 95th percentile at {middle_budget:g} |",
-        "|" + "---|" * (5 + len(budgets)),
+        f"| method | repeats | node-hours to 3% (90% interval) | reached | {' | '.join(head)} |",
+        "|" + "---|" * (4 + len(budgets)),
     ]
     for method in dict.fromkeys(r.method for r in records):
         own = [r for r in records if r.method == method]
         settled = [settled_at(r) for r in own]
         middle, low, high = median_interval(settled)
-        cells = [percent(median_interval([regret_at(r, b) for r in own])[0]) for b in budgets]
-        worst = percentile([regret_at(r, middle_budget) for r in own], 0.95)
+        cells = [_cell([regret_at(r, b) for r in own]) for b in budgets]
         reached = sum(map(math.isfinite, settled))
         lines.append(
             f"| {method} | {len(own)} | {_hours(middle, own)} ({_hours(low, own)} to {_hours(high, own)}) "
-            f"| {reached}/{len(own)} | {' | '.join(cells)} | {percent(worst)} |"
+            f"| {reached}/{len(own)} | {' | '.join(cells)} |"
         )
     return "\n".join(lines)
+
+
+def _cell(regrets: Sequence[float]) -> str:
+    middle, low, high = median_interval(regrets)
+    return percent(middle) if low == high else f"{percent(middle)} ({percent(low)} to {percent(high)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """A method beside the best of others, on the sites that all of them have.
+
+    best: the other whose median regret at the end is the lowest. regret: that. hours: node-hours after which this
+    method's median is no worse; infinite where it never is. worse: by how much its median exceeds the lowest median of
+    the others, at each budget.
+    """
+
+    sites: int
+    best: str
+    regret: float
+    hours: float
+    worse: tuple[float, ...]
+
+
+def ahead(records: Sequence[Record], method: str, others: Sequence[str], budgets: Sequence[float]) -> Ahead | None:
+    """``method`` beside ``others`` on one problem at one number of nodes; None where no site has them all."""
+    by_name = {n: {r.repeat: r for r in records if r.method == n} for n in (method, *others)}
+    sites = sorted(set.intersection(*(set(known) for known in by_name.values())))
+    if not sites or not others:
+        return None
+
+    def median(name: str, hours: float) -> float:
+        return median_interval([regret_at(by_name[name][site], hours) for site in sites])[0]
+
+    best = min(others, key=lambda name: median(name, budgets[-1]))
+    looks = sorted({at for site in sites for at, _ in by_name[method][site].points})
+    level = median(best, budgets[-1])
+    lowest = [min(median(name, b) for name in others) for b in budgets]
+    return Ahead(
+        sites=len(sites), best=best, regret=level,
+        hours=next((at for at in looks if median(method, at) <= level), math.inf),
+        worse=tuple(_excess(median(method, b), low) for b, low in zip(budgets, lowest, strict=True)),
+    )  # fmt: skip
+
+
+def _excess(regret: float, lowest: float) -> float:
+    return 0.0 if regret == lowest else regret - lowest
 
 
 def _hours(value: float, records: Sequence[Record]) -> str:

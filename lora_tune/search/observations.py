@@ -102,7 +102,7 @@ def readings(
     each trial's curve as far as published, used until this study's own runs have shown theirs.
     """
     curves = [o.evals for o in observations if math.isfinite(o.reached) and len(o.evals) >= 3]
-    own = curve.learn_family(curves[-60:], target)
+    own = _own_family(tuple(curves[-60:]), target)
     by_run: dict[int, Reading] = {}
     for at, o in enumerate(observations):
         if o.probe or o.infeasible or o.diverged:
@@ -128,6 +128,11 @@ def readings(
             if within > 0 and (at not in by_run or math.log(within) > by_run[at].ln_samples):
                 by_run[at] = Reading(math.log(within), SEED_SD, below=True, extended=0.1)
     return by_run
+
+
+@functools.lru_cache(maxsize=4)  # several models are learned between two runs that reach the target
+def _own_family(curves: tuple[tuple[Eval, ...], ...], target: float) -> Family | None:
+    return curve.learn_family(curves, target)
 
 
 def _so_far(o: Observation) -> Reading | None:

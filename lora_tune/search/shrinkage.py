@@ -19,7 +19,17 @@ from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
 from lora_tune.objectives import objective_of
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, fit, repeated_noise
+from lora_tune.search.grey_box.gaussian import (
+    HERE,
+    Array,
+    Data,
+    Posterior,
+    Prior,
+    condition,
+    fit,
+    log_evidence,
+    repeated_noise,
+)
 from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
 from lora_tune.search.recommendation import Belief
@@ -162,8 +172,7 @@ def _posterior(
         return np.empty(0), np.empty(0)
     posterior, coordinates = _learned(study, space, configurations, sd)
     x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
-    mean, covariance = posterior.predict(x, np.ones((len(x), 1)))
-    variance = np.diag(covariance).copy()
+    mean, variance = posterior.predict_each(x, np.ones((len(x), 1)))
     if len(posterior.data.y) < sum(len(c.places) for c in configurations):
         _with_own_runs(posterior, configurations, x, mean, variance)
     return mean, variance
@@ -195,7 +204,7 @@ def _fitted(data: Data, start: Prior) -> Prior:
     believed = _belief(start)
     noisy = replace(start, amplitude=0.3 * start.amplitude, noise_scale=start.amplitude / float(data.sd[0]))
     priors = [fit(data, begin, believed) for begin in (start, noisy)]
-    return max(priors, key=lambda prior: condition(data, prior).log_evidence + believed(prior))
+    return max(priors, key=lambda prior: log_evidence(data, prior) + believed(prior))
 
 
 def _with_own_runs(

@@ -209,9 +209,9 @@ def speeds_of(model: SearchModel, points: Sequence[Values], physics: Physics | N
         departure=0.03, weights=np.ones(width),
     )  # fmt: skip
     posterior = condition(plain_data(known.reshape(len(seen), width), np.array(y), SPEED_NOISE), prior)
-    mean, covariance = posterior.predict(x, trend(x, ()))
+    mean, variance = posterior.predict_each(x, trend(x, ()))
     expected = np.array([math.log(physics.samples_per_second(p)) for p in points])
-    return mean + expected, np.sqrt(np.diag(covariance))
+    return mean + expected, np.sqrt(variance)
 
 
 def _features(of: Callable[[Values], list[float]], points: Sequence[Values]) -> Array:

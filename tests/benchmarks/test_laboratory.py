@@ -10,15 +10,25 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
-from benchmarks.laboratory.arena import Result, play
+from benchmarks.laboratory.arena import Result, Trace, play
 from benchmarks.laboratory.catalogue import CATALOGUE
 from benchmarks.laboratory.expert import AsPublished, TwoStages
 from benchmarks.laboratory.families import FAMILIES
 from benchmarks.laboratory.optuna_methods import OptunaMethod, narrowed
+from benchmarks.laboratory.ours import Portfolio
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.scripts import SCRIPTS
-from benchmarks.laboratory.summary import Record, calibration
+from benchmarks.laboratory.summary import Record, ahead, calibration, regret_at
 from lora_tune.search.grey_box.unit_range import at_random
+
+RECORD: dict[str, Any] = {
+    "study": "own_switches",
+    "method": "random",
+    "nodes": 2,
+    "repeat": 3,
+    "budget": 1.0,
+    "trials": 9,
+}
 
 
 def site(number: int, *claims: tuple[float, float, float]) -> Record:
@@ -44,6 +54,28 @@ def test_claims_are_compared_with_the_truth_over_all_looks_and_doubted_by_site()
 def test_methods_without_claims_have_no_calibration() -> None:
     assert calibration([], after=5) is None
     assert calibration([site(1, (2.0, 0.1, 0.1)), site(2)], after=5) is None
+
+
+def test_a_method_is_held_against_the_lowest_of_the_others_on_the_sites_that_all_have() -> None:
+    def row(method: str, number: int, *points: tuple[float, float]) -> Record:
+        return Record(
+            study="h100",
+            method=method,
+            nodes=1,
+            repeat=number,
+            budget=20.0,
+            trials=9,
+            points=((0.5, math.inf), *points),
+        )
+
+    ours = [row("ours", k, (1.0, 0.04), (4.0, 0.01)) for k in (1, 2, 3)]
+    start = [row("as published", k, (1.0, 0.03)) for k in (1, 2, 3)]
+    expert = [row("two stages", k, (1.0, 0.05), (10.0, 0.02)) for k in (1, 2)]
+    found = ahead([*ours, *start, *expert], "ours", ["as published", "two stages"], [1, 5, 20])
+    assert found is not None
+    assert (found.sites, found.best, found.regret, found.hours) == (2, "two stages", 0.02, 4.0)
+    assert found.worse == pytest.approx((0.01, -0.02, -0.01))
+    assert ahead(ours, "ours", ["two stages"], [20]) is None
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *SCRIPTS])
@@ -121,3 +153,24 @@ def test_keeping_the_start_has_the_regret_of_the_start_at_every_budget(switches:
     trace = play(switches, AsPublished(switches), slots=1, budget=0.5, seed=1)
     assert switches.start is not None
     assert {regret for _, regret in trace.points} == {switches.regret(switches.start)}
+
+
+def test_looks_at_given_node_hours_say_what_was_in_force_then(switches: Problem) -> None:
+    def trace(looks: list[float] | None) -> Trace:
+        method = OptunaMethod(switches, RandomSampler(seed=3))
+        return play(switches, method, slots=2, budget=1.0, seed=3, looks=looks)
+
+    always, at_times = Record(**RECORD, points=tuple(trace(None).points)), trace([0.25, 0.5, 1.0])
+    assert [hours for hours, _ in at_times.points] == [0.25, 0.5, 1.0]
+    assert [regret for _, regret in at_times.points] == [regret_at(always, hours) for hours in (0.25, 0.5, 1.0)]
+
+
+def test_looking_at_the_recommendation_changes_no_proposal(switches: Problem) -> None:
+    def asked(looks: list[float] | None) -> list[str]:
+        method = Portfolio(switches, 1)
+        play(switches, method, slots=2, budget=0.6, seed=1, looks=looks)
+        return method.log
+
+    often, seldom = asked(None), asked([0.6])
+    assert len(seldom) > 3
+    assert often[: len(seldom)] == seldom[: len(often)]

@@ -19,7 +19,16 @@ from lora_tune.curves import Schedule, Timing, predicted_seconds
 from lora_tune.logs.mllog import Eval
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, trend
-from lora_tune.search.grey_box.gaussian import Data, Posterior, Prior, condition, fit, matern, repeated_noise
+from lora_tune.search.grey_box.gaussian import (
+    Data,
+    Posterior,
+    Prior,
+    condition,
+    fit,
+    log_evidence,
+    matern,
+    repeated_noise,
+)
 from lora_tune.search.grey_box.model import as_known, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, public_family, rcp_mean
 from lora_tune.search.grey_box.training_data import thinned
@@ -124,6 +133,18 @@ def test_evidence_with_bounds_agrees_with_numerical_integration() -> None:
     density = np.exp(-0.5 * (grid / sd) ** 2) / math.sqrt(2 * math.pi) / sd
     chance = float((density * ndtr((grid - 2.0) / 0.5)).sum() * (grid[1] - grid[0]))
     assert posterior.log_evidence == pytest.approx(math.log(chance), abs=0.02)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_a_bound_beside_an_exact_reading_has_the_evidence_of_both(order: list[int]) -> None:
+    """p(y) p(bound reached | y), the second by the belief that the exact reading leaves."""
+    x, y, below = np.array([-0.5, 0.5]), np.array([1.0, 1.5]), np.array([False, True])
+    alone = believe([-0.5], [1.0], sd=0.3)
+    mean, sd = at(alone, 0.5)
+    exact = math.log(ndtr((mean - 1.5) / math.hypot(sd, 0.3)))
+    both = believe(x[order].tolist(), y[order].tolist(), below=below[order].tolist(), sd=0.3)
+    assert both.log_evidence == pytest.approx(alone.log_evidence + exact, abs=0.02)
+    assert log_evidence(both.data, both.prior) == pytest.approx(both.log_evidence, abs=1e-9)
 
 
 @settings(max_examples=60, deadline=None)

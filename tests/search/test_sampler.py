@@ -23,9 +23,11 @@ from lora_tune.logs.mllog import Eval
 from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, value_actions
 from lora_tune.search.grey_box.candidates import Beliefs
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.gaussian import Joint, Prior
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
-from lora_tune.search.grey_box.sampler import GreyBoxSampler, explain
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.grey_box.words import explain
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
 from lora_tune.simulation.h100 import time_to_target
@@ -179,9 +181,11 @@ def test_survivals_in_a_row_are_those_of_the_beta_belief(death: float, weight: f
 
 def beliefs_of(death: float, weight: float) -> Beliefs:
     """Beliefs that know one layout's chance of death only."""
-    none = np.zeros(1)
+    none, square = np.zeros(1), np.zeros((1, 1))
+    prior = Prior(mean=none, sd=none, amplitude=1.0, length=1.0, weights=none)
+    joint = Joint(prior=prior, x=square, basis=square, half=square, mean=none, variance=none)
     return Beliefs(
-        groups=[], rows=[], columns=[], mean=none, covariance=np.zeros((1, 1)), total=none, speed=none, evals=none,
+        groups=[], rows=[], columns=[], joint=joint, total=none, speed=none, evals=none,
         spread=none, together=np.zeros((1, 1)), death=np.array([death]),
         death_after=np.array([death * weight / (weight + 1)]), tested=none > 0, due=none > 0, slopes=[],
     )  # fmt: skip

@@ -25,6 +25,7 @@ from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.observations import SEED_SD
 
 Values = Mapping[str, Any]
+Rows = npt.NDArray[np.int64]
 
 SEEDS = (1, 3, 8)
 """Seeds at once by which an action is also valued."""
@@ -108,13 +109,14 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
     if probes:
         actions += _probes(model, beliefs, now)
     chosen = _promising(model, beliefs, rng)
+    together = beliefs.joint.covariance_with(chosen)
     for seeds in SEEDS:
-        falls = _falls(model, beliefs, now, chosen, seeds)
+        falls = _falls(model, beliefs, now, (chosen, together), seeds)
         actions += _full_runs(model, beliefs, now, (chosen, falls, seeds), layout_values, capped=capped)
     return sorted(actions, key=lambda a: -a.rate)
 
 
-def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -> Array:
+def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -> Rows:
     """Configurations worth valuing: low by mean or by mean less one or two sd, in every group, and a few at random."""
     logs = beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)
     picks: list[int] = []
@@ -126,20 +128,24 @@ def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -
     return np.array(sorted(set(picks)))
 
 
-def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, chosen: Array, seeds: int) -> Array:
-    """(actions, groups, len(Z)): change of each group's best ln samples once ``seeds`` runs of an action are known."""
-    variance = np.diag(beliefs.covariance)
+def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows, Array], seeds: int) -> Array:
+    """(actions, groups, len(Z)): change of each group's best ln samples once ``seeds`` runs of an action are known.
+
+    actions: their rows, and the covariance of all rows with them.
+    """
+    chosen, together = actions
+    variance = beliefs.joint.variance
+    directions = together.T / np.sqrt(variance[chosen] + SEED_SD**2 / seeds)[:, None]
     falls = np.empty((len(chosen), len(beliefs.groups), len(Z)))
-    for i, at in enumerate(chosen):
-        direction = beliefs.covariance[:, at] / math.sqrt(variance[at] + SEED_SD**2 / seeds)
-        mean = beliefs.mean[:, None] + direction[:, None] * Z
-        sd = np.sqrt(np.maximum(variance - direction**2, 1e-12))[:, None]
-        logs = beliefs.configuration_logs(model.goal, mean, sd)
+    for g, rows in enumerate(beliefs.rows):
+        direction = directions[:, rows]
+        mean = beliefs.mean[rows][:, None] + direction[:, :, None] * Z
+        sd = np.sqrt(np.maximum(variance[rows] - direction**2, 1e-12))[:, :, None]
+        logs = beliefs.group_logs(model.goal, g, mean, sd)
         # The chance to finish is known better after a run and its ln lower in the mean, whatever was learned: while
         # nothing has reached the target, that is most of what is learned, and no reason to learn nothing.
-        kept = now.lowest if model.target_known else logs[now.first] @ WEIGHTS
-        for g, rows in enumerate(beliefs.rows):
-            falls[i, g] = logs[rows].min(axis=0) - kept[g]
+        kept = now.lowest[g] if model.target_known else (logs[:, now.first[g] - rows.start] @ WEIGHTS)[:, None]
+        falls[:, g] = logs.min(axis=1) - kept
     return falls
 
 
@@ -212,7 +218,7 @@ def _probe_gains(beliefs: Beliefs, now: _Now) -> tuple[Array, Array]:
 
 
 def _full_runs(
-    model: SearchModel, beliefs: Beliefs, now: _Now, learned: tuple[Array, Array, int], layout_values: Array,
+    model: SearchModel, beliefs: Beliefs, now: _Now, learned: tuple[Rows, Array, int], layout_values: Array,
     *, capped: bool,
 ) -> list[Action]:  # fmt: skip
     chosen, falls, seeds = learned
@@ -244,7 +250,7 @@ def _full_runs(
 
 
 def _finishes(model: SearchModel, beliefs: Beliefs, at: int, g: int) -> float:
-    sd = np.array([math.sqrt(beliefs.covariance[at, at])])
+    sd = np.array([math.sqrt(beliefs.joint.variance[at])])
     # The time limit ends a run as the end of its schedule does.
     within = model.goal.limit_seconds * math.exp(float(beliefs.speed[beliefs.columns[g]].max()))
     mean, total = beliefs.mean[at : at + 1], np.minimum(beliefs.total[at : at + 1], within)

@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution
 
 from lora_tune.curves import Schedule
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.gaussian import Array, Joint
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.objective import Goal, Slopes
 from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
@@ -114,10 +114,10 @@ def _downhill(model: SearchModel, values: Values, rng: np.random.Generator, opti
     schedule, own = model.schedule(batch), [n for n in c.convergence_names if n not in c.speed_names]
     for width in WIDTHS:
         near = [values, *({**values, **_some_moved(c, {n: values[n] for n in own}, rng, width)} for _ in range(STEPS))]
-        mean, covariance = model.predict_ln_samples(near)
-        sd, total = np.sqrt(np.diag(covariance)), np.array([c.total_samples(v) for v in near])
-        hoped = goal.scored_ln_samples(mean - optimism * sd, sd, batch, schedule)
-        values = near[int(np.argmin(hoped + goal.log_risk(mean, sd, total, schedule)))]
+        joint = model.ln_samples(near)
+        sd, total = np.sqrt(joint.variance), np.array([c.total_samples(v) for v in near])
+        hoped = goal.scored_ln_samples(joint.mean - optimism * sd, sd, batch, schedule)
+        values = near[int(np.argmin(hoped + goal.log_risk(joint.mean, sd, total, schedule)))]
     return {n: values[n] for n in own}
 
 
@@ -128,8 +128,7 @@ def _best_tried(model: SearchModel) -> list[Values]:
         return []
     names = model.coordinates.convergence_names
     unique = list({tuple(v[n] for n in names): v for v in tried}.values())[-TRIED:]
-    mean, _ = model.predict_ln_samples(unique)
-    return [unique[i] for i in np.argsort(mean)[:20]]
+    return [unique[i] for i in np.argsort(model.ln_samples(unique).mean)[:20]]
 
 
 def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
@@ -154,7 +153,7 @@ def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
 class Beliefs:
     """Beliefs over all candidates of all groups, laid end to end; ``rows[g]`` and ``columns[g]`` are group g's.
 
-    configurations (n): ln samples, ``mean`` and ``covariance``; ``total``: samples at which training ends.
+    configurations (n): ln samples, ``joint``; ``total``: samples at which training ends.
     layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds,
     ``together`` (m, m): its covariance; ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it
     ran in this study; ``due``: it runs now. slopes: per group, how its score follows its samples.
@@ -163,8 +162,7 @@ class Beliefs:
     groups: list[BatchGroup]
     rows: list[slice]
     columns: list[slice]
-    mean: Array
-    covariance: Array
+    joint: Joint
     total: Array
     speed: Array
     evals: Array
@@ -193,9 +191,14 @@ class Beliefs:
         return alive, expected, self.death * weight / (weight + runs)
 
     @property
+    def mean(self) -> Array:
+        """Mean of ln samples (n)."""
+        return self.joint.mean
+
+    @property
     def sd(self) -> Array:
         """Sd of ln samples (n)."""
-        return np.sqrt(np.diag(self.covariance))
+        return np.sqrt(self.joint.variance)
 
     def configuration_logs(self, goal: Goal, mean: Array, sd: Array) -> Array:
         """Expected ln of the samples that count, rules, evals and risk included: (n), or (n, k) as ``mean`` is.
@@ -203,13 +206,16 @@ class Beliefs:
         Differences within a group are those of ln(score).
         """
         logs = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
-        for group, rows, slopes in zip(self.groups, self.rows, self.slopes, strict=True):
-            total = self.total[rows] if mean.ndim == 1 else self.total[rows][:, None]
-            scored = goal.scored_ln_samples(mean[rows], sd[rows], group.batch, group.schedule)
-            logs[rows] = slopes.log_score(mean[rows], scored) + goal.log_risk(
-                mean[rows], sd[rows], total, group.schedule
-            )
+        for g, rows in enumerate(self.rows):
+            logs[rows] = self.group_logs(goal, g, mean[rows], sd[rows])
         return logs
+
+    def group_logs(self, goal: Goal, g: int, mean: Array, sd: Array) -> Array:
+        """The same of group g alone, whose configurations are the first of one axis and the second to last of more."""
+        group, total = self.groups[g], self.total[self.rows[g]]
+        total = total if mean.ndim == 1 else total[:, None]
+        scored = goal.scored_ln_samples(mean, sd, group.batch, group.schedule)
+        return self.slopes[g].log_score(mean, scored) + goal.log_risk(mean, sd, total, group.schedule)
 
     def layout_logs(self, goal: Goal, ln_samples: Sequence[float]) -> Array:
         """ln of the seconds per layout (m) of runs that count as ``ln_samples[g]`` in group g, if they live."""
@@ -231,7 +237,6 @@ def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
         columns.append(slice(len(layouts), len(layouts) + len(group.layouts)))
         configurations += [{**group.layouts[0], **v} for v in group.configurations]
         layouts += group.layouts
-    mean, covariance = model.predict_ln_samples(configurations)
     speed, speed_covariance, evals, eval_covariance = model.predict_speed(layouts)
     death, death_after = model.memory.chance(layouts)
     here = [o for o in model.observations if not o.source]
@@ -239,7 +244,7 @@ def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
     due = {tuple(c.speed_features(o.values)) for o in here if o.open}
     keys = [tuple(c.speed_features(v)) for v in layouts]
     beliefs = Beliefs(
-        groups=groups, rows=rows, columns=columns, mean=mean, covariance=covariance,
+        groups=groups, rows=rows, columns=columns, joint=model.ln_samples(configurations),
         total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
         spread=np.zeros(len(layouts)), together=np.zeros((len(layouts), len(layouts))),
         death=death, death_after=death_after,

@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.layout import parse_layout
 from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.grey_box.layout_features import layout_features, layout_labels
 from lora_tune.search.grey_box.unit_range import coder, from_unit, is_ordered
 
 RATE = ("LR", "LEARNING_RATE")
@@ -27,6 +28,7 @@ STEPS = ("MAX_STEPS", "STEPS", "TRAIN_STEPS")
 WARMUP = ("WARMUP_STEPS",)
 BATCH = ("GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE")
 INTERVAL = ("VAL_CHECK_INTERVAL",)
+_SPELLED = {name: (name, name.lower()) for name in (*STEPS, *BATCH, *INTERVAL)}
 SPEED = re.compile(
     r"TP$|PP$|CP$|VP$|SP$|MBS$|^TP_|^MC_TP|^NCCL|^NVTE|^CUDA|CUDA_GRAPH|^FP8_(?!$)|VBOOST|COMM_|WORKERS|OFFLOAD|"
     r"RECOMPUTE|^AC[GML]$|SHARP|_CTAS|^VAL_MBS|^CP_EVAL|GRAD_ACCUM|COMPILE|FUSED|ATTENTION_BACKEND|NUMA|BIND"
@@ -133,9 +135,10 @@ class Coordinates:
         return self._named({}, INTERVAL)
 
     def _named(self, values: Values, names: Sequence[str]) -> float:
+        fixed = self.fixed
         for name in names:
-            for known in (name, name.lower()):
-                value = values.get(known, self.fixed.get(known))
+            for known in _SPELLED[name]:
+                value = values.get(known, fixed.get(known))
                 if isinstance(value, int | float):
                     return float(value)
         return math.nan
@@ -240,12 +243,7 @@ class Coordinates:
         values = self.conditions.rested(values)
         for name in self.speed_names:
             if name == self.layout:
-                layout = parse_layout(str(values[name]))
-                micro = max(1.0, layout.minibs / layout.mbs)
-                row += [math.log2(v) for v in (layout.tp, layout.cp, layout.pp, layout.mbs, layout.vp)]
-                # The share of time that a pipeline of this depth idles, (PP - 1) / (VP * micro-batches).
-                row += [math.log1p((layout.pp - 1) / (layout.vp * micro)), math.log2(micro) / 4, float(layout.sp)]
-                row += [math.log2(layout.nodes)] if layout.nodes else []
+                row += layout_features(str(values[name]))
             elif name == NODES:
                 row.append(math.log2(values[name]))
             else:
@@ -258,8 +256,7 @@ class Coordinates:
         labels: list[str] = []
         for name in self.speed_names:
             if name == self.layout:
-                labels += ["tp", "cp", "pp", "mbs", "vp", "bubble", "micro", "sp"]
-                labels += ["nodes"] if parse_layout(str(self._choices(name)[0])).nodes else []
+                labels += layout_labels(str(self._choices(name)[0]))
             elif name == NODES:
                 labels.append("nodes")
             else:
@@ -268,15 +265,17 @@ class Coordinates:
 
     def memory_features(self, values: Values) -> list[float]:
         """The speed features that memory depends on: how many micro-batches follow one another is not among them."""
-        kept = [
-            v for v, label in zip(self.speed_features(values), self.speed_labels, strict=True) if not PACE.search(label)
-        ]
-        return kept or [0.0]
+        row = self.speed_features(values)
+        return [row[column] for column in self._memory_columns] or [0.0]
+
+    @cached_property
+    def _memory_columns(self) -> tuple[int, ...]:
+        return tuple(at for at, label in enumerate(self.speed_labels) if not PACE.search(label))
 
     @cached_property
     def memory_labels(self) -> tuple[str, ...]:
         """What each memory feature means."""
-        return tuple(label for label in self.speed_labels if not PACE.search(label)) or ("",)
+        return tuple(self.speed_labels[column] for column in self._memory_columns) or ("",)
 
     def _coded_labels(self, name: str) -> list[str]:
         count, distribution = self._width(name), self.distributions[name]

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.special import log_ndtr
+
+from lora_tune.search.grey_box.bounds import half_solved, lower_factor, sites, solved
 
 Array = npt.NDArray[np.float64]
 HERE = 0
 """The source number of this study's own data; every other number is another source."""
 
-EP_SWEEPS = 6
-LARGEST_VARIANCE = 1e8
 JITTER = 1e-10
 """Relative to the prior variance: keeps repeated rows from spoiling the factorisation."""
+KEPT = 4
+"""Parts of prior covariances that data keep."""
+LEAST_VARIANCE = 1e-10
+"""What is never known better."""
 NOISE_RUNS = 8.0
 """Repeated seeds that the belief in the usual noise of readings is worth: an sd of a quarter."""
 
@@ -44,6 +46,24 @@ class Data:
     source: npt.NDArray[np.int64]
     below: npt.NDArray[np.bool_]
     extended: Array
+    _kept: dict[tuple[str, float, bytes], Array] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Parts of the newest prior covariances: a fit moves one scale after the other, and most leave most parts alone."""
+
+    def covariance(self, prior: Prior) -> Array:
+        """Prior covariance of what the readings are about (n, n)."""
+        smooth = self._part(
+            ("smooth", prior.length, prior.weights.tobytes()),
+            lambda: matern(self.x * prior.weights, self.x * prior.weights, prior.length),
+        )
+        trend = self._part(("trend", 0.0, prior.sd.tobytes()), lambda: (self.basis * prior.sd**2) @ self.basis.T)
+        return _summed(prior, trend, smooth, (self.source, self.source))
+
+    def _part(self, key: tuple[str, float, bytes], made: Callable[[], Array]) -> Array:
+        if key not in self._kept:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            self._kept[key] = made()
+        return self._kept[key]
 
     def variance(self, noise_scale: float) -> Array:
         """Variance of each reading (n) where they scatter ``noise_scale`` times as far as usual."""
@@ -104,22 +124,52 @@ class Posterior:
     weights: Array
     log_evidence: float
 
+    def joint(self, x: Array, basis: Array) -> Joint:
+        """The belief at feature rows ``x`` (m, d) with trend rows ``basis`` (m, p)."""
+        cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
+        half = half_solved(self.factor, cross.T)
+        mean = basis @ self.prior.mean + cross @ self.weights
+        alone = basis**2 @ self.prior.sd**2 + self.prior.amplitude**2 + 2 * self.prior.departure**2
+        variance = np.maximum(alone - (half**2).sum(axis=0), 0.0) + LEAST_VARIANCE
+        return Joint(prior=self.prior, x=x, basis=basis, half=half, mean=mean, variance=variance)
+
     def predict(self, x: Array, basis: Array) -> tuple[Array, Array]:
         """Mean (m) and covariance (m, m) at feature rows ``x`` with trend rows ``basis``."""
-        cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
-        half = solve_triangular(self.factor, cross.T, lower=True)
-        here = (x, basis, np.zeros(len(x), np.int64))
-        mean = basis @ self.prior.mean + cross @ self.weights
-        covariance = _covariance(self.prior, here, here) - half.T @ half
-        return mean, 0.5 * (covariance + covariance.T) + 1e-10 * np.eye(len(x))
+        joint = self.joint(x, basis)
+        return joint.mean, joint.covariance()
 
     def predict_each(self, x: Array, basis: Array) -> tuple[Array, Array]:
         """The same mean (m), and the variance of each row alone (m)."""
-        cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
-        half = solve_triangular(self.factor, cross.T, lower=True)
-        mean = basis @ self.prior.mean + cross @ self.weights
-        alone = basis**2 @ self.prior.sd**2 + self.prior.amplitude**2 + 2 * self.prior.departure**2
-        return mean, np.maximum(alone - (half**2).sum(axis=0), 0.0) + 1e-10
+        joint = self.joint(x, basis)
+        return joint.mean, joint.variance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """What is believed of m rows: mean (m) and variance (m), and their covariances where those are asked for."""
+
+    prior: Prior
+    x: Array
+    basis: Array
+    half: Array
+    mean: Array
+    variance: Array
+
+    def covariance(self) -> Array:
+        """Of all rows with all (m, m)."""
+        here = self._here(np.arange(len(self.x)))
+        found = _covariance(self.prior, here, here) - self.half.T @ self.half
+        return np.asarray(0.5 * (found + found.T) + LEAST_VARIANCE * np.eye(len(self.x)))
+
+    def covariance_with(self, at: npt.NDArray[np.int64]) -> Array:
+        """Of all rows with those at ``at`` (m, k)."""
+        found = _covariance(self.prior, self._here(np.arange(len(self.x))), self._here(at))
+        found -= self.half.T @ self.half[:, at]
+        found[at, np.arange(len(at))] += LEAST_VARIANCE
+        return found
+
+    def _here(self, at: npt.NDArray[np.int64]) -> Rows:
+        return self.x[at], self.basis[at], np.zeros(len(at), np.int64)
 
 
 Rows = tuple[Array, Array, npt.NDArray[np.int64]]
@@ -133,69 +183,58 @@ def _covariance(prior: Prior, a: Rows, b: Rows) -> Array:
     xa, xb = a[0] * prior.weights, b[0] * prior.weights
     smooth = matern(xa, xb, prior.length)
     trend = (a[1] * prior.sd**2) @ b[1].T
-    same = a[2][:, None] == b[2][None, :]
+    return _summed(prior, trend, smooth, (a[2], b[2]))
+
+
+def _summed(
+    prior: Prior, trend: Array, smooth: Array, sources: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+) -> Array:
+    first, second = sources
+    same = first[:, None] == second[None, :]
     # Every source, this study too, departs from what all share by a shift and as much by a smooth curve of its own.
-    departure = np.where(a[2] == HERE, prior.departure, prior.shift)[:, None] ** 2
+    departure = np.where(first == HERE, prior.departure, prior.shift)[:, None] ** 2
     return np.asarray(trend + prior.amplitude**2 * smooth + same * departure * (1 + smooth))
 
 
 def condition(data: Data, prior: Prior) -> Posterior:
     """The posterior given ``data``; lower bounds enter as Gaussian sites found by expectation propagation."""
-    kernel = _covariance(prior, _rows(data), _rows(data))
-    kernel += JITTER * (kernel.trace() / max(1, len(kernel))) * np.eye(len(kernel))
-    offset = data.y - data.basis @ prior.mean
-    variance = data.variance(prior.noise_scale)
-    site_y, site_variance = offset.copy(), variance.copy()
-    bounds = np.flatnonzero(data.below)
-    site_variance[bounds] = LARGEST_VARIANCE
-    for _ in range(EP_SWEEPS if len(bounds) else 0):
-        factor = cholesky(kernel + np.diag(site_variance), lower=True)
-        sites = (site_y[bounds], site_variance[bounds])
-        cavity = _cavity(kernel, factor, site_y, sites, bounds)
-        site_y[bounds], site_variance[bounds] = _one_sided_sites(cavity, sites, offset[bounds], variance[bounds])
-    factor = cholesky(kernel + np.diag(site_variance), lower=True)
-    weights = cho_solve((factor, True), site_y)
-    evidence = -0.5 * site_y @ weights - np.log(np.diag(factor)).sum() - 0.5 * len(site_y) * math.log(2 * math.pi)
-    if len(bounds):
-        sites = (site_y[bounds], site_variance[bounds])
-        cavity = _cavity(kernel, factor, site_y, sites, bounds)
-        evidence += _corrections(cavity, sites, offset[bounds], variance[bounds])
-    return Posterior(prior=prior, data=data, factor=factor, weights=weights, log_evidence=float(evidence))
+    kernel, offset, variance = _beforehand(data, prior)
+    evidence = math.nan
+    if data.below.any():
+        found = sites(kernel, offset, variance, data.below)
+        offset, variance, evidence = found.y, found.variance, found.log_evidence
+    factor, weights = _factorised(kernel, offset, variance)
+    if math.isnan(evidence):
+        evidence = _gaussian_evidence(offset, factor, weights)
+    return Posterior(prior=prior, data=data, factor=factor, weights=weights, log_evidence=evidence)
 
 
-Pair = tuple[Array, Array]
+def log_evidence(data: Data, prior: Prior) -> float:
+    """That of :func:`condition` alone, for less where there are bounds."""
+    kernel, offset, variance = _beforehand(data, prior)
+    if data.below.any():
+        return sites(kernel, offset, variance, data.below).log_evidence
+    return _gaussian_evidence(offset, *_factorised(kernel, offset, variance))
 
 
-def _cavity(kernel: Array, factor: Array, site_y: Array, site: Pair, bounds: npt.NDArray[np.int64]) -> Pair:
-    """Mean and variance of each bounded value without its own site; ``factor`` is of kernel plus site variances."""
-    half = solve_triangular(factor, kernel[:, bounds], lower=True)
-    mean = kernel[bounds] @ cho_solve((factor, True), site_y)
-    spread = np.maximum(np.diag(kernel)[bounds] - (half**2).sum(0), 1e-12)
-    precision = np.maximum(1 / spread - 1 / site[1], 1e-9)
-    return (mean / spread - site[0] / site[1]) / precision, 1 / precision
+def _beforehand(data: Data, prior: Prior) -> tuple[Array, Array, Array]:
+    """Prior covariance of the readings (n, n), their distance from the prior mean (n) and their variance (n)."""
+    kernel = data.covariance(prior)
+    kernel.flat[:: len(kernel) + 1] += JITTER * (kernel.trace() / max(1, len(kernel)))
+    return kernel, data.y - data.basis @ prior.mean, data.variance(prior.noise_scale)
 
 
-def _corrections(cavity: Pair, site: Pair, bound: Array, variance: Array) -> float:
-    """What the bounds add to the Gaussian evidence of their sites: equation 3.65 of the book, less shared terms."""
-    (mean, spread), (site_y, site_variance) = cavity, site
-    total = spread + site_variance
-    normal = 0.5 * np.log(2 * math.pi * total) + (mean - site_y) ** 2 / (2 * total)
-    return float((log_ndtr((mean - bound) / np.sqrt(variance + spread)) + normal).sum())
+def _factorised(kernel: Array, offset: Array, variance: Array) -> tuple[Array, Array]:
+    """The factor of the covariance of readings with this variance, and what takes it to ``offset``."""
+    noisy = kernel.copy()
+    noisy.flat[:: len(noisy) + 1] += variance
+    factor = lower_factor(noisy)
+    return factor, solved(factor, offset)
 
 
-def _one_sided_sites(cavity: Pair, site: Pair, bound: Array, variance: Array) -> Pair:
-    """One damped sweep: sites whose moments match Phi((f - bound) / sd); equations 3.58, 3.59 of the book."""
-    (mean, spread), (site_y, site_variance) = cavity, site
-    scale = np.sqrt(variance + spread)
-    z = (mean - bound) / scale
-    ratio = np.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - log_ndtr(z))
-    new_mean = mean + spread * ratio / scale
-    new_variance = np.maximum(spread - spread**2 * ratio * (z + ratio) / scale**2, 1e-9)
-    tilt = np.clip(1 / new_variance - 1 / spread, 1 / LARGEST_VARIANCE, 1e9)
-    shift = new_mean / new_variance - mean / spread
-    damped = 0.5 * tilt + 0.5 / site_variance
-    damped_shift = 0.5 * shift + 0.5 * site_y / site_variance
-    return damped_shift / damped, 1 / damped
+def _gaussian_evidence(offset: Array, factor: Array, weights: Array) -> float:
+    n = len(offset)
+    return float(-0.5 * offset @ weights - np.log(factor.diagonal()).sum() - 0.5 * n * math.log(2 * math.pi))
 
 
 Belief = Callable[[Prior], float]
@@ -207,13 +246,13 @@ def fit(data: Data, start: Prior, log_belief: Belief, *, sweeps: int = 2) -> Pri
     A coarse grid (factors of 2) suffices: beliefs are weak, and a finer optimum changes no decision.
     """
     best = start
-    best_value = condition(data, best).log_evidence + log_belief(best)
+    best_value = log_evidence(data, best) + log_belief(best)
     for _ in range(sweeps):
         for name, factor in STEPS:
             for direction in (factor, 1 / factor):
                 for _ in range(LONGEST_WALK):
                     trial = replace(best, **{name: getattr(best, name) * direction})
-                    value = condition(data, trial).log_evidence + log_belief(trial)
+                    value = log_evidence(data, trial) + log_belief(trial)
                     if value <= best_value + 1e-6:
                         break
                     best, best_value = trial, value

@@ -16,7 +16,7 @@ import numpy as np
 from lora_tune.curves import Schedule
 from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.features import Coordinates, trend
-from lora_tune.search.grey_box.gaussian import HERE, Array, Posterior, condition
+from lora_tune.search.grey_box.gaussian import HERE, Array, Joint, Posterior, condition
 from lora_tune.search.grey_box.memory_risk import MemoryRisk, learn_memory
 from lora_tune.search.grey_box.objective import HALF, Goal
 from lora_tune.search.grey_box.scales import GreyBoxScales, first_scales, fitted
@@ -62,8 +62,13 @@ class SearchModel:
 
     def predict_ln_samples(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Mean (n) and covariance (n, n) of ln(mean samples to the target) of configurations."""
+        joint = self.ln_samples(values)
+        return joint.mean, joint.covariance()
+
+    def ln_samples(self, values: Sequence[Mapping[str, Any]]) -> Joint:
+        """The same belief, whose covariances are worked out where they are asked for."""
         x = np.array([self.coordinates.convergence_features(v) for v in values])
-        return self.convergence.predict(x, trend(x, self.curved))
+        return self.convergence.joint(x, trend(x, self.curved))
 
     def predict_speed(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array, Array]:
         """ln samples/s and ln eval seconds of configurations: mean (n) and covariance (n, n), first then second."""

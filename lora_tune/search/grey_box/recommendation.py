@@ -21,8 +21,8 @@ class Recommendation:
     """The best configuration as far as is known.
 
     score: expected seconds; sd: of ln(score), as believed. regret: expected excess over the best there is, as a share;
-    infinite while nothing known has reached the target, here or elsewhere. runs: full runs of exactly these
-    hyperparameters, on any layout.
+    infinite while nothing known has reached the target, here or elsewhere, and where nobody asked for it. runs: full
+    runs of exactly these hyperparameters, on any layout.
     """
 
     values: Values
@@ -33,7 +33,10 @@ class Recommendation:
 
 
 def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 128) -> Recommendation:
-    """The configuration of lowest expected score on a layout that has run here (any layout before the first has)."""
+    """The configuration of lowest expected score on a layout that has run here (any layout before the first has).
+
+    draws: from the whole belief, for the regret; 0 where that is not asked for.
+    """
     beliefs = believe(model, candidates(model, rng))
     goal = model.goal
     # What is handed over must also be safe: half the variance is the price of a belief in ln(samples), and a layout
@@ -55,7 +58,7 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
             break
     names = model.coordinates.convergence_names
     runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
-    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if model.target_known else math.inf
+    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if draws and model.target_known else math.inf
     sd = math.hypot(float(beliefs.sd[best[g]]), float(beliefs.spread[m]))
     return Recommendation(values=values, score=float(np.exp(seconds[m])), sd=sd, runs=runs, regret=regret)
 
@@ -72,7 +75,7 @@ def _expected_regret(
     """Mean over draws of the whole belief of score(recommended) / score(best) - 1."""
     at, g, m = chosen
     n = len(beliefs.mean)
-    root = np.linalg.cholesky(beliefs.covariance + 1e-8 * np.eye(n))
+    root = np.linalg.cholesky(beliefs.joint.covariance() + 1e-8 * np.eye(n))
     samples = beliefs.mean[:, None] + root @ rng.normal(size=(n, draws))
     logs = beliefs.configuration_logs(model.goal, samples, np.full((n, 1), 1e-6))
     lowest = np.array([logs[rows].min(axis=0) for rows in beliefs.rows])

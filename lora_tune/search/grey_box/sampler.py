@@ -13,7 +13,6 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.base.format import counted, duration
 from lora_tune.config.conditions import Conditions
 from lora_tune.search.advantage import Advantage
 from lora_tune.search.fits_in_memory import Needs
@@ -25,6 +24,7 @@ from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
 from lora_tune.search.grey_box.scales import GreyBoxScales
+from lora_tune.search.grey_box.words import explain, sentence
 from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import annotate, filled_in, of_trial
 
@@ -77,8 +77,10 @@ class GreyBoxSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._scales: GreyBoxScales | None = None
         self._learned: SearchModel | None = None
+        self._known: tuple[SearchModel, SearchModel] | None = None
         self._seen: dict[int, tuple[object, Observation | None]] = {}
         self._gain: tuple[object, float | None] = (None, None)
+        self._filled: tuple[tuple[Observation, ...], frozenset[str], list[Observation]] = ((), frozenset(), [])
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -154,10 +156,13 @@ class GreyBoxSampler(BaseSampler):
 
     def _priors(self, names: frozenset[str]) -> list[Observation]:
         """The observations of other sources, what they do not say of convergence filled in."""
-        known = self._prior() if callable(self._prior) else self._prior
-        spread = {n: d for n, d in (self._distributions or {}).items() if n in names}
-        wanted = self.coordinates(spread).convergence_names
-        return [filled_in(o, {n: spread[n] for n in wanted}, self._defaults) for o in known]
+        known = tuple(self._prior() if callable(self._prior) else self._prior)
+        before, about, _ = self._filled
+        if names != about or len(known) != len(before) or any(a is not b for a, b in zip(known, before, strict=True)):
+            spread = {n: d for n, d in (self._distributions or {}).items() if n in names}
+            wanted = self.coordinates(spread).convergence_names
+            self._filled = known, names, [filled_in(o, {n: spread[n] for n in wanted}, self._defaults) for o in known]
+        return list(self._filled[2])
 
     def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
         """How the space's parameters become features."""
@@ -223,14 +228,21 @@ class GreyBoxSampler(BaseSampler):
         observations = self.observations(study, frozenset(space))
         if not any(math.isfinite(o.reached) for o in observations if not o.source):
             return []
-        model = as_known(self.model(space, observations))
+        model = self._as_known(space, observations)
         return [compared(model, values, other) for other in instead]
 
     def best_so_far(self, study: optuna.Study) -> Values:
         """The recommendation by the model that proposes: its scales may be some runs old."""
         space = self._distributions or {}
-        model = as_known(self.model(space, self.observations(study, frozenset(space))))
-        return recommend_from(model, np.random.default_rng(0)).values
+        model = self._as_known(space, self.observations(study, frozenset(space)))
+        return recommend_from(model, np.random.default_rng(0), draws=0).values
+
+    def _as_known(self, space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
+        """The model that proposes, as far as trials have ended."""
+        model = self.model(space, observations)
+        if self._known is None or self._known[0] is not model:
+            self._known = model, as_known(model)
+        return self._known[1]
 
     @property
     def probes(self) -> bool:
@@ -255,39 +267,3 @@ class GreyBoxSampler(BaseSampler):
 
 _UNSEEN = (None, None)
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)
-
-
-def sentence(best: Recommendation) -> str:
-    """The recommendation in words."""
-    above = f"expected to be {100 * best.regret:.1f}% above the best there is"
-    if not math.isfinite(best.regret):
-        above = "nothing has reached the target yet, so how good it is remains unknown"
-    return (
-        f"expected {duration(best.score)} to the target, {counted(best.runs, 'runs')} of these hyperparameters; {above}"
-    )
-
-
-def explain(model: SearchModel, action: Action) -> str:
-    """Why an action was chosen, in one sentence."""
-    names = model.coordinates.convergence_names
-    again = any(
-        not o.source and all(o.values.get(n) == action.values.get(n) for n in names) for o in model.observations
-    )
-    parts = []
-    if action.kind == "probe":
-        features = model.coordinates.memory_features
-        own = [o for o in model.observations if o.infeasible and not o.source]
-        died = features(action.values) in [features(o.values) for o in own]
-        parts.append(
-            "short run " + ("of a layout that died, in case of bad luck" if died else "to measure an untried layout")
-        )
-    elif again:
-        parts.append("another seed of known hyperparameters" + (" on an untried layout" if action.new_layout else ""))
-    else:
-        parts.append("new hyperparameters" + (" on an untried layout" if action.new_layout else " on a known layout"))
-    if action.risk > 0.02:
-        parts.append(f"{100 * action.risk:.0f}% risk of running out of memory")
-    parts.append(
-        f"expected to improve the recommendation by {100 * action.gain:.2f}% for {action.node_hours:.2f} node-hours"
-    )
-    return "; ".join(parts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.gaussian import HERE, Data, Prior, condition, fit, repeated_noise
+from lora_tune.search.grey_box.gaussian import HERE, Data, Prior, fit, log_evidence, repeated_noise
 from lora_tune.search.grey_box.training_data import pick, thinned
 from lora_tune.search.grey_box.weak_priors import convergence_prior, eval_prior, scale_belief, speed_prior
 
@@ -71,7 +71,7 @@ def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
         return together, True
     alone = fit(pick(data, own), start, scale_belief(start))
     believed = scale_belief(start)
-    apart = condition(pick(data, own), alone).log_evidence + believed(alone)
-    joint = condition(data, together).log_evidence + believed(together)
-    joint -= condition(pick(data, others), together).log_evidence
+    apart = log_evidence(pick(data, own), alone) + believed(alone)
+    joint = log_evidence(data, together) + believed(together)
+    joint -= log_evidence(pick(data, others), together)
     return (together, True) if joint > apart - DOUBT else (alone, False)

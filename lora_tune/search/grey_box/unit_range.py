@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ def ends(distribution: BaseDistribution) -> tuple[float, float] | None:
     return float(min(distribution.choices)), float(max(distribution.choices))  # type: ignore[type-var,arg-type]
 
 
+@lru_cache(maxsize=256)
 def coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
     """What makes features of a parameter's values: of a number one on [-1, 1], of other categories one each."""
     if not isinstance(distribution, CategoricalDistribution):
@@ -107,15 +109,25 @@ def from_unit(distribution: BaseDistribution, u: float) -> Any:
         count = len(distribution.choices)
         return distribution.choices[min(count - 1, max(0, int((u + 1) / 2 * count)))]
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high = float(distribution.low), float(distribution.high)
-    share = min(1.0, max(0.0, (u + 1) / 2))
-    first, last = _place(distribution, low), _place(distribution, high)
-    at = first + share * (last - first)
-    value = math.exp(at) if distribution.log else 1 - math.exp(-at) if _is_decay(distribution) else at
-    if distribution.step:
-        value = low + round((value - low) / distribution.step) * distribution.step
-    value = min(high, max(low, value))
-    return round(value) if isinstance(distribution, IntDistribution) else value
+    return _number_at(distribution)(u)
+
+
+@lru_cache(maxsize=256)  # a proposal asks for thousands of values of the same few ranges
+def _number_at(distribution: FloatDistribution | IntDistribution) -> Callable[[float], float]:
+    """What makes values of a number from where they are in [-1, 1]."""
+    low, high, step = float(distribution.low), float(distribution.high), distribution.step
+    first, span = _place(distribution, low), _place(distribution, high) - _place(distribution, low)
+    log, decay, whole = distribution.log, _is_decay(distribution), isinstance(distribution, IntDistribution)
+
+    def at(u: float) -> float:
+        place = first + min(1.0, max(0.0, (u + 1) / 2)) * span
+        value = math.exp(place) if log else 1 - math.exp(-place) if decay else place
+        if step:
+            value = low + round((value - low) / step) * step
+        value = min(high, max(low, value))
+        return round(value) if whole else value
+
+    return at
 
 
 def at_random(

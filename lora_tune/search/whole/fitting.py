@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from lora_tune.search.grey_box.gaussian import Data, condition
+from lora_tune.search.grey_box.gaussian import Data, condition, log_evidence
 from lora_tune.search.whole.piece import Piece, PieceFrame, Readings, Relevance, Scale
 
 Step = tuple[int, int]
@@ -65,8 +65,8 @@ class PieceQuestion:
     def evidence(self, r: Relevance, scale: Scale) -> float:
         """ln of the evidence times the belief, up to a constant."""
         scales = _likely(scale.amplitude / r.usual) + _likely(scale.noise_scale) - 0.5 * math.log(r.length) ** 2
-        log_evidence = condition(self.data, self.frame.prior(r, scale, self.level, self.bent)).log_evidence
-        return log_evidence + scales - _odds(r.of, self.guessed)
+        told = log_evidence(self.data, self.frame.prior(r, scale, self.level, self.bent))
+        return told + scales - _odds(r.of, self.guessed)
 
 
 def learn_piece(

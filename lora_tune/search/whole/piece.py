@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ class PieceFrame:
     reach: Array
     centre: Array
 
-    @property
+    @cached_property
     def numbers(self) -> npt.NDArray[np.bool_]:
         """Features of which a middle value may be best."""
         return np.asarray(self.bends > 0)
@@ -98,7 +99,7 @@ class PieceFrame:
         first, second = self._pairs
         return np.hstack([np.ones((len(x), 1)), away, bent**2, bent[:, first] * bent[:, second]])
 
-    @property
+    @cached_property
     def _pairs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """Pairs of numbers: the best value of one may depend on the other's, as of rate and batch."""
         return np.triu_indices(int(self.numbers.sum()), 1)
@@ -113,8 +114,8 @@ class PieceFrame:
         together = scale.together * TOGETHER * np.sqrt(bends[first] * bends[second])
         slopes = seen * np.maximum(SLOPE_SD, 2 * AWAY * self.bends / self.reach if bent else SLOPE_SD)
         return Prior(
-            mean=np.r_[level, np.zeros(len(weights)), bends, np.zeros(len(together))],
-            sd=np.r_[1.5, np.maximum(slopes, OFF), np.maximum(doubt, OFF), np.maximum(together, OFF)],
+            mean=np.concatenate([[level], np.zeros(len(weights)), bends, np.zeros(len(together))]),
+            sd=np.concatenate([[1.5], np.maximum(np.concatenate([slopes, doubt, together]), OFF)]),
             amplitude=scale.amplitude, length=r.length, departure=1e-3, noise_scale=scale.noise_scale,
             weights=weights * (self.reach if bent else 1.0),
         )  # fmt: skip
