@@ -15,7 +15,10 @@ from lora_tune.logs.mllog import RunLog
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
-RETRIED = ("flaky", "infrastructure", "preempted", "held", "drained", "clock", "foreign", "unknown")
+RETRIED = (
+    *("flaky", "infrastructure", "preempted", "host memory", "displaced"),
+    *("held", "drained", "clock", "foreign", "unknown"),
+)
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
 
 
@@ -119,9 +122,14 @@ def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Fini
     """For a result that cannot be true: measured again where another attempt may tell, else a named failure."""
     if untrue.kind not in RETRIED:
         return Finish(Verdict.FAILED, f"{untrue.kind}: {untrue.told}")
-    if len(attempts) >= study.budget.attempts:
+    if made(attempts) >= study.budget.attempts:
         return Finish(Verdict.FAILED, f"{untrue.kind}, {len(attempts)} attempts: {untrue.told}")
     return Retry(f"{untrue.kind}: {untrue.told}")
+
+
+def made(attempts: Sequence[Attempt]) -> int:
+    """How many of these count: not those that only waited until the job that they were to share had ended."""
+    return sum(attempt.failure != FailureKind.DISPLACED for attempt in attempts)
 
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
@@ -145,13 +153,13 @@ def _after_failure(
     what = attempt.stop_sentence or diagnosis.told or f"job {status.state.value}, exit code {status.exit_code}"
     if kind == "infeasible":
         before = any(a.failure == "infeasible" for a in attempts[:-1])
-        last = diagnosis.certain or before or len(attempts) >= study.budget.attempts
+        last = diagnosis.certain or before or made(attempts) >= study.budget.attempts
         if last or launcher_kind(study.site).one_machine:
             return Finish(Verdict.INFEASIBLE, what)
         return Retry(f"{what}; once more on another node, since memory failures can be flaky", status.nodes)
     if kind == "diverged":
         return Finish(Verdict.PRUNED, what)
-    spent = len(attempts) >= study.budget.attempts
+    spent = kind != FailureKind.DISPLACED and made(attempts) >= study.budget.attempts
     if kind not in RETRIED:
         elsewhere = node_at_fault and not (diagnosis.certain or spent or _by_limit(attempt, status, diagnosis))
         if elsewhere and not launcher_kind(study.site).one_machine:
@@ -159,7 +167,7 @@ def _after_failure(
             return Retry(f"{kind}: {what}; once more on another node than {', '.join(nodes)}", nodes)
         return Finish(Verdict.FAILED, f"{kind}: {what}")
     if spent:
-        tried = f", {len(attempts)} attempts" if len(attempts) > 1 else ""
+        tried = f", {made(attempts)} attempts" if made(attempts) > 1 else ""
         return Finish(Verdict.FAILED, f"{kind}{tried}: {what}")
     return Retry(f"{kind}: {what}", status.nodes if kind in ("infrastructure", "flaky", "unknown") else ())
 

@@ -10,7 +10,7 @@ from lora_tune.base.identity import new_token
 from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import base_watch, healing, node_faults
+from lora_tune.controller import base_watch, company, healing, node_faults
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
@@ -99,7 +99,8 @@ class Submissions:
             self._work.put_attempt(attempt)
             if not self._save():
                 return
-        job = self._jobs.job(trial, attempt)
+        earlier = [a for a in self._work.sweep.attempts_of(trial.number) if a.number < attempt.number]
+        job = company.limited(self._study, self._jobs.job(trial, attempt), earlier)
         stated = trial.metrics | healing.remembered({**trial.parameters, **job.environment})
         if stated != trial.metrics:
             trial = replace(trial, metrics=stated)

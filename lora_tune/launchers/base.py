@@ -29,6 +29,11 @@ class JobState(enum.StrEnum):
     NODE_FAILED = "node failed"
     PREEMPTED = "preempted"
     OUT_OF_MEMORY = "out of memory"
+    """The job itself took more of the host's memory than it was given."""
+    HOST_MEMORY = "host memory"
+    """The kernel killed it for want of host memory; which of those that shared the memory took too much is unknown."""
+    DISPLACED = "displaced"
+    """It waited for a place in a job that ended before it took it: no machine has had it."""
     LOST = "lost"
     """The launcher has no trace of it: it never started, or vanished without an exit record."""
 

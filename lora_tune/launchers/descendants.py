@@ -19,6 +19,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.launchers.cgroups import own_cgroup
 
 MARK = "LORA_TUNE_JOB_FOLDER"
 """Variable of every process of a job; its value is the attempt's folder."""
@@ -47,7 +48,7 @@ def make_cgroup(attempt: AttemptPaths) -> Path | None:
 
     Inside a Slurm job none is made: Slurm owns the job's processes by a cgroup of its own, and looks into no other.
     """
-    own = _own_cgroup() if "SLURM_JOB_ID" not in os.environ else None
+    own = own_cgroup() if "SLURM_JOB_ID" not in os.environ else None
     if own is None:
         return None
     group = own / f"lora-tune-{hashlib.sha256(str(attempt.folder).encode()).hexdigest()[:16]}"
@@ -63,17 +64,6 @@ def enter(cgroup: Path) -> None:
     """Move this process into ``cgroup``; where that is not allowed it stays where it is, and is owned as an orphan."""
     with contextlib.suppress(OSError):
         (cgroup / "cgroup.procs").write_text("0")
-
-
-def _own_cgroup() -> Path | None:
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-        ours = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    roots = [line.split()[4] for line in mounts if " - cgroup2 " in line]
-    paths = [line.removeprefix("0::/") for line in ours if line.startswith("0::/")]
-    return Path(roots[0], paths[0]) if roots and paths else None
 
 
 def _members(cgroup: Path) -> set[int]:

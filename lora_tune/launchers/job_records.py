@@ -6,6 +6,7 @@ unreadable, or of another attempt, is a problem in words and counts as absent.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from lora_tune.base.process import boot, host, start_ticks, steady
 from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, whole_of
 
 Record = TypeVar("Record")
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit codes of what SIGKILL ended, and of a program that passes on such an end of its child."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class EndRecord:
 
     seconds: how long its command ran by a monotonic clock, None where unknown. clock_steps: by how many seconds
     somebody set the wall clock meanwhile, one number a time. node_share: how much of the node's time was the job's.
-    log_bytes: how long its log was then, None where unknown.
+    log_bytes: how long its log was then, None where unknown. oom_kills: processes of the job, or of what shares its
+    cgroup, that the kernel killed for want of memory meanwhile.
     """
 
     token: str
@@ -52,6 +56,14 @@ class EndRecord:
     clock_steps: tuple[float, ...] = ()
     node_share: float = 1.0
     log_bytes: int | None = None
+    oom_kills: int = 0
+
+    @property
+    def short_of_host_memory(self) -> str:
+        """That the kernel killed the job for want of memory, a sentence; "" where it did not."""
+        if self.oom_kills < 1 or self.exit_code not in KILLED:
+            return ""
+        return "the kernel's OOM killer ended it, since its machine or its cgroup was short of memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +140,7 @@ def _end(content: Mapping[str, Any]) -> EndRecord | None:
         clock_steps=tuple(_numbers(steps)) if isinstance(steps, list) else (),
         node_share=share if share is not None and 0 <= share <= 1 else 1.0,
         log_bytes=whole_of(content, "log_bytes"),
+        oom_kills=max(0, whole_of(content, "oom_kills") or 0),
     )
 
 

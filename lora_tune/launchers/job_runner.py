@@ -24,7 +24,7 @@ from lora_tune.base.identity import log_head
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.process import steady
 from lora_tune.base.small_files import create_json, read_json, text_of, write_json
-from lora_tune.launchers import descendants
+from lora_tune.launchers import cgroups, descendants
 from lora_tune.launchers.clock_watch import ClockWatch
 from lora_tune.launchers.job_records import describe, foreign, read_records
 from lora_tune.workloads.base import Job
@@ -107,6 +107,7 @@ def run_job(folder: str, token: str = "") -> int:
         return NOT_CLAIMED
     code, began, clock = os.EX_IOERR, steady(), ClockWatch()  # where a full disk keeps us from running it
     spent: dict[str, Any] = {}
+    killed_before = cgroups.oom_kills()
     try:
         with command.log.open("ab") as log:
             headed = _write_head(log, command)
@@ -114,6 +115,7 @@ def run_job(folder: str, token: str = "") -> int:
             spent |= {"log_bytes": os.fstat(log.fileno()).st_size} if headed else {}
     finally:
         spent |= {"seconds": round(steady() - began, 3), "clock_steps": clock.steps}
+        spent |= {"oom_kills": cgroups.oom_kills() - killed_before}
         write_json(
             attempt.ended,
             {"token": command.token, "sweep": command.sweep, "exit_code": code, "at": time.time(), **spent},

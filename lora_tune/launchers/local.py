@@ -136,7 +136,9 @@ def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
     assert ended is not None
     known = {**begun, "seconds": ended.seconds, "clock_steps": ended.clock_steps, "exit_code": ended.exit_code}
     at = ended.at if ended.seconds is None else begun.get("started_at", ended.at - ended.seconds) + ended.seconds
-    return JobStatus(state=JobState.ENDED, ended_at=at, log_bytes=ended.log_bytes, **known)
+    why = ended.short_of_host_memory
+    state = JobState.HOST_MEMORY if why else JobState.ENDED
+    return JobStatus(state=state, ended_at=at, log_bytes=ended.log_bytes, reason=why, **known)
 
 
 def _devices(command: Command | str) -> tuple[int, ...]:

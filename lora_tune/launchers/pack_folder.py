@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class PackRequest:
     """A trial that a pack is to train. folder: its attempt's. knobs: what a trial of its own would read.
 
     token, sweep: of the attempt and of its sweep, "" where there is none; the pack writes both into what it records.
+    company: how many may train side by side while it does, itself counted; 0: as many as there is room for.
     """
 
     name: str
@@ -38,6 +39,7 @@ class PackRequest:
     folder: str
     log: str
     knobs: Mapping[str, str]
+    company: int = 0
 
     @property
     def attempt(self) -> AttemptPaths:
@@ -89,6 +91,7 @@ class PackFolder:
             folder=str(job.folder),
             log=str(job.log),
             knobs=dict(job.slot.knobs),
+            company=job.slot.company,
         )
         # First where it is, then the request: after a crash between the two it is LOST, and asked for again.
         write_json(AttemptPaths(job.folder).slot, {"pack": str(self.paths.folder), "token": job.token})
@@ -167,11 +170,14 @@ class PackFolder:
 
     # The pack's side
 
-    def take(self) -> Iterator[PackRequest]:
-        """Take every request that waits, oldest first."""
+    def take(self, fits: Callable[[PackRequest], bool] = lambda _: True) -> Iterator[PackRequest]:
+        """Take every request that waits, oldest first, up to the first one that does not fit."""
         waiting = sorted(self.paths.requests.glob("*.json"), key=lambda file: (_age(file), file.name))
         for file in waiting:
             taken = self.paths.taken / file.name
+            waits = _request_in(read_json(file))
+            if waits is not None and not fits(waits):
+                return
             with contextlib.suppress(FileNotFoundError):  # withdrawn just now
                 file.rename(taken)
                 request = _request_in(read_json(taken))
@@ -244,7 +250,8 @@ def _request_in(file: SmallFile) -> PackRequest | None:
     knobs = content.get("knobs")
     if not all(texts[name] for name in ("name", "folder", "log")) or not isinstance(knobs, dict):
         return None
-    return PackRequest(**texts, knobs={str(k): str(v) for k, v in knobs.items()})
+    company = whole_of(content, "company") or 0
+    return PackRequest(**texts, knobs={str(k): str(v) for k, v in knobs.items()}, company=company)
 
 
 def _age(file: Path) -> float:

@@ -13,6 +13,8 @@ from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState
 
+SHORT_OF_MEMORY = (JobState.OUT_OF_MEMORY, JobState.HOST_MEMORY)
+"""Ends of a pack for which one of its trials may be to blame, or all together."""
 SIGNALS = 128
 """Exit codes from here on tell which signal ended a process."""
 TOLD_BYTES = 1 << 16
@@ -56,7 +58,10 @@ def trial_status(ticket: Ticket, pack: KnownPack | None, home: PackFolder, state
         ended_at = known["started_at"] + end.seconds if whole else end.at
         return JobStatus(state=JobState.ENDED, ended_at=ended_at, exit_code=end.exit_code, **known)
     if pack is None or not pack.status.state.alive:
-        return (None if pack is None else _failed_to_begin(pack, known)) or _interrupted(pack, known)
+        if pack is None:
+            return JobStatus(state=JobState.LOST, reason="the folder of its pack is gone", **known)
+        displaced = _displaced(pack, known) if waits else None
+        return displaced or _failed_to_begin(pack, known) or _interrupted(pack, known)
     if records.started is not None:
         return JobStatus(state=JobState.RUNNING, **known)
     if waits or records.claim is not None or (home.paths.taken / f"{ticket.name}.json").exists():
@@ -105,12 +110,25 @@ def _end_of(log: Path) -> bytes:
     return b""
 
 
-def _interrupted(pack: KnownPack | None, known: Mapping[str, Any]) -> JobStatus:
-    """A trial whose pack ended without a word about it: it did nothing wrong, and is run again."""
-    if pack is None:
-        return JobStatus(state=JobState.LOST, reason="the folder of its pack is gone", **known)
+def _displaced(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | None:
+    """Of a trial that waited for a place until its pack ended; None where the pack took none at all.
+
+    So each pack that ends takes an attempt of some trial, or brings one to its end: none is asked for without end.
+    """
+    if pack.folder.untouched:
+        return None
+    why = f"its pack {pack.ticket.name} ended before it took the trial: {pack.status.state.value}"
+    return JobStatus(state=JobState.DISPLACED, ended_at=pack.status.ended_at, reason=why, **known)
+
+
+def _interrupted(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus:
+    """A trial whose pack ended without a word about it: it is run again, since another one may be to blame."""
     below = pack.status
-    state = below.state if below.state is JobState.NODE_FAILED else JobState.PREEMPTED
+    kept = JobState.HOST_MEMORY if below.state in SHORT_OF_MEMORY else below.state
+    state = kept if kept in (JobState.HOST_MEMORY, JobState.NODE_FAILED) else JobState.PREEMPTED
     code = "" if below.exit_code is None else f", exit code {below.exit_code}"
-    why = f"its pack {pack.ticket.name} ended before it: {below.state.value}{code}"
-    return JobStatus(state=state, ended_at=below.ended_at, reason="; ".join(filter(None, (why, below.reason))), **known)
+    how = below.reason if below.state is JobState.HOST_MEMORY else f"{below.state.value}{code}"
+    why = f"its pack {pack.ticket.name} ended before it: {how}"
+    reason = why if how == below.reason else "; ".join(filter(None, (why, below.reason)))
+    own_end = below.exit_code if below.state in (JobState.ENDED, *SHORT_OF_MEMORY) else None  # not of preemption
+    return JobStatus(state=state, ended_at=below.ended_at, exit_code=own_end, reason=reason, **known)

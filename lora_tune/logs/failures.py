@@ -167,9 +167,14 @@ def _by_exit_code(code: int, last_line: str) -> Diagnosis:
 _STATES_ABOVE_LOG = {
     "node failed": (FailureKind.INFRASTRUCTURE, "run it on another node and report this one"),
     "preempted": (FailureKind.PREEMPTED, "nothing to fix: it is run again"),
+    "displaced": (FailureKind.DISPLACED, "nothing to fix: it is run again, and this attempt does not count"),
 }
 _STATES_BELOW_LOG = {
     "out of memory": (FailureKind.INFEASIBLE, "ask for more host memory (--mem=0), or use fewer data workers"),
+    "host memory": (
+        FailureKind.HOST_MEMORY,
+        "ask for more host memory (under Slurm --mem=0), or run fewer side by side (site.slots, budget.parallel)",
+    ),
     "time limit": (FailureKind.CONFIGURATION, "raise budget.trial_minutes, or WALLTIME"),
     "cancelled": (FailureKind.INFRASTRUCTURE, "it was cancelled: run it again"),
     "lost": (FailureKind.INFRASTRUCTURE, "the cluster has no trace of it: run it again"),

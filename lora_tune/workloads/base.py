@@ -58,11 +58,13 @@ class SlotTerms:
     """How a job's trial can share another job: a packed trainer trains several side by side.
 
     argv: the trainer's command, to which the folder that it watches is appended. knobs: the variables of this trial,
-    which the job's own command would read from its environment.
+    which the job's own command would read from its environment. company: how many may train side by side while it
+    does, itself counted; 0: as many as there is room for.
     """
 
     argv: tuple[str, ...]
     knobs: Mapping[str, str]
+    company: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

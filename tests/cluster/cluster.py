@@ -185,6 +185,10 @@ class Cluster:
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power cut")
         end_processes_of(self.folder, node)
 
+    def pid_of(self, node: str) -> int:
+        """The process id of the node's daemon."""
+        return self._processes[f"slurmd.{node}"].pid
+
     # -- administration
 
     def drain(self, node: str) -> None:

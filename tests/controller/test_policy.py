@@ -286,11 +286,25 @@ def test_a_step_that_the_script_survived_fails_no_training_that_states_its_end(*
     assert conclusion.of_training(status, RunLog(run_stop_ms=9)).exit_code == 1, "a stop without evals is faked"
 
 
-@pytest.mark.parametrize("kind", ["infrastructure", "flaky", "preempted", "unknown", "infeasible", "held", "drained"])
+@pytest.mark.parametrize(
+    "kind",
+    ["infrastructure", "flaky", "preempted", "host memory", "displaced", "unknown", "infeasible", "held", "drained"],
+)
 def test_what_says_nothing_of_the_parameters_is_tried_again(kind: str) -> None:
     found = conclude(failure(kind), exit_code=1)
     assert isinstance(found, conclusion.Retry)
     assert "the line" in found.sentence
+
+
+def test_a_host_that_stays_short_of_memory_fails_its_trials_and_is_not_tried_for_ever() -> None:
+    last = conclude(failure("host memory"), attempts=3)
+    assert (last.verdict, last.sentence) == (Verdict.FAILED, "host memory, 3 attempts: the line")
+
+
+def test_what_only_waited_in_a_job_that_died_has_not_been_tried() -> None:
+    assert isinstance(conclude(failure("displaced"), attempts=3), conclusion.Retry)
+    waited = replace(attempt(), failure="displaced", state="displaced")
+    assert conclusion.made([waited, waited, attempt()]) == 1
 
 
 def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:

@@ -318,7 +318,8 @@ def test_a_trial_that_no_pack_took_can_be_taken_back(quiet: Launcher, tmp_path: 
     [
         (JobState.NODE_FAILED, JobState.NODE_FAILED),
         (JobState.TIME_LIMIT, JobState.PREEMPTED),
-        (JobState.OUT_OF_MEMORY, JobState.PREEMPTED),
+        (JobState.OUT_OF_MEMORY, JobState.HOST_MEMORY),
+        (JobState.HOST_MEMORY, JobState.HOST_MEMORY),
         (JobState.CANCELLED, JobState.PREEMPTED),
         (JobState.ENDED, JobState.PREEMPTED),
     ],
@@ -354,17 +355,39 @@ def test_a_trial_whose_pack_cannot_begin_fails_as_its_pack_did(
     assert (found.kind, line in found.line) == (kind, True)
 
 
-@pytest.mark.parametrize(("code", "taken"), [(1, True), (2, True), (0, False), (143, False), (-9, False)])
+@pytest.mark.parametrize(
+    ("code", "taken", "expected"),
+    [
+        (1, True, JobState.DISPLACED),
+        (-9, True, JobState.DISPLACED),
+        (0, False, JobState.PREEMPTED),
+        (143, False, JobState.PREEMPTED),
+        (-9, False, JobState.PREEMPTED),
+    ],
+)
 def test_a_pack_that_was_ended_or_has_trained_says_nothing_of_a_trial_that_waits(
-    quiet: Launcher, below: Below, tmp_path: Path, code: int, taken: bool
+    quiet: Launcher, below: Below, tmp_path: Path, code: int, taken: bool, expected: JobState
 ) -> None:
+    """Where the pack took another one, it is that one's attempt; of a pack that took none it is everybody's."""
     first, waits = (job_of(tmp_path / n, SAY, name=f"study-{n}-0") for n in ("one", "two"))
     quiet.submit(first)
     if taken:
         assert len(list(packs_of(tmp_path)[0].take())) == 1
     quiet.submit(waits)
     below.state, below.exit_code = JobState.ENDED, code
-    assert quiet.poll([ticket_of(waits)])[waits.name].state is JobState.PREEMPTED
+    assert quiet.poll([ticket_of(waits)])[waits.name].state is expected
+
+
+def test_a_trial_that_is_to_train_alone_is_asked_for_so_and_taken_when_there_is_room(
+    below: Below, tmp_path: Path
+) -> None:
+    launcher, alone = PackedLauncher(below, slots=3, folder=tmp_path / "packs"), job_of(tmp_path / "a", SAY)
+    slot = SlotTerms(argv=PACK, knobs={}, company=1)
+    launcher.submit(replace(alone, slot=slot))
+    (pack,) = packs_of(tmp_path)
+    assert list(pack.take(lambda request: request.company != 1)) == []
+    assert pack.asked(alone.name), "it was not touched"
+    assert [request.company for request in pack.take()] == [1]
 
 
 def test_a_pack_whose_folder_was_removed_gets_no_trial_and_its_end_is_seen(

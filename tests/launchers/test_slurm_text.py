@@ -115,6 +115,15 @@ def test_states(word: str, state: JobState) -> None:
     assert status_of(State=word).state is state
 
 
+def test_a_job_that_took_more_memory_than_slurm_gave_it() -> None:
+    """As squeue and sacct of Slurm 22.05 say it where ``ConstrainRAMSpace`` is on: a signal that is none, 125."""
+    shown = status_of(State="OUT_OF_MEMORY", exit_code="253", Reason="OutOfMemory")
+    assert (shown.state, shown.reason) == (JobState.OUT_OF_MEMORY, "OUT_OF_MEMORY OutOfMemory")
+    (row,) = parse.sacct_rows("1|OUT_OF_MEMORY|0:125|0:0|1000|1001|1003|n1|token|study-0000-0\n")
+    accounted = parse.status(row, 1000.0)
+    assert (accounted.state, accounted.exit_code) == (JobState.OUT_OF_MEMORY, shown.exit_code)
+
+
 def test_a_job_that_was_requeued_is_preempted_at_the_time_of_the_requeue() -> None:
     status = status_of(State="CANCELLED", RestartCnt="1", SubmitTime="1500", NodeList="")
     assert status.state is JobState.PREEMPTED

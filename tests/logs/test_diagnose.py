@@ -431,6 +431,8 @@ class TestChoice:
             (JobState.NODE_FAILED, "infrastructure"),
             (JobState.PREEMPTED, "preempted"),
             (JobState.OUT_OF_MEMORY, "infeasible"),
+            (JobState.HOST_MEMORY, "host memory"),
+            (JobState.DISPLACED, "displaced"),
             (JobState.TIME_LIMIT, "configuration"),
             (JobState.CANCELLED, "infrastructure"),
             (JobState.LOST, "infrastructure"),

@@ -244,11 +244,11 @@ class Sweep:
         self.root, self.folder = root, PackFolder(root / "packs" / pack)
         self.folder.make()
 
-    def ask(self, name: str, **changed: object) -> AttemptPaths:
+    def ask(self, name: str, company: int = 0, **changed: object) -> AttemptPaths:
         attempt = AttemptPaths(self.root / "trials" / name)
         attempt.folder.mkdir(parents=True)
         read = {key: str(value) for key, value in {**FEW, **changed}.items()}
-        slot = JobSlot(argv=(), knobs=read)
+        slot = JobSlot(argv=(), knobs=read, company=company)
         job = Job(
             name=name.replace("/", "-"), folder=attempt.folder, token=f"of {name}", argv=(), log=attempt.log, slot=slot
         )
@@ -364,6 +364,25 @@ def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the
     for attempt in attempts:
         assert end_of(attempt)["exit_code"] == 0
         assert 0 < float(str(end_of(attempt)["node_share"])) <= 0.5, "the other pack has the node's other half"
+
+
+def test_a_trial_whose_job_was_killed_trains_in_small_company_and_what_does_not_fit_beside_it_is_untouched(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a pack that it kills again dies of it alone: the others have lost nothing."""
+    for name, company in {"a": 0, "b": 0, "c": 2, "d": 2, "e": 1, "f": 0}.items():
+        sweep.ask(name, company, MAX_STEPS=2)
+    rounds, seen = Pack.round, set()
+
+    def count(pack: Pack, *done: Any) -> object:
+        claimed = [file.parent for file in (sweep.root / "trials").glob("*/claim.json")]
+        seen.add("".join(sorted(place.name for place in claimed if not AttemptPaths(place).ended.exists())))
+        return rounds(pack, *done)
+
+    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(Pack, "round", count)
+    sweep.serve()
+    assert seen == {"ab", "cd", "e", "f"}
 
 
 def test_beside_other_packs_one_that_cannot_record_an_end_hands_its_trials_over(

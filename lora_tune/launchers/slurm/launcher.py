@@ -170,7 +170,7 @@ def _accounted(tickets: Sequence[Ticket], user: str) -> dict[str, parse.JobRow |
     """The accounting's row of each job by its name; None where no accounting answers (without slurmdbd none does)."""
     names = ",".join(sorted({ticket.name for ticket in tickets}))
     oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
-    since = _local_time(oldest)
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(oldest))  # sacct reads local time only
     command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
     try:
         shown = ask(*command, f"--name={names}", f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
@@ -222,6 +222,9 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
             clock_steps=ended.clock_steps,
             log_bytes=ended.log_bytes,
         )
+    if ended is not None and status.state is JobState.ENDED and (why := ended.short_of_host_memory):
+        # Where Slurm confines no memory it says FAILED only; and COMPLETED of submitit's step.
+        return replace(status, state=JobState.HOST_MEMORY, exit_code=ended.exit_code, reason=why)
     if status.state is not JobState.ENDED or status.exit_code != 0:
         return status
     if ended is not None:
@@ -279,11 +282,6 @@ def _token(ticket: Ticket) -> str:
     except LookupError as error:
         return ticket.token if str(error) else ""  # a file that is damaged was there when the job was submitted
     return "" if foreign(path.name, token, ticket.token) else token
-
-
-def _local_time(epoch: float) -> str:
-    """sacct reads local time only."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(epoch))
 
 
 def _answer(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune.launchers.pack_folder import PackFolder, PackRequest
 from lora_tune.recipes import settings as knobs
 from lora_tune.recipes.packed import checkpoint, interruption
 from lora_tune.recipes.packed.base import Meeting, PackedBase
@@ -109,7 +109,7 @@ class Host:
             return
         self._looked_at = time.monotonic()
         self._ending |= self._folder.gone  # nobody can ask for a trial or stop one: those that train go on elsewhere
-        requests = self._folder.take()
+        requests = self._folder.take(self._fits)
         while self._wants_more() and (request := next(requests, None)) is not None:
             self._busy_at = time.monotonic()
             tenant = Tenant.claim(request)
@@ -130,6 +130,12 @@ class Host:
             return True
         self._floor.admit()
         return not self._floor.waiting and len(self._floor.tenants) < max(self._slots, self._folder.slots())
+
+    def _fits(self, request: PackRequest) -> bool:
+        """Whether it may train beside those that are here, and they beside it; else it is left untouched."""
+        here = (*self._floor.tenants, *self._floor.waiting)
+        limits = [company for company in (request.company, *(t.request.company for t in here)) if company]
+        return not limits or len(here) < min(limits)
 
     def _house(self, tenant: Tenant) -> None:
         """Read a trial's knobs and data; it waits for room then."""
