@@ -12,7 +12,8 @@ from lora_tune import curves
 from lora_tune.mlperf import published_curves
 from lora_tune.search.contenders import RunSummary
 from lora_tune.search.race_scale import RAW_SD, RaceScale
-from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action, plan
+from lora_tune.search.race_verdicts import CannotSeparate, Decided
+from lora_tune.search.racing import RaceSettings, RunMore, next_action, plan
 
 DIFFERENCES = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 600
@@ -96,8 +97,9 @@ def _race_of_many(offsets: Sequence[float], rng: np.random.Generator) -> tuple[i
     """The winner's place (-1: none), that of the recommended one, runs used."""
     results: dict[str, list[RunSummary]] = {str(i): [] for i in range(len(offsets))}
     while isinstance(action := next_action(results), RunMore):
-        at = offsets[int(action.config)] + rng.normal(0, NOISE)
-        results[action.config].append(RunSummary(float(np.exp(7.4 + at))))
+        (config,) = action.runs
+        at = offsets[int(config)] + rng.normal(0, NOISE)
+        results[config].append(RunSummary(float(np.exp(7.4 + at))))
     used = sum(map(len, results.values()))
     if isinstance(action, Decided):
         return int(action.winner), int(action.winner), used
@@ -128,7 +130,8 @@ def _race(draw: Draw, settings: RaceSettings, difference: float, rng: np.random.
             return (1 if action.winner == "a" and difference > 0 else -1), used
         if isinstance(action, CannotSeparate):
             return 0, used
-        results[action.config].append(RunSummary(float(np.exp(7.4 + offsets[action.config] + draw(rng)))))
+        (config,) = action.runs
+        results[config].append(RunSummary(float(np.exp(7.4 + offsets[config] + draw(rng)))))
 
 
 def _race_of_jobs(draw: Draw, settings: RaceSettings, difference: float, rng: np.random.Generator) -> tuple[int, int]:

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.base.format import counted
 from lora_tune.search.contenders import Contender, RunSummary, contender, pairs_of, pooled_sd
 from lora_tune.search.race_limits import LimitShape, limit_constant
 from lora_tune.search.race_scale import TIMES, RaceScale
-
-CLOSEST = 1e-3
-"""The least lead that is counted with, relative to the spread between seeds: equal means need no infinity of runs."""
-
-POWER = 0.8
-"""Power at which "N more runs" would separate two configurations."""
+from lora_tune.search.race_verdicts import Decided, RaceVerdict, cannot_separate, why_decided
 
 MANY = 3
 """Configurations from which on a race looks for the best of many: runs go to the leader and its nearest rivals."""
@@ -75,37 +69,11 @@ class RaceSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunMore:
-    """Start ``runs`` more seeds of ``config``."""
+    """Start more seeds. runs: how many, by configuration, the one whose run tells most first."""
 
-    config: str
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """``winner`` is better than all others with the asked confidence."""
-
-    winner: str
-    sentence: str
+    runs: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class CannotSeparate:
-    """The leaders are too close. difference, margin: of the second to the first, by the scale (90% half-width).
-
-    more_runs, node_hours: to separate them, in all; 0 of equal means. recommended: the one to take meanwhile.
-    """
-
-    leaders: tuple[str, str]
-    difference: float
-    margin: float
-    more_runs: int
-    node_hours: float
-    recommended: str
-    sentence: str
-
-
-RaceVerdict = Decided | CannotSeparate
 Action = RunMore | RaceVerdict
 
 
@@ -121,22 +89,30 @@ class RacePlan:
     verdict: RaceVerdict | None = None
 
 
-def next_action(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings | None = None) -> Action:
+def next_action(
+    results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings | None = None, *, together: bool = False
+) -> Action:
     """What to do next, from all finished runs of all racing configurations (at least one; name -> runs, may be empty).
 
     The leader wins when it is better than each other one at the stated confidence: to be wrong, it must have passed
     the best one too, so one pair's limit holds for all. A configuration leaves the race when a second of its runs did
-    not converge: MLPerf allows one of ten. Raises ValueError without a configuration.
+    not converge: MLPerf allows one of ten. together: every open configuration runs, not only the one whose run tells
+    most. Raises ValueError without a configuration.
     """
     settings = settings or RaceSettings()
     standing = _standing(results, settings)
     if not isinstance(standing, list):
         return standing
-    config = standing[0]
-    if config.runs < settings.fewest:
-        return RunMore(config.name, min(settings.batch, settings.fewest - config.runs))
-    left = settings.total(len(results)) - sum(map(len, results.values()))
-    return RunMore(config.name, min(settings.batch, settings.longest(len(results)) - config.runs, left))
+    least = min(c.runs for c in standing)
+    if least < settings.fewest:
+        return RunMore({standing[0].name: min(settings.batch, settings.fewest - standing[0].runs)})
+    left, longest = settings.total(len(results)) - sum(map(len, results.values())), settings.longest(len(results))
+    runs: dict[str, int] = {}
+    for config in standing if together else standing[:1]:
+        wanted = (config.runs if len(results) >= MANY else least) + settings.batch
+        runs[config.name] = max(0, min(min(longest, wanted) - config.runs, left))
+        left -= runs[config.name]
+    return RunMore(runs)
 
 
 def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *, together: bool = False) -> RacePlan:
@@ -148,18 +124,15 @@ def plan(results: Mapping[str, Sequence[RunSummary]], settings: RaceSettings, *,
     the verdict the recommended configuration is wanted up to ``settings.most`` runs, if it ever reached the target.
     """
     counts = dict.fromkeys(results, settings.fewest)
-    longest = settings.longest(len(results))
     while all(counts[name] <= len(runs) for name, runs in results.items()):
-        standing = _standing({name: runs[: counts[name]] for name, runs in results.items()}, settings)
-        if not isinstance(standing, list):
-            chosen = standing.winner if isinstance(standing, Decided) else standing.recommended
+        so_far = {name: runs[: counts[name]] for name, runs in results.items()}
+        action = next_action(so_far, settings, together=together)
+        if not isinstance(action, RunMore):
+            chosen = action.winner if isinstance(action, Decided) else action.recommended
             converges = any(settings.scale.inward(run.result) is not None for run in results[chosen])
-            return RacePlan({chosen: settings.most} if converges else {}, standing)
-        least = min(c.runs for c in standing)
-        for config in standing if together else standing[:1]:
-            left = settings.total(len(results)) - sum(counts.values())
-            wanted = (config.runs if len(results) >= MANY else least) + settings.batch
-            counts[config.name] += max(0, min(min(longest, wanted) - counts[config.name], left))
+            return RacePlan({chosen: settings.most} if converges else {}, action)
+        for name, more in action.runs.items():
+            counts[name] += more
     return RacePlan(counts)
 
 
@@ -177,13 +150,14 @@ def _standing(results: Mapping[str, Sequence[RunSummary]], settings: RaceSetting
     race = _Race(*pooled_sd(configs, settings.scale), settings, len(configs))
     rivals = [c for c in sound if c is not leader and not race.beats(leader, c)]
     if not rivals:
-        return Decided(leader.name, _decided(leader, configs, settings))
+        return Decided(leader.name, why_decided(leader, configs, settings.confidence, settings.scale))
     spent = sum(c.runs for c in configs) >= settings.total(len(configs))
     least = settings.futility if len(configs) < MANY else 0.0
     hopeful = [] if spent else [c for c in rivals if race.chance(leader, c) >= least]
     if running := [c for c in (leader, *hopeful) if c.runs < settings.longest(len(configs)) and hopeful]:
         return _most_telling_first(leader, running)
-    return _cannot_separate(leader, min(rivals, key=lambda c: c.mean), race)
+    second = min(rivals, key=lambda c: c.mean)
+    return cannot_separate(leader, second, race.sd, race.freedom, settings.confidence, settings.scale)
 
 
 def _most_telling_first(leader: Contender, running: Sequence[Contender]) -> list[Contender]:
@@ -254,46 +228,3 @@ class _Race:
         if ahead == 0:
             return 0.0
         return float(ndtr((lead - limit) / ahead) + ndtr((-lead - limit) / ahead))
-
-
-def _decided(leader: Contender, configs: Sequence[Contender], settings: RaceSettings) -> str:
-    others = sorted((c for c in configs if c is not leader and c.places), key=lambda c: c.mean)
-    if len(configs) == 1:
-        return f"{leader.name} ran alone: there is nothing to compare it with"
-    if not others:
-        return f"{leader.name} is the only configuration that {settings.scale.got}"
-    second = others[0]
-    scale = settings.scale
-    lead = scale.words(scale.difference(second.mean - leader.mean))
-    reason = f"{leader.name} is better than {second.name} by {lead} with {settings.confidence:.0%} confidence"
-    if second.failures >= 2:
-        reason = f"{second.name} {scale.missed} in {second.failures} of {second.runs} runs; {leader.name} is left"
-    return f"{reason}, after {counted(sum(c.runs for c in configs), 'runs')}"
-
-
-def _cannot_separate(leader: Contender, second: Contender, race: _Race) -> CannotSeparate:
-    from scipy.special import ndtri, stdtrit
-
-    sd, scale, level = race.sd, race.settings.scale, 1 - race.settings.confidence
-    lead = second.mean - leader.mean
-    margin = float(stdtrit(race.freedom, 0.95)) * sd * math.sqrt(1 / len(leader.places) + 1 / len(second.places))
-    needed = 2 * ((float(ndtri(1 - level / 2)) + float(ndtri(POWER))) * sd / max(lead, CLOSEST * sd)) ** 2
-    alike = lead < scale.least_sd([*leader.places, *second.places])  # then nobody can say what would tell them apart
-    missing = [0 if alike else max(0, math.ceil(needed) - len(c.places)) for c in (leader, second)]
-    more, hours = sum(missing), sum(n * c.node_hours for n, c in zip(missing, (leader, second), strict=True))
-    recommended, why = _recommend(leader, second, scale, alike=alike)
-    difference, half = scale.difference(lead), scale.difference(margin)
-    said = f"cannot be separated: difference {scale.words(difference)} +/- {scale.words(half)}; "
-    said += "" if alike else f"{counted(more, 'more runs')} = {hours:.3g} node-hours; "
-    sentence = f"{leader.name} and {second.name} {said}take {recommended}, {why}"
-    return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
-
-
-def _recommend(leader: Contender, second: Contender, scale: RaceScale, *, alike: bool) -> tuple[str, str]:
-    """The one with fewer failures, then the clearly cheaper (2% of node-hours a run), then the better so far."""
-    if leader.failures != second.failures:
-        best = min((leader, second), key=lambda c: c.failures)
-        return best.name, f"{'more' if best.failures else 'all'} of whose runs {scale.got}"
-    if abs(leader.node_hours - second.node_hours) > 0.02 * max(leader.node_hours, second.node_hours):
-        return min((leader, second), key=lambda c: c.node_hours).name, "the cheaper by node-hours a run"
-    return leader.name, "as good as the other so far" if alike else f"the {scale.better} so far"

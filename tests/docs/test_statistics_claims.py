@@ -20,9 +20,8 @@ from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.contenders import RunSummary
 from lora_tune.search.race_scale import PRIOR_SD, RAW_SD, RaceScale
+from lora_tune.search.race_verdicts import CannotSeparate, Decided
 from lora_tune.search.racing import (
-    CannotSeparate,
-    Decided,
     RaceSettings,
     RunMore,
     next_action,
@@ -110,7 +109,8 @@ def test_a_race_of_equals_names_a_winner_no_more_often_than_its_confidence_allow
     for _ in range(races):
         results: dict[str, list[RunSummary]] = {"a": [], "b": []}
         while isinstance(action := next_action(results, settings), RunMore):
-            results[action.config].append(RunSummary(1800 * math.exp(rng.normal(0, sd))))
+            (config,) = action.runs
+            results[config].append(RunSummary(1800 * math.exp(rng.normal(0, sd))))
         assert isinstance(action, Decided | CannotSeparate)
         wrong += isinstance(action, Decided)
         runs += sum(map(len, results.values()))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lora_tune.search.contenders import RunSummary, means
 from lora_tune.search.race_scale import RaceScale, scale_of
-from lora_tune.search.racing import CannotSeparate, Decided, RaceSettings, RunMore, next_action
+from lora_tune.search.race_verdicts import CannotSeparate, Decided
+from lora_tune.search.racing import RaceSettings, RunMore, next_action
 from tests.builders import STUDY, study_of
 
 LOSS = RaceScale(relative=False, prior_sd=0.0, prior_freedom=0, got="measured a value", missed="measured no value")
@@ -100,7 +101,8 @@ def test_equal_configurations_are_separated_no_more_often_than_the_confidence_al
     for _ in range(races):
         results: dict[str, list[RunSummary]] = {"a": [], "b": []}
         while isinstance(action := next_action(results, rules), RunMore):
-            results[action.config].append(RunSummary(float(rng.normal(3.0, 0.2))))
+            (config,) = action.runs
+            results[config].append(RunSummary(float(rng.normal(3.0, 0.2))))
         wrong += isinstance(action, Decided)
     assert wrong <= 0.1 * races + 2 * math.sqrt(races * 0.1 * 0.9)
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from lora_tune.search.contenders import RunSummary, means
 from lora_tune.search.race_limits import LimitShape, limit_constant
+from lora_tune.search.race_verdicts import CannotSeparate, Decided
 from lora_tune.search.racing import (
-    CannotSeparate,
-    Decided,
     RacePlan,
     RaceSettings,
     RunMore,
@@ -32,8 +31,8 @@ def noisy(mean: float, count: int, seed: int, sd: float = 0.05) -> list[RunSumma
 
 
 def test_every_configuration_first_gets_the_fewest_runs() -> None:
-    assert next_action({"a": [], "b": []}) == RunMore("a", 1)
-    assert next_action({"a": runs(100, 101, 99), "b": runs(90)}, RaceSettings(batch=5)) == RunMore("b", 2)
+    assert next_action({"a": [], "b": []}) == RunMore({"a": 1})
+    assert next_action({"a": runs(100, 101, 99), "b": runs(90)}, RaceSettings(batch=5)) == RunMore({"b": 2})
 
 
 def test_a_clear_winner_ends_the_race_early() -> None:
@@ -45,7 +44,7 @@ def test_a_clear_winner_ends_the_race_early() -> None:
 
 def test_close_configurations_run_on_the_one_with_fewer_runs_next() -> None:
     found = next_action({"a": noisy(100, 4, 1), "b": noisy(105, 3, 2)})
-    assert found == RunMore("b", 1)
+    assert found == RunMore({"b": 1})
 
 
 def test_equal_configurations_are_honestly_not_separated() -> None:
@@ -111,12 +110,8 @@ def test_one_of_many_equals_is_not_called_the_best() -> None:
 
 def test_of_many_the_leader_and_its_nearest_rival_run_on() -> None:
     field = {"a": runs(100, 104, 96), "near": runs(103, 99, 107), "far": runs(115, 111, 119)}
-    found = next_action(field)
-    assert isinstance(found, RunMore)
-    assert found.config == "a", "the leader is in every comparison"
-    more = next_action(field | {"a": runs(100, 104, 96, 101, 99)})
-    assert isinstance(more, RunMore)
-    assert more.config == "near"
+    assert next_action(field) == RunMore({"a": 1}), "the leader is in every comparison"
+    assert next_action(field | {"a": runs(100, 104, 96, 101, 99)}) == RunMore({"near": 1})
 
 
 def test_where_nothing_separates_two_the_faster_so_far_is_recommended() -> None:
@@ -156,8 +151,9 @@ def test_every_race_ends(seed: int, difference: float) -> None:
         action = next_action(results)
         if not isinstance(action, RunMore):
             return
-        mean = 100 * (1 + difference * "abc".index(action.config))
-        results[action.config].append(RunSummary(mean * np.exp(rng.normal(0, 0.05))))
+        (config,) = action.runs
+        mean = 100 * (1 + difference * "abc".index(config))
+        results[config].append(RunSummary(mean * np.exp(rng.normal(0, 0.05))))
     pytest.fail("the race asked for more than its runs")
 
 
@@ -184,7 +180,8 @@ def test_a_plan_goes_the_way_of_next_action_and_wants_the_rest_of_the_winners_ru
     assert used < 20
     by_hand: dict[str, list[RunSummary]] = {name: [] for name in truth}
     while isinstance(action := next_action(by_hand), RunMore):
-        by_hand[action.config].append(truth[action.config][len(by_hand[action.config])])
+        (config,) = action.runs
+        by_hand[config].append(truth[config][len(by_hand[config])])
     assert stands.verdict == action
 
 

@@ -15,7 +15,8 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 from lora_tune.search.contenders import means
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.racing import CannotSeparate, Decided, RacePlan
+from lora_tune.search.race_verdicts import CannotSeparate, Decided
+from lora_tune.search.racing import RacePlan
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
