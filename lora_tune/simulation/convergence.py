@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,10 @@ def slope(gbs: int) -> float:
     return float(np.interp(math.log(gbs), [math.log(int(k)) for k in table], list(table.values())))
 
 
+KEPT_RUNS = 512
+"""Seeds of a curve whose luck is kept: what more take is not worth its memory."""
+
+
 def median_losses(samples: Array, crossing: float, gbs: int) -> Array:
     """The median eval loss at ``samples`` of a run whose curve crosses the target at ``crossing`` samples."""
     u = samples / crossing
@@ -123,8 +128,27 @@ def median_losses(samples: Array, crossing: float, gbs: int) -> Array:
 
 def noisy_losses(median: Array, rng: np.random.Generator, runs: int) -> Array:
     """``runs`` seeds of a median curve, shape (runs, evals): a shared offset, white noise and rare upward spikes."""
-    shape = (runs, len(median))
+    offset, white, spike = _noise(rng, runs, len(median))
+    return np.asarray(median + offset + white + spike)
+
+
+def expected_losses(median: Array, runs: int) -> Array:
+    """The same with the luck of which a surface's truth is made, which is no other for any other configuration."""
+    made = _kept_noise if runs <= KEPT_RUNS else _fixed_noise
+    offset, white, spike = made(runs, len(median))
+    return np.asarray(median + offset + white + spike)
+
+
+def _fixed_noise(runs: int, evals: int) -> tuple[Array, Array, Array]:
+    return _noise(np.random.default_rng(11), runs, evals)
+
+
+_kept_noise = lru_cache(maxsize=64)(_fixed_noise)
+
+
+def _noise(rng: np.random.Generator, runs: int, evals: int) -> tuple[Array, Array, Array]:
+    shape = (runs, evals)
     offset = rng.normal(0, _NOISE["run_offset_sd"], (runs, 1))
     white = rng.normal(0, _NOISE["eval_noise_sd"], shape)
     spike = (rng.random(shape) < _NOISE["spike_share"]) * rng.exponential(_NOISE["spike_median"] / math.log(2), shape)
-    return np.asarray(median + offset + white + spike)
+    return offset, white, spike

@@ -116,9 +116,8 @@ class SimulatedRun:
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
         if not len(at):
             return math.inf
-        rng = np.random.default_rng(11)
         crossing = math.exp(convergence.ln_samples(recipe, self.site))
-        losses = convergence.noisy_losses(convergence.median_losses(at, crossing, recipe.gbs), rng, draws)
+        losses = convergence.expected_losses(convergence.median_losses(at, crossing, recipe.gbs), draws)
         reached = losses <= TARGET
         finishes = reached.any(axis=1)
         lives = 1 - self.machine.oom_probability(layout)
