@@ -145,8 +145,8 @@ def with_token(application: Application, token: str) -> Application:
             cookie.load(environ.get("HTTP_COOKIE", ""))
         if _COOKIE in cookie and _same(cookie[_COOKIE].value, token):
             return application(environ, start_response)
-        given = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
-        if environ["REQUEST_METHOD"] == "GET" and _same(given, token):
+        typed = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
+        if environ["REQUEST_METHOD"] == "GET" and _same(typed, token):
             keep = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
             start_response("303 See Other", [("Location", "/dashboard"), ("Set-Cookie", keep), ("Content-Length", "0")])
             return [b""]
@@ -159,9 +159,9 @@ def with_token(application: Application, token: str) -> Application:
 _COOKIE = "lora_tune_token"
 
 
-def _same(given: str, token: str) -> bool:
+def _same(typed: str, token: str) -> bool:
     """Whether two texts are equal, in a time that does not tell where they differ."""
-    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+    return hmac.compare_digest(typed.encode(errors="replace"), token.encode())
 
 
 def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403 Forbidden") -> list[bytes]:

@@ -55,14 +55,14 @@ def read_logs(paths: Sequence[Path]) -> Iterator[Log | str]:
             )
 
 
-def runs_of(log: Log, study: Study, given: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:
+def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:
     """The runs of a log that teach this study something, and of the others why they do not."""
     from lora_tune.search import priors
 
     names = _convergence_names(study)
     fixed, own = study.search_space.fixed, study.benchmark
     for run in log.reader.runs():
-        values = {**priors.values_of(run.hyperparameters, [*names, *fixed]), **given}
+        values = {**priors.values_of(run.hyperparameters, [*names, *fixed]), **stated}
         lacking = [name for name in names if name not in values]
         other = [n for n in fixed if n in values and values[n] != fixed[n] and n not in _LAYOUT_NAMES]
         origin = (source or priors.source_of(run.hyperparameters) or log.parent, log.name, log.digest)
@@ -111,17 +111,18 @@ def _unusable(values: Mapping[str, Value], study: Study, names: Sequence[str]) -
 
 
 def _given(pairs: Sequence[str]) -> dict[str, Value]:
-    given: dict[str, Value] = {}
+    stated: dict[str, Value] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise InputError(f"--set {pair!r}: expected NAME=VALUE, such as LR=4e-4")
         try:
             number = float(text)
-            given[name] = int(number) if number.is_integer() and "." not in text and "e" not in text.lower() else number
+            whole = number.is_integer() and "." not in text and "e" not in text.lower()
+            stated[name] = int(number) if whole else number
         except ValueError:
-            given[name] = text
-    return given
+            stated[name] = text
+    return stated
 
 
 @click.command()
@@ -145,7 +146,7 @@ def main(study_name: str, output: Path | None, source: str, pairs: tuple[str, ..
     known = priors.read(path)
     taken: dict[tuple[str, int], PriorRun] = {}
     left_out: Counter[str] = Counter()
-    digests, given = {run.digest for run in known}, _given(pairs)
+    digests, stated = {run.digest for run in known}, _given(pairs)
     again = 0
     for log in read_logs(logs):
         if isinstance(log, str):
@@ -153,7 +154,7 @@ def main(study_name: str, output: Path | None, source: str, pairs: tuple[str, ..
         elif log.digest in digests:
             again += 1
         else:
-            for at, run in enumerate(runs_of(log, study, given, source, time.time())):
+            for at, run in enumerate(runs_of(log, study, stated, source, time.time())):
                 if isinstance(run, str):
                     left_out[run] += 1
                 else:

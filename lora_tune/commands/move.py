@@ -38,14 +38,14 @@ def _target(_context: click.Context, _parameter: click.Parameter, url: str) -> s
 @output_option
 @click.option("--to", required=True, callback=_target, help="URL of the database that the records go to")
 @guarded
-def main(study_name: str, to: str, **given: Any) -> None:
+def main(study_name: str, to: str, **options: Any) -> None:
     """Copy a sweep's records into another database, such as from SQLite to PostgreSQL, to go on there.
 
     Nobody may drive the sweep meanwhile; its jobs go on. The old database is left as it is, and is refused from then
     on: the sweep's folder knows that it is older. Exit codes: 0 done; 2 your input; 3 the machine.
     """
-    review = load_review(study_name, given["output"], given["storage"])
-    source, name = open_store(review.paths, given["storage"]), review.sweep.name
+    review = load_review(study_name, options["output"], options["storage"])
+    source, name = open_store(review.paths, options["storage"]), review.sweep.name
     target = stores.Store(to)
     try:
         now = time.time()
@@ -58,7 +58,7 @@ def main(study_name: str, to: str, **given: Any) -> None:
     finally:
         source.close()
         target.close()
-    before = storage_name(review.paths, given["storage"])
+    before = storage_name(review.paths, options["storage"])
     click.echo(
         f"{counted(moved, 'trials')} of {name} copied from {before} to {stores.safe_url(to)}; go on with: "
         f"LORA_TUNE_STORAGE={shlex.quote(stores.safe_url(to))} {again('sweep', study_name, storage=False)}"

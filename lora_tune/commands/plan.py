@@ -35,12 +35,16 @@ def plan_of(
     )
 
 
-def laid_over(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def laid_over(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What the command line lays over the study, by section; without what was not given."""
     laid = {
-        "budget": {"trials": given["trials"], "parallel": given["parallel"], "node_hours": given["budget_node_hours"]},
-        "site": {"launcher": given["launcher"]},
-        "search": {"seed": given["seed"]},
+        "budget": {
+            "trials": options["trials"],
+            "parallel": options["parallel"],
+            "node_hours": options["budget_node_hours"],
+        },
+        "site": {"launcher": options["launcher"]},
+        "search": {"seed": options["seed"]},
     }
     return {
         part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})

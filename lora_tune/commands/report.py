@@ -94,17 +94,17 @@ def report_html(
     """
     script = page_file("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    seen = overview(study, sweep, now)
+    summary = overview(study, sweep, now)
     line = partial(from_anywhere, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage)
     return template("report.html.j2").render(
         study=study,
         objective=objective_of(study),
         study_toml=redact(sweep.study_toml),
-        seen=seen,
+        summary=summary,
         advice=advise(study, sweep),
         against=_against(study, sweep),
-        cards=_cards(study, seen),
-        best=_best(study, seen),
+        cards=_cards(study, summary),
+        best=_best(study, summary),
         confirmed=_confirmed(study, sweep),
         missed=scale_of(study).missed,
         scales=scaling(study, sweep),
@@ -145,47 +145,48 @@ Card = tuple[str, str, str]
 """(label, value, explanation) of the summary."""
 
 
-def _cards(study: Study, seen: Overview) -> list[Card]:
-    cards = [*_recommended_card(study, seen), _result_card(study, seen)]
-    if expected := passing(study, seen.best):
+def _cards(study: Study, summary: Overview) -> list[Card]:
+    cards = [*_recommended_card(study, summary), _result_card(study, summary)]
+    if expected := passing(study, summary.best):
         cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
-    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
-    cards.append(("Trials", str(seen.trials), ended + (f", {seen.open} open" if seen.open else "")))
-    money = f"= {seen.node_hours * price:,.0f} in money, " if (price := study.budget.price_per_node_hour) else ""
+    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in summary.verdicts.items())
+    cards.append(("Trials", str(summary.trials), ended + (f", {summary.open} open" if summary.open else "")))
+    money = f"= {summary.node_hours * price:,.0f} in money, " if (price := study.budget.price_per_node_hour) else ""
     budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
-    overhead = f", {hours(seen.overhead_hours)} of them in packs that trained nobody" if seen.overhead_hours else ""
-    cards.append(("Node-hours spent", hours(seen.node_hours), f"{budget}{money}in {duration(seen.seconds)}{overhead}"))
-    share = f"about {seen.saved / (seen.saved + seen.node_hours):.0%} of what it would have cost" if seen.saved else ""
-    cards.append(("Node-hours saved by stopping early", hours(seen.saved), share or "no trial was stopped early"))
-    if seen.stopping:
-        kept = "no run yet" if seen.stopping.kept is None else f"{100 * seen.stopping.kept:.3g}%"
-        cards.append(("Good runs stopped by error, at most", kept, account_words(seen.stopping)))
+    idle, spent, saved = summary.overhead_hours, summary.node_hours, summary.saved
+    overhead = f", {hours(idle)} of them in packs that trained nobody" if idle else ""
+    cards.append(("Node-hours spent", hours(spent), f"{budget}{money}in {duration(summary.seconds)}{overhead}"))
+    share = f"about {saved / (saved + spent):.0%} of what it would have cost" if saved else "no trial was stopped early"
+    cards.append(("Node-hours saved by stopping early", hours(saved), share))
+    if summary.stopping:
+        kept = "no run yet" if summary.stopping.kept is None else f"{100 * summary.stopping.kept:.3g}%"
+        cards.append(("Good runs stopped by error, at most", kept, account_words(summary.stopping)))
     return cards
 
 
-def _recommended_card(study: Study, seen: Overview) -> list[Card]:
+def _recommended_card(study: Study, summary: Overview) -> list[Card]:
     """What is handed over; none before a trial reached the target."""
-    if (believed := seen.recommended) is None:
+    if (believed := summary.recommended) is None:
         return []
     sentence = f"{recommended_words(study, believed)}; {trial_name(believed.trial)}"
     return [(f"Recommended: {objective_words(study)}", objective_of(study).text(believed.objective), sentence)]
 
 
-def _result_card(study: Study, seen: Overview) -> Card:
+def _result_card(study: Study, summary: Overview) -> Card:
     label, objective = f"Best single run: {objective_words(study)}", objective_of(study)
-    if seen.best is None:
-        return (label, "none yet", nearest_words(seen.nearest) if seen.nearest else objective.nothing)
-    value, number = seen.best.objective, seen.best.number
+    if summary.best is None:
+        return (label, "none yet", nearest_words(summary.nearest) if summary.nearest else objective.nothing)
+    value, number = summary.best.objective, summary.best.number
     if not objective.timed:
         return (label, objective.text(value), f"trial {number}")
-    low, high = (duration(v) for v in seen.best_interval or (value, value))
-    other = f"{score}; " if (score := score_words(study, seen.best)) else ""
+    low, high = (duration(v) for v in summary.best_interval or (value, value))
+    other = f"{score}; " if (score := score_words(study, summary.best)) else ""
     return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
 
 
-def _best(study: Study, seen: Overview) -> dict[str, Any] | None:
+def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
     """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
-    if (believed := seen.recommended) is None:
+    if (believed := summary.recommended) is None:
         return None
     searched = searched_names(study)
     rows = [(name, value_text(value), name in searched) for name, value in believed.trial.parameters.items()]

@@ -58,9 +58,9 @@ def picture(
 
     requests: what people asked of the sweep.
     """
-    seen = overview(study, sweep, now)
+    summary = overview(study, sweep, now)
     condition = _condition(study, sweep, driver, now, over=over)
-    parts: list[RenderableType] = [_head(study, sweep, seen, condition), ""]
+    parts: list[RenderableType] = [_head(study, sweep, summary, condition), ""]
     if every:
         parts += [screen.trials_table(study, sweep, list(sweep.trials.values()), now, "all trials")]
     else:
@@ -74,35 +74,36 @@ def picture(
         parts += ["", Text("requests", style="bold"), Text("\n".join(steering_lines(list(requests), now)))]
     if scales := scaling(study, sweep):
         parts += ["", Text(table(study, scales))]
-    if seen.failures:
-        parts += ["", _failures(seen)]
+    if summary.failures:
+        parts += ["", _failures(summary)]
     return Group(*parts)
 
 
-def _head(study: Study, sweep: StudyRecords, seen: Overview, condition: Text) -> Table:
+def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("sweep", Text(f"{study.name}  {sweep.digest}"))
     grid.add_row("state", condition)
-    of = f" of {seen.planned}" if seen.planned else ""
-    counts = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in seen.verdicts.items())
-    open_ = f"{seen.open} open" if seen.open else ""
-    grid.add_row("trials", Text(f"{seen.trials}{of}: " + (", ".join(p for p in (open_, counts) if p) or "none ended")))
-    if seen.recommended:
-        sentence = f"{recommended_words(study, seen.recommended)}, {trial_name(seen.recommended.trial)}"
-        grid.add_row("recommended", _styled(sentence, parameters_text(seen.recommended.trial)))
-    grid.add_row("best run", _best(study, seen))
-    if sentence := confirmed_words(study, seen.best):
+    of = f" of {summary.planned}" if summary.planned else ""
+    counts = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in summary.verdicts.items())
+    open_ = f"{summary.open} open" if summary.open else ""
+    states = ", ".join(part for part in (open_, counts) if part) or "none ended"
+    grid.add_row("trials", Text(f"{summary.trials}{of}: {states}"))
+    if summary.recommended:
+        sentence = f"{recommended_words(study, summary.recommended)}, {trial_name(summary.recommended.trial)}"
+        grid.add_row("recommended", _styled(sentence, parameters_text(summary.recommended.trial)))
+    grid.add_row("best run", _best(study, summary))
+    if sentence := confirmed_words(study, summary.best):
         grid.add_row("confirmed", sentence)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
-    overhead = f"; {seen.overhead_hours:.2g} of them in packs that trained nobody" if seen.overhead_hours else ""
-    saved = f"; about {seen.saved:.3g} saved by stopping early" if seen.saved else ""
-    spent = f"{seen.node_hours:.3g}{budget}{price(study, seen.node_hours)}"
+    overhead = f"; {summary.overhead_hours:.2g} of them in packs that trained nobody" if summary.overhead_hours else ""
+    saved = f"; about {summary.saved:.3g} saved by stopping early" if summary.saved else ""
+    spent = f"{summary.node_hours:.3g}{budget}{price(study, summary.node_hours)}"
     grid.add_row("node-hours", Text(f"{spent}{overhead}{saved}"))
-    if seen.stopping:
-        grid.add_row("stopping", Text(account_words(seen.stopping)))
-    grid.add_row("time", duration(seen.seconds))
+    if summary.stopping:
+        grid.add_row("stopping", Text(account_words(summary.stopping)))
+    grid.add_row("time", duration(summary.seconds))
     return grid
 
 
@@ -123,25 +124,26 @@ def _styled(sentence: str, parameters: str) -> Text:
     return Text(sentence, style="bold green").append(f"  {parameters}", style="default")
 
 
-def _best(study: Study, seen: Overview) -> Text:
-    if seen.best is None:
+def _best(study: Study, summary: Overview) -> Text:
+    if summary.best is None:
         missing = Text(f"{objective_of(study).nothing} yet", style="dim")
-        return missing if seen.nearest is None else missing.append(f"; {nearest_words(seen.nearest)}", style="default")
-    text = Text(objective_of(study).text(seen.best.objective), style="bold green")
-    if seen.best_interval:
-        low, high = seen.best_interval
+        nearest = summary.nearest
+        return missing if nearest is None else missing.append(f"; {nearest_words(nearest)}", style="default")
+    text = Text(objective_of(study).text(summary.best.objective), style="bold green")
+    if summary.best_interval:
+        low, high = summary.best_interval
         text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
-    if score := score_words(study, seen.best):
+    if score := score_words(study, summary.best):
         text.append(f", {score}", style="green")
-    text.append(f"  trial {seen.best.number}  {parameters_text(seen.best)}", style="default")
+    text.append(f"  trial {summary.best.number}  {parameters_text(summary.best)}", style="default")
     return text
 
 
-def _failures(seen: Overview) -> Table:
+def _failures(summary: Overview) -> Table:
     table = Table(title="failures", title_justify="left", title_style="bold", box=None, padding=(0, 1))
     for name in ("class", "attempts", "what", "remedy"):
         table.add_column(name, overflow="fold")
-    for f in seen.failures:
+    for f in summary.failures:
         table.add_row(Text(f.kind, style="red"), str(f.attempts), Text(visible(f.line)), Text(visible(f.remedy)))
     return table
 

@@ -34,7 +34,7 @@ from lora_tune.store.port import Request
 @click.option("--wall-hours", type=float, help="hours since the sweep began")
 @click.option("--trial-minutes", type=float, help="limit of one trial; a job's own limit stays as it was submitted")
 @guarded
-def main(study_name: str, storage: str | None, output: Path | None, **given: Any) -> None:
+def main(study_name: str, storage: str | None, output: Path | None, **options: Any) -> None:
     """Ask something of a sweep; its driver does it at its next look and says what it did. Without an option: list.
 
     Every request is kept with who asked and when, and shown by status. Exit codes: 0 noted; 2 your input; 3 the
@@ -45,7 +45,7 @@ def main(study_name: str, storage: str | None, output: Path | None, **given: Any
     try:
         desk = stores.Requests(store, review.study.name)
         now = time.time()
-        wanted = list(wishes(course(review.study, desk.all()).study, review.sweep, given, now))
+        wanted = list(wishes(course(review.study, desk.all()).study, review.sweep, options, now))
         for wish in wanted:
             noted = desk.ask(wish)
             click.echo(f"request {noted.number}: {words(noted)}")

@@ -74,15 +74,15 @@ def with_steering(
         if path != PATH or method not in ("GET", "POST"):
             return application(environ, start_response)
         try:
-            given = _sent(environ, token) if method == "POST" else _fields(environ.get("QUERY_STRING", ""))
-            answered = (_asked if method == "POST" else _opened)(study, records(), given, requests)
+            fields = _sent(environ, token) if method == "POST" else _fields(environ.get("QUERY_STRING", ""))
+            answered = (_asked if method == "POST" else _opened)(study, records(), fields, requests)
             if isinstance(answered, Request):  # elsewhere, so that loading the page again asks for nothing twice
                 place = f"{PATH}?asked={answered.number}"
                 return _said(start_response, "303 See Other", "", [("Location", place)])
             now, driven, known = time.time(), requests.driven(), requests.requests()
             page = steer_html(study, records(), known, now, token=token, driven=driven, form=answered)
             status, soon = "400 Bad Request" if answered.wrong else "200 OK", []
-            if "asked" in given and driven and not all(r.answer for r in known):
+            if "asked" in fields and driven and not all(r.answer for r in known):
                 soon = [("Refresh", "2")]
             return _said(start_response, status, page, [*_PAGE, *soon])
         except ForeignFormError as error:
@@ -124,33 +124,33 @@ def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
     return fields
 
 
-def _opened(_study: Study, sweep: StudyRecords, given: Mapping[str, str], requests: FormRequests) -> Form:
+def _opened(_study: Study, sweep: StudyRecords, fields: Mapping[str, str], requests: FormRequests) -> Form:
     """The page as an address asks for it: with a trial to start from, or with what became of a request."""
     try:
-        clone = _clone(given, sweep)
+        clone = _clone(fields, sweep)
     except InputError as error:
         return Form(said=str(error), wrong=True)
-    asked = [r for r in requests.requests() if str(r.number) == given.get("asked")]
+    asked = [r for r in requests.requests() if str(r.number) == fields.get("asked")]
     return Form(clone=clone, said=f"{words(asked[0])}: {asked[0].answer or 'noted'}" if asked else "")
 
 
-def _asked(study: Study, sweep: StudyRecords, given: Mapping[str, str], requests: FormRequests) -> Request | Form:
+def _asked(study: Study, sweep: StudyRecords, fields: Mapping[str, str], requests: FormRequests) -> Request | Form:
     """The last request of a form as it was noted, or the form with what is wrong with it."""
     clone = None
     try:
-        clone = _clone(given, sweep)
+        clone = _clone(fields, sweep)
         stands = course(study, requests.requests()).study
-        wanted = list(wishes(stands, sweep, _options(stands, given, clone), time.time()))
+        wanted = list(wishes(stands, sweep, _options(stands, fields, clone), time.time()))
         if not wanted:
             raise InputError("nothing is filled in")
     except InputError as error:
-        return Form(clone=clone, typed=given, said=str(error).removeprefix("--"), wrong=True)
+        return Form(clone=clone, typed=fields, said=str(error).removeprefix("--"), wrong=True)
     return [requests.ask(wish) for wish in wanted][-1]
 
 
-def _clone(given: Mapping[str, str], sweep: StudyRecords) -> int | None:
+def _clone(fields: Mapping[str, str], sweep: StudyRecords) -> int | None:
     """The trial to start from; None where none is named. Raises InputError where there is no such trial."""
-    text = given.get("clone", "")
+    text = fields.get("clone", "")
     number = _number(text)
     if text and number not in sweep.trials:
         raise InputError(f"clone {text}: there is no such trial; there are {len(sweep.trials)}, from 0")
@@ -161,15 +161,15 @@ _OPTIONS = click.Command("steer", params=[option for option in steer.main.params
 """The options of ``steer`` that wish for something: what the command line takes for a number, a form does."""
 
 
-def _options(study: Study, given: Mapping[str, str], clone: int | None) -> dict[str, Any]:
+def _options(study: Study, fields: Mapping[str, str], clone: int | None) -> dict[str, Any]:
     """A form as the options of ``steer``. Raises InputError for what the command line cannot read either."""
-    arguments = [f"--{name.replace('_', '-')}={given[name]}" for name in SETTINGS if given.get(name)]
-    if "stop" in given:
-        arguments.append(f"--stop={given['stop']}")
-    if given.get("pause") in ("pause", "resume"):
-        arguments.append(f"--{given['pause']}")
-    if "enqueue" in given:
-        tuned = {name.removeprefix(SET): text for name, text in given.items() if name.startswith(SET) and text}
+    arguments = [f"--{name.replace('_', '-')}={fields[name]}" for name in SETTINGS if fields.get(name)]
+    if "stop" in fields:
+        arguments.append(f"--stop={fields['stop']}")
+    if fields.get("pause") in ("pause", "resume"):
+        arguments.append(f"--{fields['pause']}")
+    if "enqueue" in fields:
+        tuned = {name.removeprefix(SET): text for name, text in fields.items() if name.startswith(SET) and text}
         arguments += ["--enqueue", *(f"--set={name}={_value(study, name, text)}" for name, text in tuned.items())]
         arguments += [] if clone is None else [f"--clone={clone}"]
     try:

@@ -92,12 +92,12 @@ class How:
 @click.option("--quiet", is_flag=True, help="print nothing but the result")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
 @guarded
-def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: bool, **given: Any) -> None:
+def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: bool, **options: Any) -> None:
     """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
-    if given["logs"] and not dry_run:
+    if options["logs"] and not dry_run:
         raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)
     if is_campaign(file):
@@ -105,28 +105,31 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
 
         sys.exit(sweep_each(click.get_current_context(), file))
     from_file = load_study(file)
-    options = laid_over(given)
-    study = from_file.with_options(options)
+    study_options = laid_over(options)
+    study = from_file.with_options(study_options)
     for violation in closed_violations(study):  # what is fatal was refused above
         click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
     for key in secrets_written_in(from_file):
         name = key.rpartition(".")[2]
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
-    plan = plan_of(file, from_file, options, given["output"], given["signing_key"])
+    plan = plan_of(file, from_file, study_options, options["output"], options["signing_key"])
     if dry_run:
         from lora_tune.commands.dry_run import print_proposals
 
         print_proposals(study, plan.workload, plan.paths)
-        if given["logs"] and not check_logs(study, plan.workload, given["logs"]):
+        if options["logs"] and not check_logs(study, plan.workload, options["logs"]):
             sys.exit(errors.EXIT_NOTHING_REACHED)
         return
     if register:
-        _register(plan, given["storage"], accept_changes=given["accept_changes"])
+        _register(plan, options["storage"], accept_changes=options["accept_changes"])
         return
     how = How(
-        accept_changes=given["accept_changes"], standby=given["standby"], metrics=given["metrics"], say=not as_json
+        accept_changes=options["accept_changes"],
+        standby=options["standby"],
+        metrics=options["metrics"],
+        say=not as_json,
     )
-    sys.exit(_sweep(plan, given["storage"], make_view(quiet, as_json), how))
+    sys.exit(_sweep(plan, options["storage"], make_view(quiet, as_json), how))
 
 
 def _register(plan: DrivePlan, storage: str | None, *, accept_changes: bool) -> None:

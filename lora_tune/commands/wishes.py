@@ -26,7 +26,7 @@ def this_person() -> str:
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
-def wishes(study: Study, sweep: StudyRecords, given: Mapping[str, Any], now: float) -> Iterator[Request]:
+def wishes(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float) -> Iterator[Request]:
     """The requests of one command line, or of one form of the page that steers.
 
     Parameters
@@ -35,7 +35,7 @@ def wishes(study: Study, sweep: StudyRecords, given: Mapping[str, Any], now: flo
         As its budget stands after what was asked before.
     sweep : Sweep
         Its records.
-    given : mapping
+    options : mapping
         The options of ``steer`` by their names, all of ``WISHED``.
     now : float
         Epoch seconds.
@@ -50,25 +50,25 @@ def wishes(study: Study, sweep: StudyRecords, given: Mapping[str, Any], now: flo
     def wish(kind: str, **what: Any) -> Request:
         return Request(kind=kind, what=what, who=who, asked_at=now)
 
-    for number in given["stops"]:
+    for number in options["stops"]:
         if number not in sweep.trials:
             raise InputError(f"--stop {number}: there is no such trial; there are {len(sweep.trials)}, from 0")
         if sweep.trials[number].state is TrialState.FINISHED:
             raise InputError(f"--stop {number}: it has ended, {sweep.trials[number].verdict}")
         yield wish("stop", trial=number)
-    if given["enqueue"] or given["values"] or given["clone"] is not None:
-        yield wish("enqueue", values=_values(study, sweep, given), clone_of=given["clone"])
-    if budget := {name: given[name] for name in SETTINGS if given[name] is not None}:
+    if options["enqueue"] or options["values"] or options["clone"] is not None:
+        yield wish("enqueue", values=_values(study, sweep, options), clone_of=options["clone"])
+    if budget := {name: options[name] for name in SETTINGS if options[name] is not None}:
         study.with_options({"budget": budget})  # raises InputError for a value that cannot be
         yield wish("set", **budget)
-    if given["pause"] is not None:
-        yield wish("pause" if given["pause"] else "resume")
+    if options["pause"] is not None:
+        yield wish("pause" if options["pause"] else "resume")
 
 
-def _values(study: Study, sweep: StudyRecords, given: Mapping[str, Any]) -> dict[str, Value]:
+def _values(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> dict[str, Value]:
     """The tuned values to try. Raises InputError for what is no point of the space."""
-    clone = given["clone"]
-    if not given["enqueue"]:
+    clone = options["clone"]
+    if not options["enqueue"]:
         raise InputError("--set and --clone say what to try; add --enqueue")
     tuned: dict[str, Value] = {}
     if clone is not None:
@@ -76,7 +76,7 @@ def _values(study: Study, sweep: StudyRecords, given: Mapping[str, Any]) -> dict
             raise InputError(f"--clone {clone}: there is no such trial; there are {len(sweep.trials)}, from 0")
         tuned = dict(sweep.trials[clone].tuned)
     distributions = study.search_space.distributions()
-    for text in given["values"]:
+    for text in options["values"]:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--set {text}: write NAME=VALUE")

@@ -220,19 +220,19 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     return None
 
 
-def _same(given: Value, announced: object) -> bool:
+def _same(wanted: Value, announced: object) -> bool:
     """Whether a number was announced as it was given, as far as its printed digits tell; other values say nothing."""
-    numbers = isinstance(given, int | float) and isinstance(announced, int | float)
-    if not numbers or isinstance(given, bool) or isinstance(announced, bool):
+    numbers = isinstance(wanted, int | float) and isinstance(announced, int | float)
+    if not numbers or isinstance(wanted, bool) or isinstance(announced, bool):
         return True
-    assert isinstance(given, int | float)
+    assert isinstance(wanted, int | float)
     assert isinstance(announced, int | float)
     if not math.isfinite(announced) or announced == 0:
         return True  # the start of a warm-up, or nothing
     exponent = Decimal(repr(announced)).normalize().as_tuple().exponent
     assert isinstance(exponent, int)
     last_digit = 0.501 * 10.0 ** min(exponent, 0) if isinstance(announced, float) else 0.0
-    return abs(given - announced) <= max(ROUNDING * abs(given), min(last_digit, FEW_DIGITS * abs(given)))
+    return abs(wanted - announced) <= max(ROUNDING * abs(wanted), min(last_digit, FEW_DIGITS * abs(wanted)))
 
 
 def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:

@@ -161,8 +161,8 @@ class Driver:
 
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
-        seen = self._monitor.look(live)
-        for attempt in seen.absent:
+        poll = self._monitor.look(live)
+        for attempt in poll.absent:
             if self._submissions.unanswered_seconds(attempt) < self._submit_grace:
                 continue
             if attempt.stop is StopKind.USER:
@@ -171,7 +171,7 @@ class Driver:
             elif self._submissions.refused is None and not self._records.away:
                 self._submissions.launch(attempt)
         # The search hears of evals when everything is decided: jobs wait to be stopped.
-        for number, evals in seen.fresh.items():
+        for number, evals in poll.fresh.items():
             if evals:
                 self._dependencies.session.report(number, self.sweep.last_evals(number))
 

@@ -55,8 +55,8 @@ class EndedJobs:
                 diagnosis, action = untrue, conclusion.refuse(self._study, attempts, untrue)
         failed = isinstance(action, conclusion.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
         kind = (diagnosis.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
-        told = diagnosis if failed else Diagnosis()
-        attempt = replace(attempt, failure=kind.value, line=told.told, remedy=told.remedy)
+        shown = diagnosis if failed else Diagnosis()
+        attempt = replace(attempt, failure=kind.value, line=shown.told, remedy=shown.remedy)
         self._work.put_attempt(attempt)
         self._events.trouble(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
@@ -131,10 +131,10 @@ class EndedJobs:
         self._work.put_trial(done)
         word = objective_of(self._study).word(action.verdict)
         failed = action.verdict is Verdict.FAILED
-        told = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
+        shown = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
         self._events.note(
             f"trial {trial.number}: {word}: {sentence}", "finished",
-            shown=verdict_line(trial, word, told), trial=trial.number,
+            shown=verdict_line(trial, word, shown), trial=trial.number,
         )  # fmt: skip
 
 

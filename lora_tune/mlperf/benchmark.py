@@ -52,17 +52,17 @@ class Benchmark:
         """MLLOG key -> the one value that the closed division allows at any batch size, the rules' text included."""
         return {**self.rules.demanded({}), **self.text.fixed}
 
-    def demanded(self, given: Mapping[str, object]) -> dict[str, object]:
-        """MLLOG key -> the one value that the closed division allows beside the values in ``given``.
+    def demanded(self, header: Mapping[str, object]) -> dict[str, object]:
+        """MLLOG key -> the one value that the closed division allows beside the values in ``header``.
 
         Give ``global_batch_size`` and whatever else is chosen: formulas follow from it.
         """
-        by_text = self.by_text(given)
-        return {**self.rules.demanded({**by_text, **given}), **by_text}
+        by_text = self.by_text(header)
+        return {**self.rules.demanded({**by_text, **header}), **by_text}
 
-    def by_text(self, given: Mapping[str, object]) -> dict[str, object]:
+    def by_text(self, header: Mapping[str, object]) -> dict[str, object]:
         """As :meth:`demanded`, of the rules' text alone."""
-        formulas = {key: value for key, rule in self.text.formulas.items() if (value := rule(given)) is not None}
+        formulas = {key: value for key, rule in self.text.formulas.items() if (value := rule(header)) is not None}
         return {**self.text.fixed, **formulas}
 
     @cached_property

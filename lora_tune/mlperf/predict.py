@@ -95,19 +95,19 @@ def predict(
 
 
 def _submissions(
-    seen: NDArray[np.float64], clock: NDArray[np.float64], interval: float, runs: int, unconverged: int,
+    samples: NDArray[np.float64], clock: NDArray[np.float64], interval: float, runs: int, unconverged: int,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:  # fmt: skip
     """(DRAWS, runs) samples, minutes, and whether a run did not converge, of submissions of ``runs`` runs each."""
-    kept = len(seen) + unconverged if len(seen) + unconverged < runs else 0
-    drawn = _draw_samples(seen, interval, runs - kept, rng)
-    times = _draw_minutes(seen, clock, drawn, rng)
-    fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(seen), size=DRAWS)
+    kept = len(samples) + unconverged if len(samples) + unconverged < runs else 0
+    drawn = _draw_samples(samples, interval, runs - kept, rng)
+    times = _draw_minutes(samples, clock, drawn, rng)
+    fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(samples), size=DRAWS)
     failed = rng.random(drawn.shape) < fail[:, None]
     if not kept:
         return drawn, times, failed
-    lost = np.concatenate([np.zeros(len(seen), dtype=bool), np.ones(unconverged, dtype=bool)])
-    drawn, times = _before(np.resize(seen, kept), drawn), _before(np.resize(clock, kept), times)
+    lost = np.concatenate([np.zeros(len(samples), dtype=bool), np.ones(unconverged, dtype=bool)])
+    drawn, times = _before(np.resize(samples, kept), drawn), _before(np.resize(clock, kept), times)
     return drawn, times, np.concatenate([np.tile(lost, (DRAWS, 1)), failed], axis=1)
 
 
@@ -120,12 +120,12 @@ def _hopeless(runs: int, unconverged: int) -> Prediction:
 
 
 def _draw_samples(
-    seen: NDArray[np.float64], interval: float, runs: int, rng: np.random.Generator
+    samples: NDArray[np.float64], interval: float, runs: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """(DRAWS, runs) samples to target of new runs."""
-    mean, n = float(seen.mean()), len(seen)
+    mean, n = float(samples.mean()), len(samples)
     freedom = n - 1 + PRIOR_RUNS
-    squares = float(((seen - mean) ** 2).sum()) + PRIOR_RUNS * (PRIOR_CV * mean) ** 2
+    squares = float(((samples - mean) ** 2).sum()) + PRIOR_RUNS * (PRIOR_CV * mean) ** 2
     sd = np.sqrt(squares / rng.chisquare(freedom, size=DRAWS))
     centre = mean + sd / np.sqrt(n) * rng.standard_normal(DRAWS)
     drawn = centre[:, None] + sd[:, None] * rng.standard_normal((DRAWS, runs))
@@ -133,7 +133,7 @@ def _draw_samples(
 
 
 def _draw_minutes(
-    seen: NDArray[np.float64], clock: NDArray[np.float64], drawn: NDArray[np.float64], rng: np.random.Generator
+    samples: NDArray[np.float64], clock: NDArray[np.float64], drawn: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Minutes of runs with ``drawn`` samples, as the runs seen took theirs.
 
@@ -141,13 +141,13 @@ def _draw_minutes(
     """
     slope = rng.normal(*MARGINAL, size=DRAWS)
     spread = np.exp(rng.normal(np.log(PACE_CV[0]), PACE_CV[1], size=DRAWS))
-    pace = np.log(clock) - slope[:, None] * np.log(seen)
+    pace = np.log(clock) - slope[:, None] * np.log(samples)
     squares = ((pace - pace.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-    surprise = squares / (2 * spread**2) + (len(seen) - 1) * np.log(spread)
+    surprise = squares / (2 * spread**2) + (len(samples) - 1) * np.log(spread)
     weight = np.exp(surprise.min() - surprise)
     chosen = rng.choice(DRAWS, size=DRAWS, p=weight / weight.sum())
     slope, spread = slope[chosen], spread[chosen]
-    level = pace[chosen].mean(axis=1) + spread / np.sqrt(len(seen)) * rng.standard_normal(DRAWS)
+    level = pace[chosen].mean(axis=1) + spread / np.sqrt(len(samples)) * rng.standard_normal(DRAWS)
     noise = spread[:, None] * rng.standard_normal(drawn.shape)
     return np.asarray(np.exp(level[:, None] + slope[:, None] * np.log(drawn) + noise), dtype=np.float64)
 

@@ -69,31 +69,31 @@ class Rules:
         """The keys behind whose records code runs: their values may be kept for the rules of other keys."""
         return frozenset(rule.key for rule in self.keys if rule.after)
 
-    def demanded(self, given: Mapping[str, object]) -> dict[str, object]:
-        """What each key must be where the rules leave one value, beside those in ``given`` (GBS among them).
+    def demanded(self, header: Mapping[str, object]) -> dict[str, object]:
+        """What each key must be where the rules leave one value, beside those in ``header`` (GBS among them).
 
         A formula of a key that neither is given nor follows is left out.
         """
-        return self._announced(given)[0]
+        return self._announced(header)[0]
 
-    def accepted(self, given: Mapping[str, object]) -> dict[str, object]:
-        """A value for every key that its rule accepts beside ``given``: the demanded one where there is one.
+    def accepted(self, header: Mapping[str, object]) -> dict[str, object]:
+        """A value for every key that its rule accepts beside ``header``: the demanded one where there is one.
 
         Others are taken from what the rule itself names; a key none of them fits is left out.
         """
         state = RuleState(self.begin)
         values: dict[str, object] = {}
         for rule in self.keys:
-            candidates = (given[rule.key],) if rule.key in given else state.candidates(rule.tests)
-            value = next((c for c in candidates if state.holds(rule.tests, c)), given.get(rule.key))
+            candidates = (header[rule.key],) if rule.key in header else state.candidates(rule.tests)
+            value = next((c for c in candidates if state.holds(rule.tests, c)), header.get(rule.key))
             if value is not None:
                 values[rule.key] = value
                 state.run(rule.after, value)
         return values
 
-    def eval_samples(self, given: Mapping[str, object]) -> tuple[float | None, float | None]:
+    def eval_samples(self, header: Mapping[str, object]) -> tuple[float | None, float | None]:
         """Where the first eval falls and the interval after it, in samples; None for what the rules leave open."""
-        demanded, state = self._announced(given)
+        demanded, state = self._announced(header)
         rule = next((rule for rule in self.keys if rule.target_test), None)
         stated = demanded.get("evaluation_frequency")
         if isinstance(stated, int | float) or rule is None:
@@ -106,15 +106,15 @@ class Rules:
             interval = second - first if second is not None and second > first else None
         return first, interval
 
-    def _announced(self, given: Mapping[str, object]) -> tuple[dict[str, object], RuleState]:
-        """What is demanded, and the state behind a header with the given and the demanded values."""
+    def _announced(self, header: Mapping[str, object]) -> tuple[dict[str, object], RuleState]:
+        """What is demanded, and the state behind a header with the stated and the demanded values."""
         state = RuleState(self.begin)
         demanded: dict[str, object] = {}
         for rule in self.keys:
             wanted = next((w for test in rule.tests if (w := state.value(test)) is not None), None)
             if wanted is not None:
                 demanded[rule.key] = wanted
-            value = given.get(rule.key, wanted)
+            value = header.get(rule.key, wanted)
             if value is not None:
                 state.run(rule.after, value)
         return demanded, state

@@ -93,8 +93,8 @@ class TextRule:
 
 
 def _share(of: str, factor: float) -> Formula:
-    def formula(given: Mapping[str, object]) -> object:
-        base = given.get(of)
+    def formula(header: Mapping[str, object]) -> object:
+        base = header.get(of)
         return base * factor if isinstance(base, int | float) else None
 
     return formula
@@ -103,8 +103,8 @@ def _share(of: str, factor: float) -> Formula:
 def _steps_405b(steps: int) -> Callable[[Mapping[str, object]], int | None]:
     """Steps at the reference's 1,152 sequences, equal in sequences at every batch size."""
 
-    def formula(given: Mapping[str, object]) -> int | None:
-        batch = given.get("global_batch_size")
+    def formula(header: Mapping[str, object]) -> int | None:
+        batch = header.get("global_batch_size")
         return math.ceil(steps * 1152 / batch) if isinstance(batch, int | float) and batch > 0 else None
 
     return formula

@@ -107,11 +107,11 @@ def read_implementation(
         if not (folder / name).is_file():
             raise SetupError(f"{folder} holds no {name}; {_instead(folder) if name == script else _WHOSE}")
     lines = "\n".join(source_lines([folder / name for name in (*before, *common)]))
-    given = () if reads is None or isinstance(reads, str) else tuple(reads)
+    named = () if reads is None or isinstance(reads, str) else tuple(reads)
     return Implementation(
         folder=folder,
         common=common,
-        reads=frozenset(variables_read(folder)) | frozenset(given),
+        reads=frozenset(variables_read(folder)) | frozenset(named),
         values=sourced(lines, "config_x.sh") if base is None else base,
         defaults=frozenset(_defaults(folder)),
         exported=frozenset(_exported(folder)),
@@ -129,9 +129,9 @@ def _instead(folder: Path) -> str:
     return other_starters(folder) or _WHOSE
 
 
-def implementation_folder(given: Path | None) -> Path:
+def implementation_folder(named: Path | None) -> Path:
     """The folder that a study names, or the variable LORA_TUNE_IMPLEMENTATION. Raises SetupError."""
-    path = given or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
+    path = named or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise SetupError(

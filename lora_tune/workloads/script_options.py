@@ -125,11 +125,11 @@ def _is_number(word: str) -> bool:
     return _NUMBER.fullmatch(word) is not None
 
 
-def together(given: Sequence[Option], listed: Sequence[Option]) -> list[Option]:
+def together(typed: Sequence[Option], listed: Sequence[Option]) -> list[Option]:
     """The options of a command with what the help text says of them, and those that the help text alone knows."""
     known = {_bare(flag): option for option in listed for flag in (option.flag, *option.aliases)}
     both = []
-    for option in given:
+    for option in typed:
         said = known.get(_bare(option.flag))
         if said is not None:
             option = replace(

@@ -101,26 +101,26 @@ def main(
     dry_run: bool,
     quiet: bool,
     as_json: bool,
-    **given: Any,
+    **more: Any,
 ) -> None:
     """Run more seeds of a sweep's leading configurations until one is shown to be better, and score it.
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
-    review = load_review(study_name, given["output"], given["storage"])
+    review = load_review(study_name, more["output"], more["storage"])
     scale = scale_of(review.study)
     if seeds == 1 and not scale.prior_freedom:
         raise errors.InputError("--seeds 1: how far values differ between seeds shows from 2 runs on; give 2 or more")
     benchmark = review.study.benchmark
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
     per_job = seeds_per_job(load_workload(review.study, review.file))
-    study = replicate_study(review.study, given["parallel"], given["budget_node_hours"], given["launcher"])
+    study = replicate_study(review.study, more["parallel"], more["budget_node_hours"], more["launcher"])
     field = tuple(contenders(review.study, review.sweep, top))
     options = Options(
         review=review,
         study=study,
         paths=SweepPaths(review.paths.root / "confirm"),
-        storage=given["storage"],
+        storage=more["storage"],
         field=field,
         settings=race_settings(study, len(field), seeds, per_job=per_job, confidence=confidence, scale=scale),
         per_job=per_job,
