@@ -7,7 +7,7 @@ import re
 HIDDEN = "***"
 
 _ESCAPES = re.compile(
-    r"\x1b\[[0-9;?<=>!]{0,40}[ -/]{0,4}[@-~]"  # CSI: colours, cursor
+    r"\x1b\[[0-9:;?<=>!]{0,40}[ -/]{0,4}[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?"  # OSC and other strings: titles, links
     r"|\x1b[ -/]{0,4}[0-~]?|\x9b[0-9;?]{0,40}[@-~]"
 )
@@ -53,6 +53,11 @@ def names_secret(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _NAMES_A_PLACE.search(name)
 
 
+def without_escapes(text: str) -> str:
+    """The text without what only a terminal reads: colours, titles, links, cursor movements."""
+    return _ESCAPES.sub("", text) if "\x1b" in text or "\x9b" in text else text
+
+
 def redact(text: str) -> str:
     """The text without secrets, terminal escapes and control characters; lines stay lines.
 
@@ -60,7 +65,7 @@ def redact(text: str) -> str:
     -x`` traces, JSON, Python, options); authorization headers; private keys; and tokens of known forms anywhere.
     Of a secret of more than 2,000 characters a part may stay: the patterns' bounds keep hostile text from hanging.
     """
-    text = _CONTROLS.sub("", _ESCAPES.sub("", text))
+    text = _CONTROLS.sub("", without_escapes(text))
     text = _KEY_BLOCK.sub(HIDDEN, text)
     text = _URL_LOGIN.sub(f"{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1\2{HIDDEN}", text)

@@ -21,7 +21,7 @@ from lora_tune.commands.new_study import ScriptFacts, study_text
 from lora_tune.commands.options import guarded
 from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
-from lora_tune.logs.log_files import log_files
+from lora_tune.logs.log_files import LogFile, log_files
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.command_words import script_of
 from lora_tune.workloads.script_options import from_command, from_help, together
@@ -101,8 +101,17 @@ def read_logs(paths: tuple[Path, ...]) -> tuple[LogGuess | None, str, bool]:
     rows = list(MetricFiles([p for p in paths if p.is_dir() or format_of(p) is not None]).rows())
     if rows:
         return guess("\n".join(json.dumps(row) for row in rows).encode()), source, True
-    text = b"\n".join(b"".join(log.pieces())[:LOG_BYTES] for log in log_files(paths))
-    return guess(text), source, False
+    return guess(b"\n".join(beginning(log) for log in log_files(paths))), source, False
+
+
+def beginning(log: LogFile) -> bytes:
+    """A log's first ``LOG_BYTES``, of which no more than that is read."""
+    held = bytearray()
+    for piece in log.pieces():
+        held += piece
+        if len(held) >= LOG_BYTES:
+            break
+    return bytes(held[:LOG_BYTES])
 
 
 def help_text(command: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from lora_tune.base.errors import EXIT_NOTHING_REACHED
 from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.logs.line_reader import cut
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader, RunLog
 from lora_tune.logs.unmatched import TELL_APART, Unmatched
@@ -20,6 +21,10 @@ from lora_tune.workloads.base import Workload
 
 SHOWN = 40
 """Lines that are printed of each kind; all are counted."""
+
+
+BLOCK = 200
+"""Lines that are looked at together at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +56,46 @@ def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every:
     """Print what the workload's reader makes of these logs; returns the number of evals. Raises InputError: no file."""
     evals = 0
     for log in log_files(logs):
-        text = b"".join(log.pieces())
+        evals += show(log.name, read_lines(workload.reader, log.pieces(), study.counted), every=every)
         if log.problem:
             click.echo(log.problem, err=True)
-        evals += show(log.name, read_lines(workload.reader(), text, study.counted), every=every)
     return evals
 
 
-def read_lines(reader: LogReader, log: bytes, progress: Callable[[float], str]) -> Iterator[ReadLine]:
-    """Feed a log line by line, and say what each line added. Pure but for the reader.
+def read_lines(
+    make_reader: Callable[[], LogReader], pieces: Iterable[bytes], progress: Callable[[float], str]
+) -> Iterator[ReadLine]:
+    """Feed a log line by line, and say what each line added. Pure but for the readers.
 
     progress: how far a run is, for people, see :meth:`~lora_tune.config.study.Study.counted`.
-    A line counts as read when it ends, so each is fed with its line end.
+    A line counts as read when it ends, so each is fed with its line end. What a reader knows costs more to ask the more
+    that is, so another one goes ahead, and a block of lines in which it finds nothing is fed at once.
     """
-    before = reader.run()
-    for number, line in enumerate(log.splitlines(), start=1):
-        reader.feed(line + b"\n")
-        now = reader.run()
-        yield ReadLine(number, line.decode("utf-8", "replace"), tuple(_added(before, now, progress)))
-        before = now
+    ahead, reader, number = make_reader(), make_reader(), 0
+    for lines in _blocks(pieces):
+        known, block = ahead.run(), b"".join(line + b"\n" for line in lines)
+        ahead.feed(block)
+        silent = ahead.run() == known
+        if silent:
+            reader.feed(block)
+        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - goes on where the last block ended
+            facts: tuple[str, ...] = ()
+            if not silent:
+                before = reader.run()
+                reader.feed(line + b"\n")
+                facts = tuple(_added(before, reader.run(), progress))
+            yield ReadLine(number, line.decode("utf-8", "replace"), facts)
+
+
+def _blocks(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The lines of a log, some at a time."""
+    held: list[bytes] = [b""]
+    for piece in pieces:
+        *lines, last = cut(held[-1] + piece)
+        held = [last]
+        yield from (lines[at : at + BLOCK] for at in range(0, len(lines), BLOCK))
+    if held[-1]:
+        yield held
 
 
 def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Iterator[str]:
@@ -97,7 +123,7 @@ def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
         evals += sum(fact.startswith("eval:") for fact in line.facts)
         others += any(fact.startswith("another value") for fact in line.facts)
         unmatched.found |= any(fact.startswith("eval:") for fact in line.facts)
-        if not line.facts:
+        if not line.facts and not unmatched.found:
             unmatched.take(line.text)
         if (line.facts or every) and (every or shown < SHOWN):
             shown += 1

@@ -122,13 +122,15 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     if log.example:
         lines.append(f"# made from: {log.example[:160]}")
     if log.last_batch:
-        lines.append("# an eval prints its batches alone: the last one counts, whose number the pattern names; it is")
-        lines.append("# another where evals have more or fewer of them")
+        lines.append("# an eval prints its batches alone: the last one counts")
+    if log.names_batch:
+        lines.append("# the pattern finds it by its number, which is another where evals have more or fewer of them")
     if not log.is_eval:
         lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
     notes = {
         "from_zero": "the first epoch is called 0",
         "repeated": "the progress bar shows the last eval again until there is a new one",
+        "decimal_comma": "numbers as 0,925; the patterns see 0.925",
         "progress": "the line that says how far the run is",
         "global_batch_size": "samples a step: steps of different sizes compare by samples",
     }

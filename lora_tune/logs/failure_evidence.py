@@ -277,7 +277,7 @@ def _shown(line: bytes) -> str:
 _RUNNERS = re.compile(rb"submitit INFO \(|lora-tune: attempt ")  # printed by those who start the program
 _LABEL = re.compile(rb"^ {0,8}\d{1,6}: ")  # srun -l
 _TRACE = re.compile(rb"^\+{1,9} ")  # bash's set -x echoes commands, which may quote any failure
-_COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,40}[@-~]")
+_COLOURS = re.compile(rb"\x1b\[[0-9:;?]{0,40}[@-~]")
 
 _BY_ANCHOR: dict[bytes, list[int]] = {}
 for _index, _one in enumerate(SIGNATURES):

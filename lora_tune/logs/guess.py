@@ -12,17 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, pairs, pattern, positions
-from lora_tune.logs.line_meters import means, without_batches
+from lora_tune.logs import decimal_commas, line_batches
+from lora_tune.logs.decimal_commas import with_points
+from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, pattern
+from lora_tune.logs.line_reader import cut, plain
 from lora_tune.logs.line_series import (
-    Series,
     Stated,
     advances,
-    last_batch,
+    counting,
+    counts_from_zero,
+    measures,
     progress_apart,
     reads,
     series_of,
-    with_grouping,
+    stated_in,
+    train_pattern,
 )
 from lora_tune.logs.line_tables import columns
 from lora_tune.logs.readers import make_reader
@@ -32,15 +36,6 @@ MAX_LINES = 20_000
 """Lines at each end of a log that are looked at."""
 
 MAX_LINE = 1000
-_TRIED = 6
-"""Names of measures that are tried, the likeliest first."""
-
-_TRAIN_LINES = 500
-"""Lines that are asked which pattern for training losses fits most of them."""
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_BAR = re.compile(r"\d%\|")
-_AVERAGE = re.compile(r"(?i)(?<![a-z])(?:avg|average|mean|overall)(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +56,8 @@ class LogGuess:
         Whether more of the measure is better.
     last_batch : bool
         Whether an eval prints its batches alone, of which the last one counts.
+    names_batch : bool
+        Whether the pattern finds that batch by its number, which is another where evals have more or fewer of them.
     run : RunLog
         What a reader with these settings reads in the log, as it is printed there.
     """
@@ -71,20 +68,32 @@ class LogGuess:
     is_eval: bool = True
     rising: bool = False
     last_batch: bool = False
+    names_batch: bool = False
     run: RunLog = field(default_factory=RunLog)
 
 
 def log_lines(log: bytes) -> list[str]:
     """The lines of a log as readers see them: carriage returns end lines, colours of a terminal are left out."""
-    lines = _ESCAPES.sub("", log.decode("utf-8", "replace")).replace("\r", "\n").split("\n")
+    lines = cut(log)
     kept = lines if len(lines) <= 2 * MAX_LINES else lines[:MAX_LINES] + lines[-MAX_LINES:]
-    return [line[:MAX_LINE] for line in kept if line.strip()]
+    return [line[:MAX_LINE] for line in map(plain, kept) if line.strip()]
 
 
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    for form in (_mllog, _hf_trainer, _json_lines, _tables, _means_of_batches, _last_batches, _plain_text):
+    if decimal_commas.in_use(lines) and (found := _guess([*map(with_points, lines)])):
+        proved = _proved(replace(found, settings={**found.settings, "decimal_comma": True}), lines)
+        return proved and replace(proved, example=_as_printed(found.example, lines))
+    return _guess(lines)
+
+
+def _as_printed(example: str, lines: Sequence[str]) -> str:
+    return next((line.strip() for line in lines if with_points(line).strip() == example), example)
+
+
+def _guess(lines: Sequence[str]) -> LogGuess | None:
+    for form in (_mllog, _hf_trainer, _json_lines, _tables, _batches, _plain_text):
         for candidate in form(lines):
             if proved := _proved(candidate, lines):
                 return proved
@@ -141,7 +150,7 @@ def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
             settings=settings,
             example=examples[loss, place],
             unit=unit,
-            is_eval=name_score(_words(loss)) > 8,
+            is_eval=name_score(_words(loss)) > EVAL_SCORE,
             rising=not NamedNumber(loss, "", 0, 0, 0).falls,
         )
 
@@ -167,76 +176,40 @@ def _unit(name: str) -> str:
 
 def _trains(name: str, loss: str) -> bool:
     """Whether a name is of the training loss, beside the eval's."""
-    return name != loss and NamedNumber(name, "", 0, 0, 0).trains and name_score(_words(loss)) > 8
+    return name != loss and NamedNumber(name, "", 0, 0, 0).trains and name_score(_words(loss)) > EVAL_SCORE
 
 
 def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
     """A header with the names of columns, and rows below it."""
-    for name, unit, settings, example in columns(lines):
+    for column in columns(lines):
         yield LogGuess(
-            settings=settings,
-            example=example,
-            unit=unit,
-            is_eval=name_score(_words(name)) > 8,
-            rising=not NamedNumber(name, "", 0, 0, 0).falls,
+            settings=column.settings,
+            example=column.example,
+            unit=column.unit,
+            is_eval=column.is_eval,
+            rising=column.rising,
         )
 
 
-def _means_of_batches(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Evals that print each batch and the mean so far."""
-    for mean in means(lines):
+def _batches(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Evals that print their batches."""
+    for found in line_batches.readings(lines):
         yield LogGuess(
-            settings={**mean.settings, **_counts_from_zero("epoch", mean.first)},
-            example=mean.example,
+            settings=found.settings,
+            example=found.example,
             unit="epoch",
-            rising=not mean.measure.falls,
+            rising=found.rising,
+            last_batch=found.alone,
+            names_batch=found.named,
         )
-
-
-def _stated(lines: Sequence[str]) -> Stated:
-    return with_grouping([(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines])
-
-
-def _measures(stated: Stated) -> list[tuple[int, str, list[int]]]:
-    """(score, name, the rows where it stands) of each measure, the likeliest first."""
-    named: dict[tuple[int, str], list[int]] = {}
-    for at, (_, numbers) in enumerate(stated):
-        for pair in numbers:
-            if pair.score and not pair.progress:
-                named.setdefault((pair.score, " ".join(pair.words)), []).append(at)
-    ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
-    return [(*known, named[known]) for known in ranked[:_TRIED]]
-
-
-def _last_batches(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Evals that print their batches alone, each with its epoch: the last one comes nearest to the eval's result."""
-    stated = _stated(lines)
-    for whole, name, rows in _measures(stated):
-        if whole <= EVAL_SCORE or (found := last_batch(stated, rows)) is None:
-            continue
-        row, batch = found
-        line, numbers = stated[row]
-        loss = next(p for p in numbers if " ".join(p.words) == name)
-        place = next((p for p in numbers if p.progress == "epoch"), None)
-        if place is None or not place.end <= batch.begin < batch.end <= loss.begin:
-            continue
-        said = max(batch.begin, loss.split_at + len(loss.split)) if loss.split_at < batch.at else batch.begin
-        text = pattern(line, loss, place, rf".*?{re.escape(line[said : batch.end])}(?!\d).*?")
-        read = series_of(text, stated)
-        if advances(read, ordered=place.bracketed) and reads(text, line, loss):
-            settings = {"kind": "regex", "eval": text, **_form(read, "epoch", line)}
-            settings |= {"train": train} if (train := _train_pattern(stated, "epoch")) else {}
-            yield LogGuess(
-                settings=settings, example=line.strip(), unit="epoch", rising=not loss.falls, last_batch=True
-            )
 
 
 def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
-    stated = _stated(without_batches(lines))
-    for whole, name, rows in _measures(stated):
+    stated = stated_in(line_batches.without_batches(lines))
+    for whole, name, rows in measures(stated):
         for settings, unit, example, falls in _readings(stated, name, rows):
-            train = "" if whole <= EVAL_SCORE else _train_pattern(stated, unit)
+            train = "" if whole <= EVAL_SCORE else train_pattern(stated, unit)
             if train:
                 settings["train"] = train
             yield LogGuess(
@@ -246,7 +219,7 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
-    told = [row for row in rows if _AVERAGE.search(stated[row][0])] or rows
+    told = [row for row in rows if line_batches.states_average(stated[row][0])] or rows
     for unit in ORDER:
         for at in (*told[:3], *told[-3:]):
             line, numbers = stated[at]
@@ -254,46 +227,15 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
             place = next((p for p in numbers if p.progress == unit and p.number[:1].isdigit()), None)
             if place is None:
                 continue
-            for between in (*_average(line, place, loss), ".*?", ".*"):
+            for between in (*line_batches.average_between(line, place, loss), ".*?", ".*"):
                 text = pattern(line, loss, place, between)
                 read = series_of(text, stated)
                 if advances(read, ordered=place.bracketed) and reads(text, line, loss):
-                    yield {"kind": "regex", "eval": text, **_form(read, unit, line)}, unit, line, loss.falls
+                    yield {"kind": "regex", "eval": text, **counting(read, unit, line)}, unit, line, loss.falls
     for unit in ORDER:
         if (apart := progress_apart(stated, unit, rows)) is not None:
             line, numbers = stated[rows[-1]]
             loss = next(p for p in numbers if " ".join(p.words) == name)
             progress = pattern(apart.line, None, apart.place)
             settings = {"kind": "regex", "eval": pattern(line, loss, None), "progress": progress}
-            yield settings | _counts_from_zero(unit, apart.place.number), unit, line, loss.falls
-
-
-def _average(line: str, place: NamedNumber, loss: NamedNumber) -> list[str]:
-    """What stands between progress and measure where a word there says that it is the mean of an eval's batches."""
-    word = _AVERAGE.search(line, place.end, max(place.end, loss.begin))
-    return [f".*?{word[0]}.*?"] if word else []
-
-
-def _form(series: Series, unit: str, line: str) -> dict[str, Any]:
-    """What a series says of how the script counts and repeats itself."""
-    settings: dict[str, Any] = _counts_from_zero(unit, f"{series[0][0]:g}")
-    if _BAR.search(line) and len(series) > len({loss for _, loss in series}):
-        settings["repeated"] = True
-    return settings
-
-
-def _counts_from_zero(unit: str, first: str) -> dict[str, Any]:
-    return {"from_zero": True} if unit == "epoch" and as_number(first) == 0 else {}
-
-
-def _train_pattern(stated: Stated, unit: str) -> str:
-    """The pattern for training losses in the same unit that most lines match; "" where none is printed."""
-    patterns = dict.fromkeys(
-        pattern(line, loss, place)
-        for line, pairs_ in stated[:_TRAIN_LINES]
-        for loss in pairs_
-        for place in pairs_
-        if loss.trains and place.progress == unit
-    )
-    counted = {text: len(series_of(text, stated[:_TRAIN_LINES])) for text in [*patterns][:_TRIED]}
-    return max(counted, key=lambda text: counted[text], default="")
+            yield settings | counts_from_zero(unit, apart.place.number), unit, line, loss.falls

@@ -16,7 +16,8 @@ class JsonLinesReader(LineReader):
     Each setting is the name under which the objects hold that fact: ``loss`` (of an eval), ``train_loss``,
     ``samples`` or ``step`` or ``epoch``, ``seconds`` since the start of the run (without it, arrival times),
     ``eval_seconds``, ``throughput`` in samples/s. global_batch_size turns steps, and samples_per_epoch epochs, into
-    samples; from_zero: the first epoch and step are called 0, so one is added.
+    samples; from_zero: the first epoch and step are called 0, so one is added; decimal_comma: texts hold numbers
+    such as ``"0,925"``.
     """
 
     def __init__(
@@ -27,12 +28,13 @@ class JsonLinesReader(LineReader):
         samples_per_epoch: float = 1.0,
         from_zero: bool = False,
         repeated: bool = False,
+        decimal_comma: bool = False,
         loss: str = "eval_loss",
         **names: str,
     ) -> None:
         super().__init__(clock)
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
-        self._first, self.repeated = 0 if from_zero else 1, repeated
+        self._first, self.repeated, self.decimal_comma = 0 if from_zero else 1, repeated, decimal_comma
         self._names = {name: names.get(name, name) for name in FACTS} | {"loss": loss}
 
     def line(self, text: str, now: int) -> bool:

@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})++(?![\d,])(?:\.\d++)?+|\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?+"
+NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d,_])(?:\.\d++)?+|\d++(?:\.\d*+)?+|\.\d++)(?:[eEf][-+]?\d++)?+"
 _COMMA = re.compile(r"\d++,\d")
 _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
     r"(?<![\w])(?P<name>[A-Za-z][\w./@-]*+(?: [A-Za-z][\w./@-]*+){0,3})"
-    r"(?P<between>[\"']?\s{0,40}+(?:[:=|]|is|=>)?\s{0,12}(?:tensor\()?)"
+    r"(?P<between>[\"']?\s{0,40}+(?:[:=|：]|is|=>)?\s{0,12}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
     rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?!\w|\s?%\|)"
 )
+_NUMBERED_NAME = re.compile(rf"\s?[:=：]\s{{0,12}}(?P<number>{NUMBER})(?![\w/:])")
+"""What stands behind the number of a name: ``val_loss 1: 0.81``."""
 _PERCENT = re.compile(r"\s?%")
 _COUNT = re.compile(r"(?<![\w.])(?P<number>\d++) (?P<name>samples|sequences|steps|iterations|updates|epochs)\b")
 _OPENED = re.compile(  # "Epoch [1/4]", "Epoch: [0][10/196]", "Epoch(val) [1][9/9]"; of an eval's batches nothing
@@ -112,6 +114,17 @@ class NamedNumber:
         return not (_SHARES.keys() & {*self.words}) or bool(_LOSSES.keys() & {*self.words})
 
 
+_WORDS = {*_MEASURES, *EVAL_WORDS, *(form.split()[-1] for form in _PROGRESS), "entropy"}
+_LONG = tuple(sorted(word for word in _WORDS if len(word) > 2))
+_SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1)(?![a-z])|(?<=[a-z])(?:AP|CE|F1)")
+
+
+def _matters(line: str) -> bool:
+    """Whether a line holds any word that names a measure or says how far a run is."""
+    small = line.lower()
+    return any(word in small for word in _LONG) or _SHORT.search(line) is not None
+
+
 def name_score(parts: list[str]) -> int:
     """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
     known = {*parts} | ({"xent"} if {"cross", "entropy"} <= {*parts} else set())
@@ -123,12 +136,20 @@ def name_score(parts: list[str]) -> int:
 
 
 def pairs(line: str) -> Iterator[NamedNumber]:
-    """Every name with a number in a line, in order; of a name's words only those from the first one that matters."""
+    """Every name with a number in a line, in order; of a name's words only those from the first one that matters.
+
+    None of a line without any word that matters.
+    """
+    if not _matters(line):
+        return
     before = line  # with the measures that were seen blanked out, whose names say nothing of others
     for match in _PAIR.finditer(line):
         begin = match.start("name") + _idle(match["name"])
         name = line[begin : match.end("name")]
         pair = NamedNumber(name, match["number"], begin, match.start("number"), match.end("number"))
+        if pair.score and pair.number.isdigit() and (value := _NUMBERED_NAME.match(line, pair.end)):
+            name = line[begin : pair.end]
+            pair = NamedNumber(name, value["number"], begin, value.start("number"), value.end())
         if _misread(line, pair):
             continue
         if pair.score and not pair.progress:
@@ -237,6 +258,8 @@ def _literal(text: str) -> str:
 
 
 def _field(group: str, pair: NamedNumber) -> str:
+    if group != "loss" and "_" in pair.number:
+        return r"[\d_]+"
     if pair.grouped or "," in pair.number:
         return r"(?:\d{1,3}(?:,\d{3})*(?:\.\d+)?|nan|inf)" if group == "loss" else r"[\d,]+"
     if group == "loss":

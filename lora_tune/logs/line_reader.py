@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lora_tune.base.identity import without_head
+from lora_tune.base.redact import without_escapes
+from lora_tune.logs.decimal_commas import with_points
 from lora_tune.logs.run import LogReader, RunLog, as_count, as_number
 from lora_tune.logs.run_builder import RunBuilder
 from lora_tune.logs.unmatched import Unmatched
@@ -24,10 +25,8 @@ NUMBER = (int, float)
 SCALES: Mapping[str, Any] = {"global_batch_size": NUMBER, "samples_per_epoch": NUMBER}
 """Settings that turn steps and epochs into samples."""
 
-FORM: Mapping[str, Any] = {"from_zero": bool, "repeated": bool}
-"""Settings that say how a script counts and repeats itself."""
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+FORM: Mapping[str, Any] = {"from_zero": bool, "repeated": bool, "decimal_comma": bool}
+"""Settings that say how a script counts, repeats itself and writes its numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,7 @@ class LineReader:
         self.states_seconds = False
         self.run_builder = RunBuilder()
         self.repeated = False
+        self.decimal_comma = False
         self._last_loss: float | None = None
         self.unmatched = Unmatched()
 
@@ -81,7 +81,7 @@ class LineReader:
             chunk = without_head(chunk)
         if chunk and self.run_builder.run_start is None:
             self.run_builder.run_start = now
-        *lines, held = (self._held + chunk).replace(b"\r", b"\n").split(b"\n")
+        *lines, held = cut(self._held + chunk)
         for line in lines:
             self._take(line, now)
         self._held = held
@@ -100,9 +100,7 @@ class LineReader:
             self._dropped += 1
         elif line:
             self.run_builder.mark(now)
-            text = line.decode("utf-8", "replace")
-            if "\x1b" in text:  # colours of a terminal
-                text = _ESCAPES.sub("", text)
+            text = with_points(plain(line)) if self.decimal_comma else plain(line)
             if not self._understood(text, now):
                 self._dropped += 1
             if not self.unmatched.found:
@@ -160,6 +158,20 @@ class LineReader:
         if throughput is not None:
             builder.add_stated(now, throughput, False)
         return understood
+
+
+def cut(log: bytes) -> list[bytes]:
+    """Bytes of a log as lines, the last one without its end; those of a progress bar are lines of their own.
+
+    NUL bytes are left out: a file that was truncated while its writer went on begins with a hole of them, however
+    long; in UTF-16 one stands beside each letter.
+    """
+    return log.replace(b"\0", b"").replace(b"\r", b"\n").split(b"\n")
+
+
+def plain(line: bytes) -> str:
+    """A line as people see it, without colours of a terminal and a byte order mark of any encoding."""
+    return without_escapes(line.decode("utf-8", "replace")).lstrip("\ufeff\ufffd")
 
 
 def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, first: int = 1) -> float | None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
-from lora_tune.logs.line_forms import ORDER, NamedNumber
-from lora_tune.logs.run import as_count
+from lora_tune.logs.line_forms import ORDER, NamedNumber, pairs, pattern, positions
+from lora_tune.logs.run import as_count, as_number
+
+_TRIED = 6
+"""Names of measures, and patterns for training losses, that are tried, the likeliest first."""
+
+_TRAIN_LINES = 500
+"""Lines that are asked which pattern for training losses fits most of them."""
+
+_BAR = re.compile(r"\d%\|")
 
 Stated = Sequence[tuple[str, list[NamedNumber]]]
 """Lines with the named numbers in them."""
@@ -19,7 +27,12 @@ Series = Sequence[tuple[float, str]]
 """How far, and the loss there, as printed."""
 
 
-def with_grouping(stated: Stated) -> Stated:
+def stated_in(lines: Sequence[str]) -> Stated:
+    """The lines with their measures and with what says how far the run is."""
+    return _with_grouping([(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines])
+
+
+def _with_grouping(stated: Stated) -> Stated:
     """The same, with the knowledge which names have thousands set apart somewhere: a pattern for one fits all lines."""
     grouped = {tuple(pair.words) for _, numbers in stated for pair in numbers if "," in pair.number}
     if not grouped:
@@ -39,6 +52,43 @@ def series_of(text: str, stated: Stated) -> Series:
         if far is not None:
             read.append((far, groups["loss"]))
     return read
+
+
+def measures(stated: Stated) -> list[tuple[int, str, list[int]]]:
+    """(score, name, the rows where it stands) of each measure, the likeliest first."""
+    named: dict[tuple[int, str], list[int]] = {}
+    for at, (_, numbers) in enumerate(stated):
+        for pair in numbers:
+            if pair.score and not pair.progress:
+                named.setdefault((pair.score, " ".join(pair.words)), []).append(at)
+    ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
+    return [(*known, named[known]) for known in ranked[:_TRIED]]
+
+
+def counting(series: Series, unit: str, line: str) -> dict[str, Any]:
+    """Settings that say how the script counts and repeats itself."""
+    settings = counts_from_zero(unit, f"{series[0][0]:g}")
+    if _BAR.search(line) and len(series) > len({loss for _, loss in series}):
+        settings["repeated"] = True
+    return settings
+
+
+def counts_from_zero(unit: str, first: str) -> dict[str, Any]:
+    """The setting for a script whose first epoch is 0."""
+    return {"from_zero": True} if unit == "epoch" and as_number(first) == 0 else {}
+
+
+def train_pattern(stated: Stated, unit: str) -> str:
+    """The pattern for training losses in the same unit that most lines match; "" where none is printed."""
+    patterns = dict.fromkeys(
+        pattern(line, loss, place)
+        for line, numbers in stated[:_TRAIN_LINES]
+        for loss in numbers
+        for place in numbers
+        if loss.trains and place.progress == unit
+    )
+    counted = {text: len(series_of(text, stated[:_TRAIN_LINES])) for text in [*patterns][:_TRIED]}
+    return max(counted, key=lambda text: counted[text], default="")
 
 
 def reads(text: str, line: str, loss: NamedNumber) -> bool:
@@ -61,35 +111,6 @@ def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
     """Whether numbers rise, but for a restart now and then unless ``ordered``."""
     back = sum(after < before for before, after in pairwise(counts))
     return len(counts) > 0 and not (back and (ordered or 4 * back > len(counts)))
-
-
-def last_batch(stated: Stated, rows: Sequence[int]) -> tuple[int, NamedNumber] | None:
-    """The row of an eval's last batch and what counts batches there; None where evals do not print batches alone.
-
-    They do where each states the measure on several lines, nothing between them, and a count rises from line to line
-    and ends at the same number in every eval. rows: where the measure stands.
-    """
-    evals: list[list[int]] = []
-    for row in rows:
-        if evals and row == evals[-1][-1] + 1:
-            evals[-1].append(row)
-        else:
-            evals.append([row])
-    if len(evals) < 2 or min(map(len, evals)) < 2:
-        return None
-    row = evals[0][-1]
-    for place in (p for p in stated[row][1] if p.progress == "step"):
-        counts = [[_count(stated[at][1], place) for at in batches] for batches in evals]
-        rising = all(before < after for batches in counts for before, after in pairwise(batches))
-        if rising and len({batches[-1] for batches in counts}) == 1:
-            return row, place
-    return None
-
-
-def _count(numbers: Sequence[NamedNumber], like: NamedNumber) -> float:
-    """The number with the same name as another one; NaN without one, which is not above any other."""
-    found = (as_count(p.number) for p in numbers if p.progress == like.progress and p.words == like.words)
-    return next((count for count in found if count is not None), math.nan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Finished logs on disk: plain or compressed, one by one, in folders or in tar archives."""
+"""Finished logs on disk: plain or compressed, one by one, in folders or in tar archives.
+
+What rotation made of a log is one log again, such as ``run.log.2.gz``, ``run.log.1`` and ``run.log``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -29,18 +33,18 @@ class LogFile:
     problem: why :meth:`pieces` ended early, "" while it did not.
     """
 
-    def __init__(self, name: str, parent: str, stream: IO[bytes] | None, problem: str = "") -> None:
+    def __init__(self, name: str, parent: str, *streams: IO[bytes] | None, problem: str = "") -> None:
         self.name, self.parent, self.problem = name, parent, problem
-        self._stream = stream
+        self._streams = streams
 
     def pieces(self) -> Iterator[bytes]:
         """The unpacked bytes, a megabyte at a time, as far as they can be read. Never raises."""
         seen = 0
         try:
-            stream = _unpacked(self._stream)
-            while seen <= LARGEST_LOG and (piece := stream.read1(PIECE)):
-                seen += len(piece)
-                yield piece
+            for stream in map(_unpacked, self._streams):
+                while seen <= LARGEST_LOG and (piece := stream.read1(PIECE)):
+                    seen += len(piece)
+                    yield piece
         except _FAULTS as error:
             self.problem = f"{self.name}: cannot be read: {error}"
         if seen > LARGEST_LOG:
@@ -66,11 +70,38 @@ def log_files(paths: Sequence[Path]) -> Iterator[LogFile]:
 def _below(folder: Path) -> Iterator[LogFile]:
     closed: list[OSError] = []
     found = (Path(at, name) for at, _, names in os.walk(folder, onerror=closed.append) for name in names)
-    for file in sorted(found):
-        if not _is_special(file):
-            yield from _opened(file)
+    logs: dict[Path, list[tuple[int, Path]]] = {}
+    files = {file for file in found if not _is_special(file)}
+    for file in sorted(files):
+        log, age = _rotated(file, files)
+        logs.setdefault(log, []).append((age, file))
+    for log in sorted(logs):
+        parts = [file for _, file in sorted(logs[log], reverse=True)]
+        yield from _joined(log, parts) if len(parts) > 1 else _opened(parts[0])
     for error in closed:
-        yield LogFile(str(error.filename), folder.name, None, f"{error.filename}: cannot be read: {error.strerror}")
+        yield LogFile(str(error.filename), folder.name, problem=f"{error.filename}: cannot be read: {error.strerror}")
+
+
+def _rotated(file: Path, files: Collection[Path]) -> tuple[Path, int]:
+    """The log that a file is a part of, and how old that part is; every other file is its own log."""
+    named = _PART.fullmatch(file.name)
+    log = file.with_name(named["log"]) if named else file
+    if named is None or log not in files:
+        return file, 0
+    return log, int(named["number"]) if named["number"] else 10**8 - int(named["date"])
+
+
+_PART = re.compile(r"(?P<log>.+?)(?:\.(?P<number>\d{1,3})|[-.](?P<date>20\d{6}))(?:\.gz)?")
+"""As logrotate and Python's handlers name what they put aside."""
+
+
+def _joined(log: Path, parts: Sequence[Path]) -> Iterator[LogFile]:
+    parent = log.resolve().parent.name
+    try:
+        with contextlib.ExitStack() as opened:
+            yield LogFile(str(log), parent, *(opened.enter_context(part.open("rb")) for part in parts))
+    except OSError as error:
+        yield LogFile(str(log), parent, problem=f"{error.filename}: cannot be read: {error.strerror}")
 
 
 def _is_special(file: Path) -> bool:
@@ -85,7 +116,7 @@ def _opened(file: Path) -> Iterator[LogFile]:
     parent = file.resolve().parent.name
     try:
         if not file.is_file():  # a pipe or a device may never end
-            yield LogFile(str(file), parent, None, f"{file}: cannot be read: not a regular file")
+            yield LogFile(str(file), parent, problem=f"{file}: cannot be read: not a regular file")
         elif tarfile.is_tarfile(file):
             with tarfile.open(file) as archive:
                 for member in archive:
@@ -95,7 +126,7 @@ def _opened(file: Path) -> Iterator[LogFile]:
             with file.open("rb") as stream:
                 yield LogFile(str(file), parent, stream)
     except _FAULTS as error:
-        yield LogFile(str(file), parent, None, f"{file}: cannot be read: {error}")
+        yield LogFile(str(file), parent, problem=f"{file}: cannot be read: {error}")
 
 
 def _unpacked(stream: IO[bytes] | None) -> io.BufferedReader | gzip.GzipFile | io.BytesIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -28,8 +29,10 @@ class RegexReader(LineReader):
     progress: a pattern with one of ``samples``, ``step`` and ``epoch``, where that stands on lines of its own: an eval
     or a train loss without such a group is then of the last such line (0 before the first). from_zero: the first epoch
     and step are called 0, so one is added. repeated: a line shows the last eval again until there is a new one, as
-    progress bars do; only a changed loss is an eval.
+    progress bars do; only a changed loss is an eval. decimal_comma: numbers are printed as ``0,925`` and ``1.200``; the
+    patterns see them as ``0.925`` and ``1,200``.
 
+    A number of which a pattern takes the first digits alone, as 0 of ``0.925``, is not understood.
     Only the first 1,000 characters of a line are searched. A repetition within a repetition is refused, and a pattern
     that needs more than a second for a line is given up (``dropped_lines`` counts it): a log line can make either hang.
     """
@@ -42,6 +45,7 @@ class RegexReader(LineReader):
         samples_per_epoch: float = 1.0,
         from_zero: bool = False,
         repeated: bool = False,
+        decimal_comma: bool = False,
         metric: str = "loss",
         **patterns: str,
     ) -> None:
@@ -51,7 +55,7 @@ class RegexReader(LineReader):
             raise ValueError("log kind 'regex' needs the setting 'eval': a pattern with the groups loss and samples")
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
         self._first = 0 if from_zero else 1
-        self.repeated = repeated
+        self.repeated, self.decimal_comma = repeated, decimal_comma
         apart = "progress" in patterns
         order = sorted(patterns, key=lambda name: name != "progress")  # of a line that has both
         self._patterns = {name: compile_safely(name, patterns[name], progress_apart=apart) for name in order}
@@ -73,11 +77,14 @@ class RegexReader(LineReader):
                 del self._patterns[name]
                 understood = False
             if match:
-                understood &= self._found(name, match.groupdict(), now)
+                understood &= self._found(name, match, now)
         return understood
 
-    def _found(self, name: str, groups: dict[str, Any], now: int) -> bool:
-        builder = self.run_builder
+    def _found(self, name: str, match: re.Match[str], now: int) -> bool:
+        builder, groups = self.run_builder, match.groupdict()
+        if short := cut_short(match):
+            self.unmatched.cut = short
+            return False
         if name == "start" and not builder.evals and not builder.train:
             builder.run_start = now
         elif name == "stop" and builder.run_stop is None:
@@ -95,6 +102,18 @@ class RegexReader(LineReader):
                 fields["train_loss"] = fields.pop("loss")
             return self.take_fields(fields, now, samples)
         return True
+
+
+def cut_short(match: re.Match[str]) -> str:
+    """The whole number of which a pattern ends within: ``0,925`` where it took 0; "" where it took all that matters."""
+    last = match[match.lastgroup] if match.lastgroup else None
+    if not last or not last.isdigit() or match.end() != match.end(match.lastgroup or 0):
+        return ""
+    rest = _REST.match(match.string, match.end())
+    return last + rest[0] if rest else ""
+
+
+_REST = re.compile(r"[.,]\d{0,20}[1-9]\d{0,20}")
 
 
 _PATTERNS = ("eval", "train", "progress", "start", "stop")

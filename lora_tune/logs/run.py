@@ -117,6 +117,7 @@ class LogReader(Protocol):
         ...
 
 
+_FLOAT32 = re.compile(r"[-+]?\d+\.\d+f[-+]?\d+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+\.\d+|[-+]?\d{1,3}(?:,\d{3}){2,}")
 
@@ -124,10 +125,12 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+\.\d+|[-+]?\d{1,3}(?:,\d{3}){2,}"
 def as_number(value: Any) -> float | None:
     """The value as a float; None for what is no number. NaN, infinities, and digits in a text are numbers.
 
-    So are ``1,234.5`` and ``1,234,567``; ``1,234`` may have a decimal comma and is none.
+    So are Julia's ``0.5f0``, ``1,234.5`` and ``1,234,567``; ``1,234`` may have a decimal comma and is none.
     """
     if isinstance(value, str) and "," in value and _GROUPED.fullmatch(value):
         value = value.replace(",", "")
+    elif isinstance(value, str) and "f" in value and _FLOAT32.fullmatch(value):
+        value = value.replace("f", "e")
     try:
         return None if value is True or value is False else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from lora_tune.logs.decimal_commas import in_use, with_points
 from lora_tune.logs.line_forms import losses, pattern, positions
 
 ENOUGH_LINES = 50
@@ -39,19 +40,20 @@ class Unmatched:
     """Counts the lines of a log until one is understood.
 
     patterns: what the study searches for, "" for formats without a pattern; it tells whether plain losses are wanted.
-    error: what the format's own code raised last for a line.
+    error: what the format's own code raised last for a line. cut: the last number that a pattern took a part of.
     """
 
     patterns: str = ""
     lines: int = 0
     likely: str = ""
     error: str = ""
+    cut: str = ""
     found: bool = field(default=False)
 
     def take(self, line: str) -> None:
         """One line that no setting matched."""
         self.lines += 1
-        if not looks_like_an_eval(line):
+        if not looks_like_an_eval(with_points(line) if in_use([line[:MAX_LINE]]) else line):
             return
         is_eval = _EVAL_WORD.search(line) is not None
         if is_eval or (self.patterns and not _EVAL_WORD.search(self.patterns)):
@@ -63,9 +65,12 @@ class Unmatched:
             return ""
         lines = "1 line" if self.lines == 1 else f"{self.lines} lines"
         failed = f" (its reader failed: {self.error})" if self.error else ""
+        failed += f" (its pattern takes only a part of the number {self.cut})" if self.cut else ""
         told = f"{lines} read, none matched workload.log{failed}"
         if not self.likely:
             return f"{told}; none of them looks like an eval"
-        pattern = suggest(self.likely)
+        comma = in_use([self.likely])
+        pattern = suggest(with_points(self.likely) if comma else self.likely)
         remedy = f"; try this pattern: {pattern}" if pattern else ""
+        remedy += ", with decimal_comma = true beside it" if comma else ""
         return f"{told}; a line that looks like an eval: `{self.likely}`{remedy}"

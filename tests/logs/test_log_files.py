@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import tempfile
@@ -78,3 +79,21 @@ def test_a_path_within_a_closed_folder_is_named_and_the_next_one_read(shared: Pa
 def test_a_path_that_is_not_there_is_the_users_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no such file or folder"):
         next(log_files([tmp_path / "missing.log"]))
+
+
+@pytest.mark.parametrize(("older", "old"), [
+    ("run.log.2.gz", "run.log.1"), ("run.log.10", "run.log.9.gz"), ("run.log-20261121.gz", "run.log-20261122"),
+    ("run.log.20261121", "run.log.20261122.gz"),
+])  # fmt: skip
+def test_what_rotation_made_of_a_log_is_one_log_from_its_beginning(tmp_path: Path, older: str, old: str) -> None:
+    for name, text in ((older, b"first\n"), (old, b"second\n"), ("run.log", b"third\n")):
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert [(log.name, b"".join(log.pieces())) for log in log_files([tmp_path])] == [
+        (str(tmp_path / "run.log"), b"first\nsecond\nthird\n")
+    ]
+
+
+def test_numbers_behind_names_make_no_rotation_where_the_log_itself_is_missing(tmp_path: Path) -> None:
+    for name in ("out.1", "out.2"):
+        (tmp_path / name).write_text(name)
+    assert [b"".join(log.pieces()) for log in log_files([tmp_path])] == [b"out.1", b"out.2"]
