@@ -12,6 +12,7 @@ from lora_tune.config.formula import FormulaError
 from lora_tune.config.objective import check_objective
 from lora_tune.config.parameters import Value
 from lora_tune.config.space import SpaceError
+from lora_tune.config.space_checks import check_space
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -24,7 +25,7 @@ def check_whole(study: Study, path: Path) -> None:
     """The checks that need more than one section."""
     space = study.search_space
     try:
-        space.check()
+        check_space(space)
     except SpaceError as error:
         raise StudyError(path, f"space.{error.key}", str(error)) from error
     budget = study.budget

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lora_tune.config.conditions import ConditionError, Conditions, check_conditions, conditions_of, needed
+from lora_tune.config.conditions import Conditions, conditions_of
 from lora_tune.config.formula import Formula, FormulaError
-from lora_tune.config.layout import LAYOUT_VALUES, LayoutTable, parse_layout
+from lora_tune.config.layout import LayoutTable, parse_layout
 from lora_tune.config.parameters import (
     CategoricalParameter,
     DerivedParameter,
@@ -110,11 +110,15 @@ class Space:
 
         One entry without a layout.
         """
-        corner = self.corner()
         name = next((n for n, p in self.parameters.items() if isinstance(p, LayoutParameter)), None)
         if name is None:
-            return [self._resolve(corner, frozenset())]
+            return [self.lowest()]
+        corner = self.corner()
         return [self._resolve({**corner, name: str(x)}, frozenset()) for x in self.layouts(name).layouts]
+
+    def lowest(self) -> dict[str, Value]:
+        """Resolved values with everything at its lower end, what exists only at times included."""
+        return self._resolve(self.corner(), frozenset())
 
     def each_end(self, ends: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
         """Resolved values with each tuned variable at each of its ``ends`` in turn, all else at its lower end."""
@@ -138,47 +142,6 @@ class Space:
         ) != following:
             following = grown
         return following
-
-    def check(self) -> None:
-        """Raise SpaceError when no trial could be made of this space."""
-        for name, parameter in self.parameters.items():
-            if not name.isidentifier() or not name.isascii():
-                raise SpaceError(name, f"{name!r} is not a variable name; use letters, digits and _")
-            if isinstance(parameter, LayoutParameter):
-                table = self.layouts(name)
-                if not table.layouts:
-                    raise SpaceError(name, f"no layout of {self.gpus} GPUs satisfies {table.why_empty()}")
-                if clash := set(LAYOUT_VALUES) & set(self.parameters):
-                    raise SpaceError(min(clash), f"{min(clash)} is set by the layout {name}; remove it here")
-        _check_nodes(self.parameters.get("NODES"))
-        if sum(isinstance(p, LayoutParameter) for p in self.parameters.values()) > 1:
-            raise SpaceError("", "two layout parameters; a trial has one layout, keep one")
-        try:
-            self._check_conditions()
-            self._resolve(self.corner(), frozenset())
-        except FormulaError as error:
-            raise SpaceError(error.name, str(error)) from error
-
-    def _check_conditions(self) -> None:
-        """That each may hold, and that no formula needs what is absent where its own result is not."""
-        layouts = ([p.values(x) for x in self.layouts(n).layouts]
-                   for n, p in self.parameters.items() if isinstance(p, LayoutParameter))  # fmt: skip
-        try:
-            check_conditions(self.parameters, next(layouts, []))
-        except ConditionError as error:
-            raise SpaceError(error.key, str(error)) from error
-        conditions = self.conditions
-        for name, parameter in self.parameters.items():
-            if not isinstance(parameter, DerivedParameter):
-                continue
-            own = needed(name, conditions.of)
-            for used in sorted(Formula(parameter.formula).names & conditions.of.keys()):
-                wanted = needed(used, conditions.of)
-                if any(p not in own or not set(own[p]) <= set(values) for p, values in wanted.items()):
-                    where = conditions.words(used)
-                    raise SpaceError(
-                        name, f"its formula needs {used}, which exists only where {where}; give it that when"
-                    )
 
     def corner(self) -> dict[str, Value]:
         """The tuned values at their lower ends: some point of the space, for checks and previews."""
@@ -267,23 +230,6 @@ class Space:
                     raise SpaceError(name, f"{name} has no value")
                 tuned[name] = values[name]
         return tuned
-
-
-def _check_nodes(parameter: Parameter | None) -> None:
-    """NODES is what the job asks the cluster for: whole numbers from 1, known before any formula."""
-    offered: tuple[Value, ...]
-    if parameter is None:
-        return
-    if isinstance(parameter, IntParameter):
-        offered = (parameter.low,)
-    elif isinstance(parameter, CategoricalParameter):
-        offered = parameter.choices
-    elif isinstance(parameter, FixedParameter):
-        offered = (parameter.value,)
-    else:
-        raise SpaceError("NODES", f"the node count cannot be {parameter.type}; use int, categorical or a fixed value")
-    if bad := [n for n in offered if isinstance(n, bool) or not isinstance(n, int) or n < 1]:
-        raise SpaceError("NODES", f"{bad[0]!r} is not a node count; use whole numbers from 1")
 
 
 def _derive(
