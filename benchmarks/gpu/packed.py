@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.trials_of_pack import LARGE, PEAK, SMALL, peak_share
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.recipes import settings as knobs
@@ -45,8 +46,6 @@ from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import SlotTerms as JobSlot
 
 Knobs = dict[str, object]
-PEAK = 790e12
-"""bf16 floating-point operations a second of an H200, as a large product of matrices reaches them."""
 WARM_UP, ROUNDS = 3, 8
 CASES = {
     "small": [(512, 8, (1, 4, 16, 64))],
@@ -64,9 +63,6 @@ VARIANTS: dict[str, Knobs] = {
     "DoRA, no dropout": {"DORA": 1, "LORA_DROPOUT": 0},
     "LoRA and embeddings": {"LORA_TARGETS": "q_proj,k_proj,v_proj,o_proj,embed_tokens"},
 }
-SMALL: dict[str, object] = {"SEQ": 256, "MINIBS": 8, "MAX_STEPS": 160, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
-"""The trial of the ``trials`` part: that of ``grid_small.json``."""
-LARGE: dict[str, object] = {"SEQ": 512, "MINIBS": 4, "MAX_STEPS": 60, "EVAL_SAMPLES": 16, "VAL_CHECK_INTERVAL": 128}
 
 
 def settings_of(**changed: object) -> Settings:
@@ -313,13 +309,17 @@ def side_by_side(common: Knobs, count: int) -> float:
     return time.perf_counter() - began
 
 
-def trials(common: Knobs, slots: Sequence[int], single: int, processes: int) -> dict[str, float]:
-    """Trials an hour in each way. single: trials one after another. processes: Trainers side by side, 0 for none."""
+def trials(shape: Shape, common: Knobs, slots: Sequence[int], single: int, processes: int) -> dict[str, float]:
+    """Trials an hour in each way, and of the peak of a GPU what their training passes are; ``shape``: of their base.
+
+    single: trials one after another. processes: Trainers side by side, 0 for none.
+    """
     found: dict[str, float] = {}
 
     def note(name: str, per_hour: float) -> None:
         found[name] = per_hour
-        print(f"{name}: {per_hour:.0f} trials an hour", flush=True)
+        share = peak_share(shape, common, per_hour)
+        print(f"{name}: {per_hour:.0f} trials an hour, {share:.1%} of the peak", flush=True)
 
     for count in slots:
         note(f"a pack of {count}", 3600 * count / packed_seconds(common, count))
@@ -336,7 +336,7 @@ def large(name: str, slots: Sequence[int], single: int, processes: int) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         random_llama(SHAPES[name], 1024).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
         torch.cuda.empty_cache()
-        return trials({**LARGE, "MODEL": folder}, slots, single, processes)
+        return trials(SHAPES[name], {**LARGE, "MODEL": folder}, slots, single, processes)
 
 
 def main() -> None:
@@ -362,7 +362,11 @@ def main() -> None:
             options.base, options.count, options.steps, dict(knob.split("=", 1) for knob in options.knobs)
         ),
         "trials": lambda: trials(
-            {**SMALL, "MODEL": options.base}, options.slots or [16, 64], options.single, options.processes
+            Shape.from_config(json.loads((options.base / "config.json").read_text())),
+            {**SMALL, "MODEL": options.base},
+            options.slots or [16, 64],
+            options.single,
+            options.processes,
         ),
         "large": lambda: large(options.large, options.slots or [16], options.single, options.processes),
     }

@@ -43,6 +43,7 @@ class PackedLauncher:
         self._slots = slots
         self._packs: dict[Path, KnownPack] = {}
         self._told: set[Path] = set()  # packs that have ended, and whose end was told
+        self._homes: set[Path] = set()  # of trials that were asked about, also where somebody has removed them
         self._asked_at = float("-inf")
 
     def submit(self, job: Job) -> str:
@@ -82,7 +83,8 @@ class PackedLauncher:
     def _start_pack(self, job: Job) -> KnownPack:
         """A pack for the trials that run as ``job`` does."""
         assert job.slot is not None
-        number = 1 + max((int(folder.name) for folder in self._place.glob("[0-9]*")), default=-1)
+        known = {*self._place.glob("[0-9]*"), *self._packs, *self._homes}
+        number = 1 + max((int(folder.name) for folder in known), default=-1)
         folder = self._place / f"{number:04d}"
         place = PackFolder(folder)
         place.make()
@@ -126,6 +128,7 @@ class PackedLauncher:
                 place = home.paths.folder
                 if place not in states:
                     states[place] = home.states(self._number)
+                    self._homes.add(place)
                 statuses[ticket.name] = trial_status(ticket, self._packs.get(place), home, states[place])
         return statuses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from lora_tune.base.errors import SetupError
 
+REHEARSAL_SECONDS = 300.0
+"""How long a trial waits for the end of a rehearsal, which takes seconds: before ``site.stall_minutes`` give it up."""
 VARIABLE = "LORA_TUNE_WORKER"
 """Names the worker's socket in the environment of a recipe."""
 HEADER = struct.Struct("!I")
@@ -89,8 +92,16 @@ def rehearsed_beside(file: int) -> None:
 
 
 def alone_on_gpu() -> None:
-    """Wait for the end of the worker's rehearsal on this trial's GPU: whatever is timed after this is the trial's."""
+    """Wait for the end of the worker's rehearsal on this trial's GPU: whatever is timed after this is the trial's.
+
+    Raises SetupError where the rehearsal does not end: beside it no time would be the trial's own.
+    """
     while _rehearsals:
         file = _rehearsals.pop()
-        os.read(file, 1)
+        ended, _, _ = select.select([file], [], [], REHEARSAL_SECONDS)
         os.close(file)
+        if not ended:
+            raise SetupError(
+                f"the worker's rehearsal on this GPU has not ended in {REHEARSAL_SECONDS:g} s: it hangs; start the "
+                "worker again, without --spare if this comes back"
+            )

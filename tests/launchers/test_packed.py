@@ -409,6 +409,21 @@ def test_a_pack_whose_folder_was_removed_gets_no_trial_and_its_end_is_seen(
     assert quiet.poll([ticket_of(trains)])[trains.name].state is JobState.PREEMPTED
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["same driver", "another driver"])
+def test_the_number_of_a_pack_whose_folder_was_removed_is_given_to_no_other(
+    quiet: PackedLauncher, below: Below, tmp_path: Path, *, restarted: bool
+) -> None:
+    """Two jobs of one name in one folder: the trials of the first were taken for the second's."""
+    trains, follows = (job_of(tmp_path / n, SAY, name=f"study-{n}-0") for n in ("one", "two"))
+    quiet.submit(trains)
+    below.state = JobState.RUNNING
+    shutil.rmtree(packs_of(tmp_path)[0].paths.folder)
+    launcher = Shared(below, slots=2, folder=tmp_path / "packs") if restarted else quiet
+    launcher.poll([ticket_of(trains)])
+    launcher.submit(follows)
+    assert [place.paths.folder.name for place in packs_of(tmp_path)] == ["0001"]
+
+
 def test_a_pack_that_hangs_and_whose_folder_was_removed_is_killed_by_the_mark_of_its_processes(
     launcher: Launcher, tmp_path: Path
 ) -> None:

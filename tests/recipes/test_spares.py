@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.errors import SetupError
+from lora_tune.recipes import hand_over
 from lora_tune.recipes.spares import overlap, read_once
 from tests.recipes.test_warm_worker import BOUND, Client, started
 from tests.waiting import wait_for
@@ -65,6 +67,23 @@ def test_a_trial_is_timed_only_when_nobody_rehearses_beside_it(worker: tuple[Pat
     assert client.line().startswith("timed")
     assert client.result()[0] == 0
     assert spare in children(worker[1]), "it waits for the trial after this one"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_trial_waits_for_the_rehearsal_beside_it_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, *, hangs: bool
+) -> None:
+    monkeypatch.setattr(hand_over, "REHEARSAL_SECONDS", 0.01)
+    ends, rehearses = os.pipe()
+    hand_over.rehearsed_beside(ends)
+    if hangs:
+        with pytest.raises(SetupError, match="it hangs; start the worker again"):
+            hand_over.alone_on_gpu()
+        os.close(rehearses)
+    else:
+        os.close(rehearses)
+        hand_over.alone_on_gpu()
+    hand_over.alone_on_gpu()
 
 
 @pytest.mark.parametrize("when", ["it waits", "it rehearses"])
