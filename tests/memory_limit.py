@@ -19,8 +19,8 @@ _LIMITS = {"memory": "memory.limit_in_bytes", "": "memory.max"}
 
 
 @contextlib.contextmanager
-def little_memory() -> Iterator[Path]:
-    """A cgroup of ``LIMIT_BYTES``; the test is skipped where this user may not make one.
+def little_memory(limit: int = LIMIT_BYTES) -> Iterator[Path]:
+    """A cgroup of ``limit`` bytes; the test is skipped where this user may not make one.
 
     Who is still in it at the end goes back to where this process is.
     """
@@ -34,7 +34,7 @@ def little_memory() -> Iterator[Path]:
         except OSError:
             continue
         try:
-            (group / name).write_text(str(LIMIT_BYTES))
+            (group / name).write_text(str(limit))
             yield group
             return
         except OSError as error:
