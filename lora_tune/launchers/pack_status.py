@@ -75,7 +75,8 @@ def _begun(ticket: Ticket, pack: KnownPack | None, records: JobRecords, states: 
     known: dict[str, Any] = {"job_id": pack.ticket.job_id if pack else ticket.job_id}
     process = records.started or records.claim
     if process is not None:
-        known["nodes"] = (process.host,)
+        # By the cluster's name, by which a node can be excluded; its host name may be another.
+        known["nodes"] = (pack.status.nodes if pack else ()) or (process.host,)
     if records.started is not None:
         known["started_at"] = records.started.at
         for state in telling(ticket.name, states):

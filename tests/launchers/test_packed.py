@@ -253,6 +253,7 @@ class Below:
         self.state, self.cancelled, self.refuses = JobState.QUEUED, [], False
         self.exit_code: int | None = None
         self.started_at: float | None = None
+        self.nodes: tuple[str, ...] = ()
         self.jobs: list[Job] = []
 
     def submit(self, job: Job) -> str:
@@ -264,7 +265,7 @@ class Below:
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         status = JobStatus(
             state=self.state, job_id="17", reason="as the cluster says", started_at=self.started_at,
-            exit_code=self.exit_code,
+            exit_code=self.exit_code, nodes=self.nodes,
         )  # fmt: skip
         return {ticket.name: status for ticket in tickets}
 
@@ -407,6 +408,20 @@ def test_a_pack_whose_folder_was_removed_gets_no_trial_and_its_end_is_seen(
     assert [request.name for request in second.take()] == [follows.name]
     below.state = JobState.LOST
     assert quiet.poll([ticket_of(trains)])[trains.name].state is JobState.PREEMPTED
+
+
+def test_a_node_is_called_what_the_cluster_calls_it_and_not_by_its_host_name(
+    quiet: Launcher, below: Below, tmp_path: Path
+) -> None:
+    """After a node failure it is excluded by this name, and sbatch refuses a name that it does not know."""
+    job = job_of(tmp_path / "a", SAY)
+    quiet.submit(job)
+    below.state, below.nodes = JobState.RUNNING, ("node007",)
+    (request,) = packs_of(tmp_path)[0].take()
+    write_json(request.attempt.started, describe(os.getpid(), request.token))
+    assert quiet.poll([ticket_of(job)])[job.name].nodes == ("node007",)
+    below.state = JobState.NODE_FAILED
+    assert quiet.poll([ticket_of(job)])[job.name].nodes == ("node007",)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same driver", "another driver"])
