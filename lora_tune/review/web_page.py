@@ -12,11 +12,19 @@ a:not([class]) { color: #2196f3; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 table:not([class]) { border-spacing: 0; }
 table:not([class]) :is(th, td) { padding: 2px 14px 2px 0; text-align: left; vertical-align: top; }
+main, main div { min-width: 0; }
+@media (max-width: 600px) {
+  main div:has(> .MuiDivider-vertical) { flex-direction: column; }
+  main div:has(> .MuiDivider-vertical) > :first-child { width: 100%; max-height: 25vh; flex-shrink: 0; }
+  main div:has(> .MuiDivider-vertical) > :last-child { width: 100%; }
+  table:not([class]) { display: block; overflow-x: auto; }
+}
 [aria-label="delete study"], [aria-label="rename study"] { display: none; }
 </style>
 """
 """Notes are Markdown, which optuna-dashboard leaves to the browser: links are seen on dark too, commands wrap, tables
-have room. And no buttons for what is refused."""
+have room, and a trial's page is as wide as the window: on a phone the list of trials stands above the trial. And no
+buttons for what is refused."""
 
 _END_OF_HEAD = b"</head>"
 

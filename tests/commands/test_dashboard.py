@@ -522,6 +522,17 @@ def test_a_long_command_wraps_instead_of_widening_the_note(browser: Browser, add
     assert browser.run("const p = document.querySelector('pre'); return p.scrollWidth <= p.clientWidth")
 
 
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_trial_s_page_is_as_wide_as_the_window(browser: Browser, address: str, built: Review, width: int) -> None:
+    number = next(a.trial for a in built.sweep.attempts.values() if a.failure == "infrastructure")
+    browser.look(width=width, height=900)
+    browser.open(f"{address}/dashboard/studies/1/trials?numbers={number}")
+    heading = browser.find("h2", f"Trial {number}: ")
+    assert browser.run("return document.documentElement.scrollWidth") == width
+    assert heading.rect["width"] > min(width, 600) / 2, "the list of trials leaves it room"
+
+
 def _hide_a_trace_of(browser: Browser, title: str) -> None:
     """A click on the last name in a figure's legend, which takes its lines away."""
     plot = f"[...document.querySelectorAll('.js-plotly-plot')].find(p => p.textContent.includes('{title}'))"
