@@ -59,7 +59,7 @@ def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
         try:
             played = replay.play(text, log.name)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one log must not cost the others
-            click.echo(f"{log.name}: not played, by a fault of lora_tune ({error!r}): please report it", err=True)
+            click.echo(f"{log.name}: not played: a fault in lora_tune ({error!r}); please report it", err=True)
             ends[FAULT] += 1
             continue
         click.echo(json.dumps(as_object(log.name, played)) if as_json else "\n".join(lines(log.name, played, study)))

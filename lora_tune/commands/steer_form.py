@@ -116,7 +116,7 @@ def _sent(environ: Mapping[str, Any], token: str) -> dict[str, str]:
         elsewhere = site not in ("same-origin", "none") if site else urlsplit(origin).netloc != environ.get("HTTP_HOST")
         fields = _fields(environ["wsgi.input"].read(length).decode())
     except ValueError as error:
-        raise ForeignFormError("this is no form of this page") from error
+        raise ForeignFormError("this form does not come from this page") from error
     if (origin or site) and elsewhere:
         raise ForeignFormError("this form comes from another site; steer from the page /steer of this dashboard")
     if not hmac.compare_digest(fields.pop("token", "").encode(errors="replace"), token.encode()):
@@ -185,7 +185,7 @@ def _value(study: Study, name: str, text: str) -> str:
         return text
     place = _number(text)
     if place is None or place >= len(choices):
-        raise InputError(f"{name}: there is no choice {text}; there are {len(choices)}, from 0")
+        raise InputError(f"{name}: there is no choice {text}; choices are numbered 0 to {len(choices) - 1}")
     return str(choices[place])
 
 

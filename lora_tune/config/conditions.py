@@ -166,7 +166,7 @@ def _check_parent(
     if bad := [v for v in values if not is_one_of(v, possible)]:
         some = list(itertools.islice(possible, 9))
         shown = ", ".join(map(repr, some[:8])) + (", ..." if len(some) > 8 else "")
-        raise ConditionError(name, f"when needs {parent} = {bad[0]!r}, which never is: it is one of {shown}")
+        raise ConditionError(name, f"when needs {parent} = {bad[0]!r}, which never occurs: it is one of {shown}")
 
 
 def _check_chain(name: str, of: Mapping[str, Allowed]) -> None:

@@ -221,7 +221,7 @@ def find_study(name: str, folder: Path = Path("studies")) -> Path:
         return path
     known = known_studies(folder, inside=name[: name.rfind("/") + 1])
     if not name.endswith(".toml") and (not known or Path(name).is_file() or Path(name).suffix in _OTHER_FILES):
-        raise StudyError(Path(name), "", "is no study: a study file ends in .toml; lora-tune init writes one")
+        raise StudyError(Path(name), "", "is not a study: a study file ends in .toml; lora-tune init writes one")
     if name.endswith(".toml"):
         beside = sorted(str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml")
         near = difflib.get_close_matches(str(path), beside, n=1)

@@ -74,9 +74,9 @@ def test_optunas_space_is_flat_and_an_absent_value_stands_in_its_middle() -> Non
 @pytest.mark.parametrize(
     ("was", "now", "words"),
     [
-        ('"sgd" } }', '"sdg" } }', "MOMENTUM: when needs OPTIMIZER = 'sdg', which never is: it is one of 'adam'"),
-        ("TP = [2, 4]", "TP = [2, 8]", "OVERLAP: when needs TP = 8, which never is: it is one of 1, 2, 4"),
-        ("TP = 1 }", "TP = true }", "EAGER: when needs TP = True, which never is"),
+        ('"sgd" } }', '"sdg" } }', "MOMENTUM: when needs OPTIMIZER = 'sdg', which never occurs: it is one of 'adam'"),
+        ("TP = [2, 4]", "TP = [2, 8]", "OVERLAP: when needs TP = 8, which never occurs: it is one of 1, 2, 4"),
+        ("TP = 1 }", "TP = true }", "EAGER: when needs TP = True, which never occurs"),
         ("TP = [2, 4]", "BETA2 = 0.9", "OVERLAP: when names BETA2, which is float; it may name categorical, int"),
         ("TP = [2, 4]", "NOPE = 1", "OVERLAP: when names NOPE, which is not a parameter of this space"),
         ("TP = [2, 4]", "OVERLAP = 1", "OVERLAP: the conditions of OVERLAP need each other"),

@@ -126,7 +126,7 @@ def test_an_unknown_study_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_an_unknown_study_of_a_folder_is_answered_with_the_nearest_there() -> None:
     with pytest.raises(StudyError, match="there is no study 'mlperf/h200_lora_fp9'; did you mean mlperf/h200_lora_fp8"):
         find_study("mlperf/h200_lora_fp9", SHIPPED)
-    with pytest.raises(StudyError, match="nowhere/h200: is no study: a study file ends in"):
+    with pytest.raises(StudyError, match="nowhere/h200: is not a study: a study file ends in"):
         find_study("nowhere/h200", SHIPPED)
 
 
