@@ -56,4 +56,7 @@ def _shown(study: Study, job: Job) -> str:
     files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
     variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
     variables += [f"{name}={HIDDEN} \\\n" for name in job.secrets]
-    return redact("".join((*files, *variables, shlex.join(preview(study, job)), "\n")))
+    command = preview(study, job)
+    # Slurm's line submits a batch file of ours; what that runs is the trial.
+    runs = [] if {*job.argv} <= {*command} else [f"# FILE runs: {shlex.join(job.argv)}\n"]
+    return redact("".join((*files, *runs, *variables, shlex.join(command), "\n")))

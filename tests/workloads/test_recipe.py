@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
 from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.commands.sweep import main
 from lora_tune.config.study import Study, load_study
 from lora_tune.recipes import settings as peft
 from lora_tune.recipes.bridge import settings as bridge
@@ -90,6 +93,23 @@ def test_the_recipe_accepts_every_layout_as_exported(name: str, tmp_path: Path) 
             assert accepted.layout.batch == values["GBS"]
         else:
             assert peft.read({**environment, "MODEL": ""}).minibs == values["MINIBS"]
+
+
+def test_the_dry_run_of_a_study_of_two_gpus_shows_what_each_trial_is(tmp_path: Path) -> None:
+    """Files that the recipe takes on two ranks, the command of the job's step, and one node's two GPUs."""
+    study = REPOSITORY / "studies" / "bridge_small_h200x2.toml"
+    done = CliRunner().invoke(main, ["--study", str(study), "--output", str(tmp_path / "sweep"), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    trials = done.output.split("\n# trial ")[1:]
+    assert len(trials) == 2
+    for shown in trials:
+        exports = dict(re.findall(r"^export (\w+)=(.*)$", shown, re.MULTILINE))
+        accepted = bridge.read({**exports, "MODEL": "", "LLAMA": "small"}, 2)
+        assert (accepted.lr, accepted.layout.tp) == (float(exports["LR"]), int(exports["TP"]))
+        runs = "torch.distributed.run --standalone --nproc-per-node=2 -m lora_tune.recipes.bridge_lora"
+        assert re.search(rf"^# FILE runs: bash .*{runs}$", shown, re.MULTILINE)
+        assert re.search(r"sbatch .*--gres=gpu:2 .*--nodes=1 .*--time=2 FILE$", shown, re.MULTILINE)
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(
