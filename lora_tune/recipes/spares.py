@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import select
@@ -204,6 +205,7 @@ def wait_as_spare(connection: socket.socket, pipe: int, example: TrialRequest) -
         if rehearse is None:
             os._exit(0)
         rehearse()
+        gc.freeze()  # as the worker's: what a rehearsal left is there for good
         sys.stdout.flush()
         signal.alarm(0)
         os.close(pipe)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import inspect
 import os
@@ -84,6 +85,9 @@ class Worker:
         _check_cuda_untouched()
         # An MLLOG line names the file that logs it. Whoever asks first goes through all modules' files, thousands here.
         inspect.getmodule(inspect.currentframe())
+        # A forked process would look through all that was imported at each full collection, and copy its pages.
+        gc.collect()
+        gc.freeze()
         self._trials: list[WorkerTrial] = []
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)

@@ -83,7 +83,9 @@ def rehearse() -> None:
     imports.prepare()
     install_states()
     bridge_lora.rehearse(cuda=False)
-    rehearsals.append(os.environ["REHEARSE"])
+    from torch._inductor import config
+
+    rehearsals.append(f"{os.environ['REHEARSE']}, compiling in {config.compile_threads}")
 
 
 install()

@@ -107,7 +107,9 @@ def rehearse() -> None:
     torch.set_num_threads(1)
     install_states(int(os.environ.get("SEED") or "1"))
     nemo_lora.rehearse(cuda=False)
-    rehearsals.append(os.environ["REHEARSE"])
+    from torch._inductor import config
+
+    rehearsals.append(f"{os.environ['REHEARSE']}, compiling in {config.compile_threads}")
 
 
 install()

@@ -46,6 +46,14 @@ def test_the_second_trial_has_its_start_rehearsed(worker: tuple[Path, int], tmp_
     assert Client(worker[0], "exit 3", tmp_path).result()[0] == 3
 
 
+def test_nor_does_its_garbage_collector_go_through_what_a_rehearsal_left(
+    worker: tuple[Path, int], tmp_path: Path
+) -> None:
+    Client(worker[0], "exit 0", tmp_path).result()
+    imported, own = map(int, Client(worker[0], "collect", tmp_path).result()[1].split())
+    assert own < imported / 5
+
+
 @pytest.mark.parametrize("name", ["NCCL_ALGO", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "NVTE_FLASH_ATTN"])
 def test_a_spare_serves_no_trial_whose_libraries_would_have_read_something_else(
     worker: tuple[Path, int], tmp_path: Path, name: str

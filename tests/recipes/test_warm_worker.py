@@ -93,6 +93,12 @@ def test_a_trial_finds_the_file_that_logs_a_line_without_going_through_all_modul
     assert looked_up < 5 < modules
 
 
+def test_a_trials_garbage_collector_does_not_go_through_what_was_imported(worker: Path, tmp_path: Path) -> None:
+    """Each full collection took as long as several steps of a small trial, and copied the pages of all modules."""
+    imported, own = map(int, Client(worker, "collect", tmp_path).result()[1].split())
+    assert own < imported / 5
+
+
 def test_imports_see_no_gpu_and_the_trial_sees_its_own(worker: Path, tmp_path: Path) -> None:
     """What starts CUDA before the fork makes it unusable after."""
     assert Client(worker, "gpus", tmp_path, CUDA_VISIBLE_DEVICES="3").result()[1].split() == ["''", "'3'"]

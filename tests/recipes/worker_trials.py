@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import signal
@@ -13,6 +14,7 @@ from lora_tune.recipes.hand_over import alone_on_gpu
 
 seen: list[str] = []
 rehearsed: list[int] = []
+kept: list[list[int]] = []
 gpus_while_imported = os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
@@ -23,6 +25,7 @@ def rehearse() -> None:
         raise RuntimeError(argument)
     while what == "until" and not Path(argument).exists():
         time.sleep(0.01)
+    kept.extend([] for _ in range(50_000))
     rehearsed.append(os.getpid())
 
 
@@ -46,6 +49,8 @@ def main() -> int:
         os.path.realpath = lambda *asked, **how: looked_up.append(asked) or find(*asked, **how)  # type: ignore[assignment]
         inspect.getframeinfo(inspect.currentframe())  # type: ignore[arg-type]
         print(len(looked_up), len(sys.modules), flush=True)
+    if what == "collect":
+        print(gc.get_freeze_count(), len(gc.get_objects()), flush=True)
     if what == "exit":
         return int(argument)
     if what == "raise":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ def rehearse(settings: Knobs, processes: Processes, build: Callable[[Knobs], Any
     """Build one layer by ``build`` and train it for a step without an optimizer; then free what it held."""
     if settings.shape.parameters > LARGEST:
         return
+    _compile_without_workers()
     if cuda:
         torch.cuda.set_device(processes.local_rank)
     with _alone(cuda=cuda):
@@ -51,6 +53,18 @@ def rehearse(settings: Knobs, processes: Processes, build: Callable[[Knobs], Any
         torch.cuda.empty_cache()
         # A trial's log states the most that its allocator held, which must be its own.
         torch.cuda.reset_peak_memory_stats()
+
+
+def _compile_without_workers() -> None:
+    """Let torch compile in this process, unless the trial says with how many others.
+
+    It would start one for each core at its first kernel, and wait for none of them: they would import torch beside
+    the trial that is timed when its rehearsal has ended.
+    """
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        from torch._inductor import config
+
+        config.compile_threads = 1
 
 
 def _passes(core: Any, settings: CommonSettings, *, cuda: bool) -> None:
