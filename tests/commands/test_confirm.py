@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -284,11 +285,14 @@ def test_replicates_are_neither_pruned_nor_capped_and_have_seeds_of_their_own() 
     assert again.trial_seed(0) == study.trial_seed(0) + 1_000_000
 
 
-def test_the_real_tiny_study_says_which_checks_do_not_apply(tiny_sweep: Path, tmp_path: Path) -> None:
+def test_the_real_tiny_study_says_which_checks_do_not_apply(
+    tiny_sweep: Path, peft_worker: dict[str, str], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(tiny_sweep, tmp_path / "sweep"))
     options = ["--study", str(TINY_STUDY), "--output", str(folder), "--top", "1", "--seeds", "2"]
     command = [sys.executable, "-m", "lora_tune.confirm", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY)
+    environment = {**os.environ, **peft_worker}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checks do not apply: the logs name the benchmark peft_lora" in done.stdout
     (results,) = folder.glob("confirm/0*")

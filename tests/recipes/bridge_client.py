@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import ClassVar
 
 from lora_tune.recipes.hand_over import hand_over
-from lora_tune.workloads.recipe import BridgeWorkload
-
-
-class BridgeOnCpu(BridgeWorkload):
-    """Workload ``bridge`` whose program is this file."""
-
-    module: ClassVar[str] = "tests.recipes.bridge_client"
-
 
 if __name__ == "__main__":
     sys.exit(hand_over("tests.recipes.bridge_shim"))

@@ -28,6 +28,8 @@ BOUND = 300.0
 """Seconds: a trial takes 2 to 8, on a machine that does nothing else."""
 SHORT = {"MAX_STEPS": 8, "VAL_CHECK_INTERVAL": 16, "MINIBS": 4, "SEQ": 64, "EVAL_SAMPLES": 9, "LR": 1e-2}
 FIXED = {"NUM_WORKERS": 0, "LORA_DROPOUT": 0, "LOGGING_INTERVAL": 2, "WARMUP_TRAIN_STEPS": 1, "TARGET": 0}
+WITHOUT_TE = {"FP8": 0, "USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}
+"""What a Bridge trial needs beside them on a CPU."""
 PER_PROCESS = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 """Compiling small kernels takes longer than all of these trials."""
 
@@ -108,13 +110,10 @@ def interpreter(name: str) -> str:
 
 
 @contextlib.contextmanager
-def served(
-    python: str, recipe: str, trial: str, folder: Path, options: Sequence[str] = (), **fixed: object
-) -> Iterator[Served]:
-    """A worker in ``folder`` that has imported ``recipe`` and ``trial``, until the block ends. options: its own."""
-    socket = folder / "worker.sock"
+def warm_worker(python: str, socket: Path, modules: Sequence[str], options: Sequence[str] = ()) -> Iterator[None]:
+    """A worker at ``socket`` that has imported ``modules``, until the block ends. options: its own."""
     worker = subprocess.Popen(
-        [python, "-m", "lora_tune.recipes.warm_worker", *options, "--socket", str(socket), recipe, trial],
+        [python, "-m", "lora_tune.recipes.warm_worker", *options, "--socket", str(socket), *modules],
         env={**os.environ, **PER_PROCESS},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -123,10 +122,20 @@ def served(
     assert worker.stdout
     try:
         assert "ready" in next((line for line in worker.stdout if "warm worker" in line), ""), "the imports failed"
-        yield Served(recipe, socket, folder, fixed)
+        yield
     finally:
         worker.terminate()
         worker.wait(BOUND)
+
+
+@contextlib.contextmanager
+def served(
+    python: str, recipe: str, trial: str, folder: Path, options: Sequence[str] = (), **fixed: object
+) -> Iterator[Served]:
+    """Runs ``recipe``'s trials in a worker in ``folder`` that has imported it and ``trial``, until the block ends."""
+    socket = folder / "worker.sock"
+    with warm_worker(python, socket, [recipe, trial], options):
+        yield Served(recipe, socket, folder, fixed)
 
 
 def forked_and_rehearsed(trials: Served, ranks: int = 1, **knobs: object) -> tuple[Trial, Trial]:
@@ -135,7 +144,7 @@ def forked_and_rehearsed(trials: Served, ranks: int = 1, **knobs: object) -> tup
     trials(ranks, **{**knobs, "REHEARSE": "before", "SEED": 5, "SEQ": 32, "MINIBS": 2, "VAL_CHECK_INTERVAL": 4})
     rehearsed = trials(ranks, **knobs)
     assert "rehearsed:\n" in forked.output, forked.output[-2000:]
-    assert "rehearsed: before\n" in rehearsed.output, rehearsed.output[-2000:]
+    assert "rehearsed: before, compiling in 1\n" in rehearsed.output, rehearsed.output[-2000:]
     return forked, rehearsed
 
 

@@ -6,10 +6,8 @@ Needs its own environment: the interpreter in LORA_TUNE_BRIDGE_PYTHON, or .venv-
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,29 +19,17 @@ from lora_tune.recipes import packed_data
 from lora_tune.recipes.hand_over import VARIABLE
 from tests.recipes.served import (
     BOUND,
-    FIXED,
     PER_PROCESS,
-    SHORT,
     TINY,
     TINY_SIZES,
+    WITHOUT_TE,
     Served,
     Trial,
     forked_and_rehearsed,
-    interpreter,
     per_sequence_mean,
-    served,
 )
 
 INSIDE = "tests.recipes.bridge_inside"
-WITHOUT_TE = {"FP8": 0, "USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}
-
-
-@pytest.fixture(scope="module")
-def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    python, folder = interpreter("bridge"), tmp_path_factory.mktemp("bridge")
-    recipe, trial = "tests.recipes.bridge_shim", "lora_tune.recipes.bridge.trial"
-    with served(python, recipe, trial, folder, ["--spare"], **WITHOUT_TE) as trials:
-        yield trials
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +62,9 @@ def test_a_layout_changes_nothing_but_speed(
     assert max(away.values()) < 0.05, away
 
 
-def test_nemo_and_bridge_learn_the_same_from_the_same(alone: tuple[Trial, Path], tmp_path: Path) -> None:
+def test_nemo_and_bridge_learn_the_same_from_the_same(alone: tuple[Trial, Path], nemo_alone: Trial) -> None:
     """Weights, data, order, adapters' start, schedule: two libraries in two environments, one curve."""
-    values = {"MODEL": TINY, "DATADIR": TINY, **FIXED, **SHORT, "CUDA_VISIBLE_DEVICES": "", **PER_PROCESS}
-    run = subprocess.run(
-        [interpreter("nemo"), "-m", "tests.recipes.cpu_shim"],
-        env={**os.environ, **{key: str(value) for key, value in values.items()}},
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=BOUND,
-        check=False,
-    )
-    reader = MllogReader()
-    reader.feed(run.stdout)
-    assert [e.loss for e in reader.run().evals] == pytest.approx(alone[0].losses, abs=2e-5), run.stderr[-2000:]
+    assert alone[0].losses == pytest.approx(nemo_alone.losses, abs=2e-5)
 
 
 def test_an_adapter_has_the_same_loss_in_peft_and_back_in_another_layout(
@@ -138,6 +113,17 @@ def test_v60s_form_of_a_base_is_as_good_as_the_hugging_face_one(
     refused = bridge(MODEL=folder, **{**TINY_SIZES, "LAYERS": 2})
     assert refused.codes == (2,)
     assert "linear_qkv.weight is (4, 384, 128)" in refused.message
+
+
+def test_nemo_2s_form_of_a_base_is_as_good_as_it_is_and_converted(
+    bridge: Served, alone: tuple[Trial, Path], nemo_base: Path, tmp_path: Path
+) -> None:
+    """The folder is NeMo's own: written in its environment, of which nothing is there when Bridge reads it."""
+    read = bridge(MODEL=nemo_base, **TINY_SIZES)
+    assert read.losses == pytest.approx(alone[0].losses, abs=2e-5), read.output[-2000:]
+    bridge(module=INSIDE, INSIDE="converted", MODEL=nemo_base, OUT=tmp_path / "base", **TINY_SIZES)
+    converted = bridge(MODEL=None, CKPT_ROOT=tmp_path / "base", **TINY_SIZES)
+    assert converted.losses == read.losses, converted.output[-2000:]
 
 
 def test_the_eval_loss_is_the_mean_of_per_sequence_means(bridge: Served, tmp_path: Path) -> None:
@@ -234,7 +220,7 @@ def test_what_the_machine_cannot_do_is_refused_by_name(bridge: Served, knobs: di
 
 STUDY = """
 [workload]
-kind = "{client}:BridgeOnCpu"
+kind = "{kind}:BridgeOnCpu"
 
 [site]
 gpus_per_node = 2
@@ -268,7 +254,7 @@ def test_a_sweep_of_bridge_trials_on_two_ranks_goes_from_proposal_to_exported_co
     study = tmp_path / "bridge_cpu.toml"
     study.write_text(
         STUDY.format(
-            client=Path(__file__).with_name("bridge_client.py"),
+            kind=Path(__file__).with_name("bridge_kind.py"),
             tiny=TINY,
             environment="\n".join(f'{name} = "{value}"' for name, value in environment.items()),
             fixed="\n".join(f"{name} = {value}" for name, value in {**fixed, **WITHOUT_TE}.items()),

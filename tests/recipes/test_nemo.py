@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,7 @@ import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from lora_tune.recipes import packed_data
-from tests.recipes.served import TINY_SIZES, Served, Trial, forked_and_rehearsed, interpreter, per_sequence_mean, served
-
-
-@pytest.fixture(scope="module")
-def nemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    python, folder = interpreter("nemo"), tmp_path_factory.mktemp("nemo")
-    with served(python, "tests.recipes.cpu_shim", "lora_tune.recipes.nemo.trial", folder, ["--spare"]) as trials:
-        yield trials
-
-
-@pytest.fixture(scope="module")
-def alone(nemo: Served) -> Trial:
-    """The reference: one process."""
-    trial = nemo()
-    assert trial.codes == (0,), trial.output[-2000:]
-    return trial
+from tests.recipes.served import TINY_SIZES, Served, Trial, forked_and_rehearsed, per_sequence_mean
 
 
 @pytest.mark.parametrize(
@@ -38,10 +22,10 @@ def alone(nemo: Served) -> Trial:
     [{"TP": 2}, {"PP": 2}, {"CP": 2}, {"MINIBS": 2}, {"MBS": 2, "CP": 2}],
     ids=["TP=2", "PP=2", "CP=2", "DP=2", "CP=2 MBS=2"],
 )
-def test_a_layout_changes_nothing_but_speed(nemo: Served, alone: Trial, layout: dict[str, int]) -> None:
+def test_a_layout_changes_nothing_but_speed(nemo: Served, nemo_alone: Trial, layout: dict[str, int]) -> None:
     trial = nemo(ranks=2, **layout)
     assert trial.codes == (0, 0), trial.output[-2000:]
-    assert trial.losses == pytest.approx(alone.losses, abs=2e-5)
+    assert trial.losses == pytest.approx(nemo_alone.losses, abs=2e-5)
 
 
 def test_a_rehearsed_start_changes_no_loss(nemo: Served) -> None:
@@ -55,14 +39,14 @@ RECOMPUTED = [{"RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": 2}, {"RECOMP
 
 
 @pytest.mark.parametrize("method", RECOMPUTED, ids=["two layers", "all layers"])
-def test_recomputed_layers_learn_as_the_others(nemo: Served, alone: Trial, method: dict[str, object]) -> None:
+def test_recomputed_layers_learn_as_the_others(nemo: Served, nemo_alone: Trial, method: dict[str, object]) -> None:
     """Behind frozen embeddings PyTorch's recomputation drops gradients where nobody asks for them."""
     trial = nemo(RECOMPUTE_GRANULARITY="full", **method)
-    assert trial.losses == pytest.approx(alone.losses, abs=2e-5)
+    assert trial.losses == pytest.approx(nemo_alone.losses, abs=2e-5)
 
 
-def test_the_run_is_as_long_as_its_schedule_and_says_so(alone: Trial) -> None:
-    run = alone.run
+def test_the_run_is_as_long_as_its_schedule_and_says_so(nemo_alone: Trial) -> None:
+    run = nemo_alone.run
     assert [e.samples for e in run.evals] == [16, 32]
     assert run.status == "aborted", "the target was never reached"
     assert len(run.throughput) == len(run.eval_seconds) == 2
@@ -70,9 +54,9 @@ def test_the_run_is_as_long_as_its_schedule_and_says_so(alone: Trial) -> None:
     assert run.evals[1].loss < run.evals[0].loss
 
 
-def test_a_seed_repeats_and_another_differs(nemo: Served, alone: Trial) -> None:
-    assert nemo().losses == alone.losses
-    assert nemo(SEED=2).losses != alone.losses
+def test_a_seed_repeats_and_another_differs(nemo: Served, nemo_alone: Trial) -> None:
+    assert nemo().losses == nemo_alone.losses
+    assert nemo(SEED=2).losses != nemo_alone.losses
 
 
 def test_warm_up_leaves_no_trace(nemo: Served) -> None:
@@ -81,10 +65,10 @@ def test_warm_up_leaves_no_trace(nemo: Served) -> None:
     assert warm.losses == nemo(WARMUP=0, **dropout).losses
 
 
-def test_the_run_stops_at_its_target(nemo: Served, alone: Trial) -> None:
-    trial = nemo(TARGET=alone.losses[0] + 1e-6)
+def test_the_run_stops_at_its_target(nemo: Served, nemo_alone: Trial) -> None:
+    trial = nemo(TARGET=nemo_alone.losses[0] + 1e-6)
     assert trial.run.status == "success"
-    assert trial.losses == alone.losses[:1]
+    assert trial.losses == nemo_alone.losses[:1]
 
 
 def test_a_probe_ends_after_one_warm_block(nemo: Served) -> None:
@@ -136,25 +120,16 @@ def full_length(nemo: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "result_0.txt"
 
 
-@pytest.fixture(scope="module")
-def folder_of_base(nemo: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped base as a NeMo checkpoint folder."""
-    folder = tmp_path_factory.mktemp("base") / "model"
-    trial = nemo(module="tests.recipes.nemo_folder", SAVE_TO=folder)
-    assert (folder / "weights" / ".metadata").exists(), trial.output[-2000:]
-    return folder
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_nemo_folder_is_as_good_as_the_hugging_face_one(
-    nemo: Served, alone: Trial, folder_of_base: Path, ranks: int
+    nemo: Served, nemo_alone: Trial, nemo_base: Path, ranks: int
 ) -> None:
-    trial = nemo(ranks=ranks, TP=ranks, MODEL=folder_of_base, **TINY_SIZES)
-    assert trial.losses == pytest.approx(alone.losses, abs=2e-5), trial.output[-2000:]
+    trial = nemo(ranks=ranks, TP=ranks, MODEL=nemo_base, **TINY_SIZES)
+    assert trial.losses == pytest.approx(nemo_alone.losses, abs=2e-5), trial.output[-2000:]
 
 
-def test_a_checkpoint_of_another_shape_is_refused(nemo: Served, folder_of_base: Path) -> None:
-    trial = nemo(MODEL=folder_of_base, **{**TINY_SIZES, "LAYERS": 2})
+def test_a_checkpoint_of_another_shape_is_refused(nemo: Served, nemo_base: Path) -> None:
+    trial = nemo(MODEL=nemo_base, **{**TINY_SIZES, "LAYERS": 2})
     assert trial.codes == (2,)
     assert "linear_qkv.weight is (4, 384, 128)" in trial.message
     assert "(2, 384, 128)" in trial.message

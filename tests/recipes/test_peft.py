@@ -34,6 +34,7 @@ from lora_tune.recipes import settings as knobs
 from lora_tune.recipes import text
 from lora_tune.recipes.batch import Batch, weighted_losses
 from lora_tune.recipes.fsdp_settings import Sharding
+from lora_tune.recipes.hand_over import VARIABLE
 from lora_tune.recipes.lora_model import adapters_fit_shares, build, load_base
 from lora_tune.recipes.ranks import connect, refuse
 from lora_tune.recipes.schedule import learning_rate
@@ -46,12 +47,14 @@ from tests.waiting import wait_for
 
 SHORT = {"MAX_STEPS": "20", "VAL_CHECK_INTERVAL": "40", "EVAL_SAMPLES": "8", "TARGET": "0.01"}
 MODULE = "lora_tune.recipes.peft_lora"
+IMPORTED = (VARIABLE, "CUDA_VISIBLE_DEVICES")
+"""Set while a worker has imported for these trials."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 def trial(*launcher: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """One trial as a program; ``launcher`` are arguments of the interpreter before the module."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", *IMPORTED) if name in os.environ}
     environment = {**kept, "OMP_NUM_THREADS": "1", **SHORT, **variables}
     return subprocess.run(
         [sys.executable, *launcher, "-m", MODULE], env=environment, capture_output=True, timeout=120, check=False
@@ -75,6 +78,13 @@ def events(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
 def plain() -> subprocess.CompletedProcess[bytes]:
     """A short run in one process, without dropout, that cannot reach its target."""
     return trial(LORA_DROPOUT="0")
+
+
+@pytest.fixture
+def imported(peft_worker: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of this test begin in a worker that has imported for them."""
+    for name, value in peft_worker.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -118,11 +128,13 @@ def test_the_log_discloses_what_mlperf_asks_for(plain: subprocess.CompletedProce
     assert [text for text in complaints(log, "6.1.0") if "eval_accuracy" not in text] == []
 
 
+@pytest.mark.usefixtures("imported")
 def test_same_environment_gives_the_same_evals(plain: subprocess.CompletedProcess[bytes]) -> None:
     again = parse(trial(LORA_DROPOUT="0"))
     assert [e.loss for e in again.evals] == [e.loss for e in parse(plain).evals]
 
 
+@pytest.mark.usefixtures("imported")
 def test_stops_with_success_at_the_target(plain: subprocess.CompletedProcess[bytes]) -> None:
     first = parse(plain).evals[0]
     run = parse(trial(LORA_DROPOUT="0", TARGET=str(first.loss)))
@@ -130,17 +142,20 @@ def test_stops_with_success_at_the_target(plain: subprocess.CompletedProcess[byt
     assert [e.samples for e in run.evals] == [40]
 
 
+@pytest.mark.usefixtures("imported")
 def test_warm_up_changes_nothing_but_the_clock(plain: subprocess.CompletedProcess[bytes]) -> None:
     cold = parse(trial(LORA_DROPOUT="0", WARMUP="0"))
     assert [e.loss for e in cold.evals] == [e.loss for e in parse(plain).evals]
 
 
+@pytest.mark.usefixtures("imported")
 def test_probe_stops_after_one_eval_and_one_warm_block() -> None:
     done = trial(PROBE="1", MAX_STEPS="200", VAL_CHECK_INTERVAL="7")
     assert [e.samples for e in parse(done).evals] == [8]
     assert [e["key"] for e in events(done)].count("block_stop") == 2
 
 
+@pytest.mark.usefixtures("imported")
 def test_divergence_is_printed_and_ends_the_run(tmp_path: Path) -> None:
     broken = tmp_path / "model"
     shutil.copytree(TINY, broken)
@@ -156,6 +171,7 @@ def test_divergence_is_printed_and_ends_the_run(tmp_path: Path) -> None:
 # ---- several processes
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("layout", [{"MINIBS": "2"}, {"MINIBS": "2", "MBS": "1"}, {"TP": "2"}], ids=str)
 def test_two_processes_train_what_one_trains(plain: subprocess.CompletedProcess[bytes], layout: dict[str, str]) -> None:
     run = parse(trial(*TORCHRUN, LORA_DROPOUT="0", **layout))
@@ -473,6 +489,7 @@ def test_unusable_data_is_refused(tmp_path: Path, name: str, content: object, me
         text.load(tmp_path, "train", 4, byte_tokens)
 
 
+@pytest.mark.usefixtures("imported")
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     for split in ("train", "validation"):
         np.save(tmp_path / f"{split}.npy", np.full((8, 129), 256))

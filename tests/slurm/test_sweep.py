@@ -21,8 +21,10 @@ pytestmark = pytest.mark.slurm
 TINY = {"STANDIN_TRAINING": "tiny", "STANDIN_TARGET": "1.68"}
 
 
-def test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand(house: Callable[..., House]) -> None:
-    home = house(trials=16, parallel=4, target=1.68, environment=TINY)
+def test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand(
+    house: Callable[..., House], peft_worker: dict[str, str]
+) -> None:
+    home = house(trials=16, parallel=4, target=1.68, environment={**TINY, **peft_worker})
     assert home.finish(400) == 0, home.said
     sweep = home.sweep()
     attempts = home.attempts()

@@ -105,11 +105,16 @@ def curve_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> It
         yield 0.92483 - 0.02244 * math.log(step * layout.gbs / needed) + rng.gauss(0, 0.0006)
 
 
+KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH", "SEED", "MAX_STEPS", "LORA_TUNE_WORKER")
+"""Variables of the job that a real training takes over."""
+
+
 def tiny_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> Iterator[float]:
     """Eval losses of a real LoRA training of the tiny model, one tiny sequence for eight samples."""
     batch = max(1, layout.gbs // 8)
     environment = {
-        **{k: os.environ[k] for k in ("PATH", "HOME", "LANG", "PYTHONPATH", "SEED", "MAX_STEPS") if k in os.environ},
+        **{k: os.environ[k] for k in KEPT if k in os.environ},
+        "CUDA_VISIBLE_DEVICES": "",
         "MINIBS": str(batch),
         "LR": str(float(values["LR"]) * 20),  # the tiny model likes rates about twenty times higher
         "VAL_CHECK_INTERVAL": str(math.gcd(*evals) * batch),  # in its own samples
