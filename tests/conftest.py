@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.browser", "tests.cluster.fixtures", "tests.postgres", "tests.tiny"]
+pytest_plugins = ["tests.distribution", "tests.browser", "tests.cluster.fixtures", "tests.postgres", "tests.tiny"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.house import ORDER, Module, against_the_order, modules, of_two_libraries, shared_class_names
 from lora_tune.__main__ import COMMANDS, _module
 from tests.conftest import REPOSITORY
+from tests.distribution import LONGEST, TOGETHER
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +61,8 @@ def test_a_parameter_is_called_by_what_it_is(house: list[Module]) -> None:
 
 def test_a_class_name_stands_for_one_thing(house: list[Module]) -> None:
     assert shared_class_names(house) == []
+
+
+def test_what_the_suites_processes_share_out_is_there() -> None:
+    named = {file for files in TOGETHER.values() for file in files} | {*LONGEST} - {*TOGETHER}
+    assert [file for file in sorted(named) if not (REPOSITORY / "tests" / file).exists()] == []
