@@ -14,8 +14,9 @@ _OF_MACHINE = Path("/proc/vmstat")
 def own_cgroup(controller: str = "") -> Path | None:
     """The folder of this process's cgroup: of version 2, or of a controller of version 1; None where there is none."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-        ours = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        # Where things are mounted may have any bytes in its name, and a job must not fail for that.
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+        ours = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     paths = [path for _, names, path in (line.split(":", 2) for line in ours) if controller in names.split(",")]
@@ -29,10 +30,10 @@ def own_cgroup(controller: str = "") -> Path | None:
 
 def _mounted(line: str) -> tuple[str, str, list[str]]:
     """Mount point, root within the hierarchy, and controllers of a line of mountinfo; [""] for version 2."""
-    place, _, kind = line.partition(" - ")
-    fields, (kind, _, options) = place.split(), kind.split(" ", 2)
-    held = {"cgroup2": [""], "cgroup": options.split(",")}.get(kind, [])
-    return fields[4], fields[3], held
+    place, _, mounted = line.partition(" - ")
+    fields, (kind, *rest) = place.split(" "), mounted.split(" ")
+    held = {"cgroup2": [""], "cgroup": rest[-1].split(",") if rest else []}.get(kind, [])
+    return (fields[4], fields[3], held) if held else ("", "", [])
 
 
 def oom_kills() -> int:

@@ -13,7 +13,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import write_json
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, JobStatus, Launcher
-from lora_tune.launchers.cgroups import oom_kills, own_cgroup
+from lora_tune.launchers.cgroups import _mounted, oom_kills, own_cgroup
 from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
@@ -69,6 +69,20 @@ def test_slurm_that_confines_no_memory_says_nothing_of_it_and_the_jobs_own_runne
         poll_until(launcher, ticket_of(greedy, launcher.submit(greedy)), JobState.HOST_MEMORY)
     status = poll_until(launcher, ticket_of(killed, launcher.submit(killed)), JobState.ENDED)
     assert status.exit_code in (-9, 137)
+
+
+@pytest.mark.parametrize(
+    ("line", "mounted"),
+    [
+        ("41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", ("/sys/fs/cgroup", "/", [""])),
+        ("35 31 0:32 /a /cg/memory rw - cgroup cgroup rw,memory", ("/cg/memory", "/a", ["rw", "memory"])),
+        ("22 20 0:21 / /mnt/\udcff\u2028 rw,relatime shared:7 - nfs4 server:/a\\040b rw,addr=1", ("", "", [])),
+        ("22 20 0:21 / /mnt rw - overlay", ("", "", [])),
+        ("", ("", "", [])),
+    ],
+)
+def test_a_line_of_mountinfo_of_any_form_is_read(line: str, mounted: tuple[str, str, list[str]]) -> None:
+    assert _mounted(line) == mounted
 
 
 def test_the_kernels_kills_are_counted_for_the_cgroup_of_this_process(tmp_path: Path) -> None:
