@@ -109,9 +109,10 @@ def _run(maker: Callable[[Any, int], Any], key: tuple[str, str, int, int, float]
 
     study, method, slots, repeat, budget = key
     site = _site(study, repeat)
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     trace = play(site, maker(site, repeat), slots=slots, budget=budget, seed=repeat, looks=looks)
-    click.echo(f"{study} {method} {slots} nodes, repeat {repeat}: {time.perf_counter() - begin:.0f} s", err=True)
+    took, core = time.perf_counter() - begin, time.process_time() - cpu
+    click.echo(f"{study} {method} {slots} nodes, repeat {repeat}: {took:.0f} s, {core:.1f} of a processor", err=True)
     return Record(
         study=study, method=method, nodes=slots, repeat=repeat, budget=budget, trials=trace.trials,
         points=changes([(round(h, 4), round(r, 5)) for h, r in trace.points]),
