@@ -15,6 +15,10 @@ LEAST_ODDS = 13.0
 
 Of a Gaussian belief that is one standard deviation, at which it is better with a chance of 84%.
 """
+CLEAR_SDS = 1.0
+"""The same in standard deviations."""
+RUNS = (1, 3, 8)
+"""Further runs of one configuration by which it is asked whether they would decide."""
 MOST_SURVIVALS = 8
 """Short runs that a layout is given to show that it lives before it replaces the one of today."""
 _RATES = 1 / (1 + np.exp(-np.linspace(-8.0, 7.0, 91)))
@@ -46,16 +50,55 @@ class Deaths:
         return death_logs(np.r_[0.0, between, 1.0]), shares
 
 
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """What is believed of the part of two configurations that runs scatter in, ln(samples).
+
+    own, other, shared: variances of both and their covariance. run_sd: sd of one run.
+    """
+
+    own: float = 0.0
+    other: float = 0.0
+    shared: float = 0.0
+    run_sd: float = 0.0
+
+    @property
+    def variance(self) -> float:
+        """Of the difference."""
+        return max(0.0, self.own + self.other - 2 * self.shared)
+
+    def settled(self, runs: int, *, of_other: bool) -> float:
+        """The part of :attr:`variance` that so many more runs of one of the two would settle."""
+        alone = self.other if of_other else self.own
+        told = alone + self.run_sd**2 / runs
+        return min(self.variance, (alone - self.shared) ** 2 / told) if told > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Further runs of one of two configurations, and what they may decide.
+
+    of_other: of the one that would be replaced. worth: ln(seconds) that each is expected to save.
+    """
+
+    runs: int
+    of_other: bool
+    worth: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantage:
     """What is believed of a configuration beside another.
 
-    ln_saved, sd: of ln(the other's seconds over its own), of runs that live. deaths, other_deaths: of memory, both
-    empty where both have the same layout.
+    ln_saved, sd: of ln(the other's seconds over its own), of runs that live. seeds: the part of sd that more runs would
+    settle. looks: how often the question was put. deaths, other_deaths: of memory, both empty where both have the same
+    layout.
     """
 
     ln_saved: float
     sd: float
+    seeds: Seeds = Seeds()
+    looks: int = 1
     deaths: Deaths = field(default_factory=Deaths)
     other_deaths: Deaths = field(default_factory=Deaths)
 
@@ -65,10 +108,21 @@ class Advantage:
         costs, shares = self.deaths.costs()
         return -math.expm1(float(shares @ costs) - self.ln_saved - self._kept())
 
+    @property
+    def doubt(self) -> float:
+        """The sd with what many looks add to it.
+
+        One that is believed best of what ran is believed so by luck, too, and the question is put after every run. The
+        luckiest of m errors is sqrt(2 ln m) standard deviations off, and n looks at much the same runs are worth
+        sqrt(n) at others. Of forty looks at twelve that are no better one in ten is wrong once (a test), without this
+        two in three.
+        """
+        return math.sqrt(self.sd**2 + math.log(max(1, self.looks)) * self.seeds.variance)
+
     def gain_and_loss(self) -> tuple[float, float]:
         """Expected ln(seconds) gained where it is better, and lost where it is worse."""
         costs, shares = self.deaths.costs()
-        mean, sd = self.ln_saved + self._kept() - costs, max(self.sd, 1e-9)
+        mean, sd = self.ln_saved + self._kept() - costs, max(self.doubt, 1e-9)
         from scipy.special import ndtr
 
         z = mean / sd
@@ -87,6 +141,30 @@ class Advantage:
             if replace(self, deaths=replace(self.deaths, lived=self.deaths.lived + more)).is_clear:
                 return more
         return None
+
+    def decision(self) -> Decision:
+        """The further runs of one of the two that are worth most by what they may decide; worth nothing where it is
+        clear."""
+        if self.is_clear:
+            return Decision(runs=0, of_other=False, worth=0.0)
+        valued = [
+            Decision(runs, other, self._decided(runs, of_other=other)) for runs in RUNS for other in (True, False)
+        ]
+        return max(valued, key=lambda decision: decision.worth)
+
+    def _decided(self, runs: int, *, of_other: bool) -> float:
+        """E[saved; clear] a run, the mean after them being Gaussian about today's: what is not clear saves nothing."""
+        from scipy.special import ndtr
+
+        costs, shares = self.deaths.costs()
+        mean, settled = (
+            self.ln_saved + self._kept() - float(shares @ costs),
+            self.seeds.settled(runs, of_other=of_other),
+        )
+        moved = math.sqrt(max(settled, 1e-18))
+        left = math.sqrt(max(0.0, self.doubt**2 - (1 + math.log(max(1, self.looks))) * settled))
+        z = (mean - CLEAR_SDS * left) / moved
+        return float(mean * ndtr(z) + moved * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)) / runs
 
     def _kept(self) -> float:
         """What the other's deaths cost, on average."""

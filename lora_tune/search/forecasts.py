@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -21,6 +22,12 @@ def told(trial: FrozenTrial, target: float) -> Told | None:
     if not isinstance(text, str) or trial.state is TrialState.RUNNING:
         return None
     return judged(trial, target, {name: ScoreForecast(mean, sd) for name, (mean, sd) in json.loads(text).items()})
+
+
+def newest_told(trials: Sequence[FrozenTrial], target: float, most: int) -> list[Told]:
+    """What the newest trials say of theirs, at most so many, in their order."""
+    outcomes = (told(trial, target) for trial in reversed(trials))
+    return list(itertools.islice((outcome for outcome in outcomes if outcome is not None), most))[::-1]
 
 
 def judged(trial: FrozenTrial, target: float, forecasts: Mapping[str, ScoreForecast]) -> Told | None:

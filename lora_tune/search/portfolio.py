@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,20 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import MOST_SURVIVALS, Advantage
-from lora_tune.search.forecasts import FORECASTS, judged, told
+from lora_tune.search.advantage import Advantage
+from lora_tune.search.forecasts import FORECASTS, judged, newest_told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory_risk import likeliest_to_live
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.incumbent import Standing, on_layout_of, standing
 from lora_tune.search.optuna_trials import annotate
-from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_proposed
+from lora_tune.search.proposed import Proposed
+from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_decides, why_proposed
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, ScoreForecast, Told, Trust, trust
 from lora_tune.search.whole.encoding import Encoding
 from lora_tune.search.whole.model import Scales, WholeModel, learn_whole
-from lora_tune.search.whole.proposals import WholeProposal, propose, recommend_whole
+from lora_tune.search.whole.proposals import WholeProposal, believed_best, propose, recommend_whole
 from lora_tune.search.whole.runs import Run, runs_of
 
 INIT_SECONDS = 60.0
@@ -118,13 +121,19 @@ class PortfolioSampler(BaseSampler):
     def _proposed(
         self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution], model: WholeModel
     ) -> dict[str, Any]:
-        if (unsure := self._unsure_of_memory(study)) is not None:
-            annotate(study, trial, why=TO_BE_SURE, kind="probe")
-            return dict(unsure)
+        found = self._standing_now(study, model)
         odds, grey_box = self.trust_in(study), self._arms.grey_box
+        if found is not None and grey_box is not None and odds.believes_grey_box and grey_box.probes:
+            unsure = found.unsure_of_memory(partial(self._over, study), partial(grey_box.alike, study))
+            if unsure is not None:
+                annotate(study, trial, why=TO_BE_SURE, kind="probe")
+                return dict(unsure)
         turn = self._rng.random()
         if grey_box is not None and turn < odds.grey_box:
-            return grey_box.sample_relative(study, trial, space)
+            proposed = grey_box.proposal(study, space, skip=trial.number)
+            if proposed is None:
+                return grey_box.sample_relative(study, trial, space)
+            return self._most_worth(study, trial, found, proposed)
         reached = sum(math.isfinite(r.ln_score) for r in model.runs)
         begun = reached >= (min(MOST_FIRST, PER_PARAMETER * len(self._space)) if self._centre is None else 1)
         if not begun or turn < odds.grey_box + odds.tpe:
@@ -132,8 +141,31 @@ class PortfolioSampler(BaseSampler):
             annotate(study, trial, why=f"Optuna's TPE, {why}", kind="full")
             return likeliest_to_live(model.memory, lambda: self._arms.tpe.sample_relative(study, trial, space))
         proposal = self._proposal(model, study)
-        annotate(study, trial, why=why_proposed(proposal, self._nodes), kind="full")
-        return proposal.values
+        hours = proposal.seconds * self._nodes / 3600
+        action = Proposed(proposal.values, "full", proposal.shown / hours, why_proposed(proposal, self._nodes))
+        return self._most_worth(study, trial, found, action)
+
+    def _most_worth(
+        self, study: optuna.Study, trial: FrozenTrial, found: Standing | None, proposed: Proposed
+    ) -> dict[str, Any]:
+        """What was proposed, or a further run that may decide what is handed over where that is worth more."""
+        wanted = found.wanted(study.get_trials(deepcopy=False)) if found is not None else None
+        if wanted is not None:
+            values, decision = wanted
+            hours = (self._expected_seconds(study, values) + _init_seconds(study)) * self._nodes / 3600
+            if decision.worth / hours > proposed.rate:
+                proposed = Proposed(
+                    dict(values), "full", decision.worth / hours, why_decides(of_other=decision.of_other)
+                )
+        annotate(study, trial, why=proposed.why, kind=proposed.kind)
+        return proposed.values
+
+    def _standing_now(self, study: optuna.Study, model: WholeModel) -> Standing | None:
+        """The same by the models that propose, whose scales may be some runs old."""
+        if (grey_box := self._believed(study)) is not None:
+            return self._standing(study, grey_box.best_so_far(study))
+        best = believed_best(model)
+        return self._standing(study, best) if best is not None else None
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -155,39 +187,30 @@ class PortfolioSampler(BaseSampler):
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The configuration believed best by the model that is trusted: values, expected seconds, a sentence.
 
-        What the user has today stays, once it has reached the target here, until another is clearly better.
+        What the user has today stays, unless its run has failed here, until another is clearly better.
         Raises ValueError while nothing is known that could be recommended.
         """
-        best, start = self._believed_best(study), self._centre
-        if start is None or best[0] == start or not self._start_arrived(study):
+        best = self._believed_best(study)
+        found = self._standing(study, best[0])
+        if found is None or found.replaced or found.over is None:
             return best
-        compared = self.compared(study, best[0], [start])
-        if not compared or compared[0].is_clear:
-            return best
-        moved = self._moved_layout(start, best[0])
-        if moved != start and self._believed(study) and self.compared(study, moved, [start])[0].is_clear:
-            return moved, self._expected_seconds(study, moved), staying(best[1], compared[0], moved=True)
-        return dict(start), self._expected_seconds(study, start), staying(best[1], compared[0], moved=False)
+        sentence = staying(best[1], found.over, moved=found.held != found.start)
+        return dict(found.held), self._expected_seconds(study, found.held), sentence
 
-    def _start_arrived(self, study: optuna.Study) -> bool:
-        return any(math.isfinite(r.ln_score) and r.values == self._centre for r in self._runs(study))
-
-    def _unsure_of_memory(self, study: optuna.Study) -> Mapping[str, Any] | None:
-        """What would be handed over in place of the start, had its layout lived more often; None where nothing is."""
-        grey_box, start = self._believed(study), self._centre
-        if grey_box is None or start is None or not grey_box.probes or not self._start_arrived(study):
+    def _standing(self, study: optuna.Study, best: Mapping[str, Any]) -> Standing | None:
+        """How what is believed best stands beside what the user has today; None where that does not count."""
+        start = self._centre
+        if start is None or not any(
+            r.values == start and (r.open or math.isfinite(r.ln_score)) for r in self._runs(study)
+        ):
             return None
-        best = grey_box.best_so_far(study)
-        for values in (best, self._moved_layout(start, best)):
-            for advantage in self.compared(study, values, [start]):
-                if (wanted := advantage.survivals_wanted()) is not None:
-                    return values if wanted and _may_tell_more(grey_box.alike(study, values)) else None
-        return None
+        moved = start if self._believed(study) is None else on_layout_of(self._encoding.coordinates, start, best)
+        return standing(start, moved, best, partial(self._over, study))
 
-    def _moved_layout(self, start: Mapping[str, Any], to: Mapping[str, Any]) -> dict[str, Any]:
-        """The start with what only decides speed as in ``to``: few runs settle that, and many the rest."""
-        c = self._encoding.coordinates
-        return {n: to[n] if n in c.speed_names and n not in c.convergence_names else v for n, v in start.items()}
+    def _over(self, study: optuna.Study, values: Mapping[str, Any], other: Mapping[str, Any]) -> Advantage | None:
+        """The one beside the other, as often as it was looked at; None while no run has reached the target."""
+        looks = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        return next((replace(a, looks=looks) for a in self.compared(study, values, [other])), None)
 
     def _believed(self, study: optuna.Study) -> GreyBoxSampler | None:
         """The grey box while it is the model that is trusted."""
@@ -211,10 +234,7 @@ class PortfolioSampler(BaseSampler):
     def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
     ) -> list[Advantage]:
-        """What is believed of ``values`` beside each of ``instead``, by the trusted model.
-
-        Empty while no run has reached the target.
-        """
+        """What the trusted model believes of ``values`` beside each of ``instead``; nothing before one has reached."""
         if (grey_box := self._believed(study)) is not None:
             return grey_box.compared(study, values, instead)
         model = self._model(study)
@@ -234,21 +254,12 @@ class PortfolioSampler(BaseSampler):
         return model
 
     def _proposal(self, model: WholeModel, study: optuna.Study) -> WholeProposal:
-        starts = [t.user_attrs["init_seconds"] for t in study.get_trials(deepcopy=False)[-50:]
-                  if isinstance(t.user_attrs.get("init_seconds"), int | float)]  # fmt: skip
-        init = float(np.median(starts)) if starts else INIT_SECONDS
-        return propose(model, self._rng, init_seconds=init, limit_seconds=self._limit)
+        return propose(model, self._rng, init_seconds=_init_seconds(study), limit_seconds=self._limit)
 
     def trust_in(self, study: optuna.Study) -> Trust:
         """The share of the next trials that each arm is given now."""
-        newest: list[Told] = []
-        for t in reversed(study.get_trials(deepcopy=False)):
-            if (outcome := told(t, self._target)) is not None:
-                newest.append(outcome)
-            if len(newest) == NEWEST:
-                break
-        grey_box = self._arms.grey_box
-        return trust(newest[::-1] or self._replayed(study), grey_box=grey_box is not None)
+        newest = newest_told(study.get_trials(deepcopy=False), self._target, NEWEST)
+        return trust(newest or self._replayed(study), grey_box=self._arms.grey_box is not None)
 
     def _replayed(self, study: optuna.Study) -> list[Told]:
         """What both models would have forecast of the newest trials: records of a sweep keep no forecasts."""
@@ -280,11 +291,8 @@ class PortfolioSampler(BaseSampler):
         return forecasts
 
 
-def _may_tell_more(alike: Sequence[FrozenTrial]) -> bool:
-    """Whether one more short run may tell whether a layout lives, after all trials of it.
-
-    Not while one of them runs, nor where a short run said nothing of it: that failed, or they were too many.
-    """
-    short = [t for t in alike if t.user_attrs.get("why") == TO_BE_SURE]
-    failed = any(t.state is TrialState.FAIL for t in short)
-    return not failed and len(short) < MOST_SURVIVALS and all(t.state.is_finished() for t in alike)
+def _init_seconds(study: optuna.Study) -> float:
+    """Start-up of the newest trials."""
+    newest = [t.user_attrs.get("init_seconds") for t in study.get_trials(deepcopy=False)[-50:]]
+    known = [seconds for seconds in newest if isinstance(seconds, int | float)]
+    return float(np.median(known)) if known else INIT_SECONDS

@@ -17,6 +17,12 @@ def why_proposed(proposal: WholeProposal, nodes: int) -> str:
     )
 
 
+def why_decides(*, of_other: bool) -> str:
+    """Why a known configuration is run again. of_other: it is that of today."""
+    which = "configuration of today" if of_other else "one believed best"
+    return f"another seed of the {which}, to tell whether the one believed best is better than that of today"
+
+
 def staying(seconds: float, best: Advantage, *, moved: bool) -> str:
     """That the configuration of today stays, on its layout or a faster one; seconds, best: of the one believed best."""
     today = "the configuration of today" + (" on a faster layout" if moved else "")

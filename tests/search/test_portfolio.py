@@ -413,3 +413,35 @@ def test_a_layout_that_lived_once_and_may_well_die_of_memory_is_not_clearly_bett
     """What its one run took is not all that it costs."""
     assert with_runs_on(DARING, 1)[0]["layout"] == SLOW
     assert with_runs_on(DARING, 6)[0]["layout"] == DARING
+
+
+def on_daring(study: optuna.Study, shown: bool) -> None:
+    """A full run of the daring layout begins, with an eval on record or without."""
+    values = {"LR": 2e-3, "layout": DARING}
+    evals = {384: 2.0} if shown else {}
+    study.add_trial(
+        optuna.trial.create_trial(
+            params=values, distributions=SPACE_OF_LAYOUTS, state=TrialState.RUNNING, intermediate_values=evals
+        )
+    )
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_full_run_that_has_shown_that_its_layout_lives_holds_up_no_short_one(shown: bool) -> None:
+    """Of many at a time one of the layout is always open."""
+    study, _ = studied_on(DARING, 1, probes=True)
+    on_daring(study, shown)
+    assert (study.ask(SPACE_OF_LAYOUTS).user_attrs["why"] == TO_BE_SURE) == shown
+
+
+def test_a_forecast_counts_no_run_that_is_still_open_as_ended() -> None:
+    study, made = studied_on(DARING, 1, probes=True)
+    grey_box = made._arms.grey_box
+    assert grey_box is not None
+    asked = {"LR": 2e-3, "layout": SLOW}
+    alone = grey_box.forecast(study, asked)
+    for _ in range(6):
+        study.add_trial(
+            optuna.trial.create_trial(params=asked, distributions=SPACE_OF_LAYOUTS, state=TrialState.RUNNING)
+        )
+    assert grey_box.forecast(study, asked) == pytest.approx(alone)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.search.advantage import Advantage
+from lora_tune.search.advantage import Advantage, Seeds
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.observations import SEED_SD
 
@@ -35,5 +35,20 @@ def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str
         for i, batch in enumerate(map(model.coordinates.batch, pair))
     )
     spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
+    risk, other_risk = (_log_risk(model, v, float(samples[i]), float(doubt[i, i])) for i, v in enumerate(pair))
+    seeds = Seeds(
+        own=float(doubt[0, 0]), other=float(doubt[1, 1]), shared=float(doubt[0, 1]),
+        run_sd=SEED_SD * model.scales.convergence.noise_scale,
+    )  # fmt: skip
     mine, other = model.memory.apart(values, instead)
-    return Advantage(ln_saved=second - first, sd=math.sqrt(max(0.0, spread)), deaths=mine, other_deaths=other)
+    return Advantage(
+        ln_saved=second - first + other_risk - risk, sd=math.sqrt(max(0.0, spread)), seeds=seeds, deaths=mine,
+        other_deaths=other,
+    )  # fmt: skip
+
+
+def _log_risk(model: SearchModel, values: Mapping[str, Any], ln_samples: float, variance: float) -> float:
+    """ln of what runs of ``values`` cost that end before they arrive."""
+    total = np.array([model.coordinates.total_samples(values)])
+    schedule = model.schedule(model.coordinates.batch(values))
+    return float(model.goal.log_risk(np.array([ln_samples]), np.array([math.sqrt(variance)]), total, schedule)[0])

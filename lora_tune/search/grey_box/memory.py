@@ -74,16 +74,16 @@ class MemoryModel:
     def _bounds(self, x: Array) -> tuple[Array, Array]:
         """The least and the largest chance (n) of rows (n, d) by layouts that always died, or lived, on less, or more.
 
-        What needs more than a layout that died lives only if that one died of bad luck and it is a matter of luck
-        itself; the regression alone would have each of the many try.
+        Deaths of what needs less, and survivals of what needs more, count as a layout's own: one may be bad luck, as
+        its own first may, and each further one says more. The regression alone would have each of the many try.
         """
         tried = np.array(list(self.record)).reshape(len(self.record), x.shape[1])
-        runs = np.array(list(self.record.values())).reshape(len(tried), 2)
-        dead, alive = runs[:, 1] == 0, runs[:, 0] == 0
-        chances = own_rates(self._regressed(tried), tried, self.record)
+        runs = np.array(list(self.record.values()), dtype=np.float64).reshape(len(tried), 2)
+        died, lived = np.where(runs[:, ::-1] == 0, runs, 0.0).T
         more, less = _as_much(x, tried, self.labels), _as_much(tried, x, self.labels).T
-        low = np.where(more & ~less & dead, 1 - OWN_WEIGHT * (1 - chances), 0.0).max(axis=1, initial=0.0)
-        high = np.where(less & ~more & alive, OWN_WEIGHT * chances, 1.0).min(axis=1, initial=1.0)
+        p, deaths, lives = self._regressed(x), (more & ~less) @ died, (less & ~more) @ lived
+        low = np.where(deaths > 0, (OWN_WEIGHT * p + deaths) / (OWN_WEIGHT + deaths), 0.0)
+        high = np.where(lives > 0, OWN_WEIGHT * p / (OWN_WEIGHT + lives), 1.0)
         return low, np.maximum(low, high)
 
     def weight(self, x: Array) -> Array:

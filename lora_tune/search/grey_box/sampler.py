@@ -27,6 +27,7 @@ from lora_tune.search.grey_box.scales import GreyBoxScales
 from lora_tune.search.grey_box.words import explain, sentence
 from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import annotate, filled_in, of_trial
+from lora_tune.search.proposed import Proposed
 
 PATIENCE = 4
 """Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
@@ -100,14 +101,23 @@ class GreyBoxSampler(BaseSampler):
         """The values of the best action; ``why`` and ``kind`` become user attributes of the trial."""
         if not search_space:
             return {}
-        observations = self.observations(study, frozenset(search_space), skip=trial.number)
-        if self._pieces_missing(study, observations):
+        proposed = self.proposal(study, search_space, skip=trial.number)
+        if proposed is None:
             annotate(study, trial, why="no trial recorded samples to target: proposed by Optuna's TPE", kind="full")
             return self._fallback.sample_relative(study, trial, search_space)
+        annotate(study, trial, why=proposed.why, kind=proposed.kind)
+        return proposed.values
+
+    def proposal(
+        self, study: optuna.Study, search_space: Mapping[str, BaseDistribution], skip: int = -1
+    ) -> Proposed | None:
+        """The best action by all trials but ``skip``; None where trials record no samples to the target."""
+        observations = self.observations(study, frozenset(search_space), skip=skip)
+        if self._pieces_missing(study, observations):
+            return None
         model = self.model(search_space, observations)
         action = self.choose(model, value_actions(model, self._rng, probes=self._probes, capped=self._capped))
-        annotate(study, trial, why=explain(model, action), kind=action.kind)
-        return dict(action.values)
+        return Proposed(dict(action.values), action.kind, action.rate, explain(model, action))
 
     def choose(self, model: SearchModel, actions: Sequence[Action]) -> Action:
         """The action to take out of all that were valued, best first."""
@@ -212,10 +222,9 @@ class GreyBoxSampler(BaseSampler):
         return recommend_from(model, np.random.default_rng(0))
 
     def forecast(self, study: optuna.Study, values: Mapping[str, Any], skip: int = -1) -> tuple[float, float]:
-        """Mean and sd of ln(score) of one run of ``values``, by what all trials but ``skip`` taught."""
+        """Mean and sd of ln(score) of one run of ``values``, by what all trials but ``skip`` have shown so far."""
         space = self._distributions or {}
-        model = self.model(space, self.observations(study, frozenset(space), skip=skip))
-        return forecast(model, values)
+        return forecast(self._as_known(space, self.observations(study, frozenset(space), skip=skip)), values)
 
     def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]

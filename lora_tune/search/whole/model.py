@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.search.advantage import Advantage, Deaths
+from lora_tune.search.advantage import Advantage, Deaths, Seeds
 from lora_tune.search.grey_box.gaussian import Array, matern
 from lora_tune.search.grey_box.memory_risk import MemoryRisk
 from lora_tune.search.observations import SEED_SD
@@ -67,12 +67,15 @@ class WholeModel:
     def compared(self, values: Values, instead: Values) -> Advantage:
         """What is believed of the score of ``values`` beside that of ``instead``, failures included."""
         rows = self.encoding.rows([values, instead])
-        (first, second), (third, fourth) = self.samples.difference(rows), self.pace.difference(rows)
+        (samples, doubt), (pace, pace_doubt) = self.samples.together(rows), self.pace.together(rows)
+        ln = samples + pace
+        seeds = Seeds(float(doubt[0, 0]), float(doubt[1, 1]), float(doubt[0, 1]), self.run_sd)
+        spread = seeds.variance + max(0.0, float(pace_doubt[0, 0] + pace_doubt[1, 1] - 2 * pace_doubt[0, 1]))
         arrives, other = np.log(np.maximum(self._arrives([values, instead]), LEAST_CHANCE))
         deaths = self.memory.apart(values, instead) if self.memory else (Deaths(), Deaths())
         return Advantage(
-            ln_saved=arrives - other - first - third, sd=math.sqrt(max(0.0, second + fourth)), deaths=deaths[0],
-            other_deaths=deaths[1],
+            ln_saved=float(arrives - other + ln[1] - ln[0]), sd=math.sqrt(spread), seeds=seeds,
+            deaths=deaths[0], other_deaths=deaths[1],
         )  # fmt: skip
 
     @property

@@ -145,13 +145,15 @@ class Piece:
         mean = shares @ means
         return mean, shares @ (variances + (means - mean) ** 2)
 
-    def difference(self, x: Array) -> tuple[float, float]:
-        """Mean and variance of the first of two feature rows less the second, over all scales."""
-        basis, shares, apart = self.frame.basis(x), self._shares, np.array([1.0, -1.0])
+    def together(self, x: Array) -> tuple[Array, Array]:
+        """Mean (m) and covariance (m, m) at feature rows, over all scales."""
+        basis, shares = self.frame.basis(x), self._shares
         joint = [p.predict(x, basis) for p in self.posteriors]
-        means, variances = np.array([apart @ m for m, _ in joint]), np.array([apart @ c @ apart for _, c in joint])
-        mean = float(shares @ means)
-        return mean, float(shares @ (variances + (means - mean) ** 2))
+        means = np.array([m for m, _ in joint])
+        mean = shares @ means
+        off = means - mean
+        covariance = np.einsum("k,kij->ij", shares, np.array([c for _, c in joint]) + off[:, :, None] * off[:, None, :])
+        return mean, covariance
 
     @property
     def _shares(self) -> Array:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from scipy.special import ndtr
 
@@ -42,11 +41,15 @@ def expecting(model: WholeModel) -> WholeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeProposal:
-    """A configuration to run: gain, the expected fall of ln(score) of the recommendation, and node seconds."""
+    """A configuration to run: gain, the expected fall of ln(score) of the recommendation, and node seconds.
+
+    shown: the part of the gain that one run shows, seeds scatter as they do.
+    """
 
     values: dict[str, Any]
     gain: float
     seconds: float
+    shown: float
 
 
 def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float, limit_seconds: float) -> WholeProposal:
@@ -58,11 +61,12 @@ def propose(model: WholeModel, rng: np.random.Generator, *, init_seconds: float,
 
     def valued(points: Sequence[Values]) -> list[WholeProposal]:
         mean, sd = model.predict(points)
-        gains = model.succeeds(points) * _improvement(mean, sd, best)
+        lives = model.succeeds(points)
+        gains, shown = (lives * _improvement(mean, s, best) for s in (sd, sd**2 / np.hypot(sd, model.run_sd)))
         run = np.minimum(np.exp(np.minimum(mean, 60.0)), min(CAP * math.exp(best), limit_seconds))
         return [
-            WholeProposal(values=dict(p), gain=float(g), seconds=float(init_seconds + r))
-            for p, g, r in zip(points, gains, run, strict=True)
+            WholeProposal(values=dict(p), gain=float(g), seconds=float(init_seconds + r), shown=float(s))
+            for p, g, r, s in zip(points, gains, run, shown, strict=True)
         ]
 
     points = candidates(model, tried, rng)
@@ -143,7 +147,7 @@ class Believed:
     runs: int
 
 
-def recommend_whole(model: WholeModel, rng: np.random.Generator) -> Believed | None:
+def believed_best(model: WholeModel) -> Values | None:
     """The configuration believed best of those that reached the target here; None before one has."""
     points = _reached(model)
     if not points:
@@ -154,10 +158,16 @@ def recommend_whole(model: WholeModel, rng: np.random.Generator) -> Believed | N
     if sum(map(len, results)) < FEWEST_RUNS:
         doubted = np.array([float(np.mean(scores)) for scores in results])
     # A run that fails costs about a whole one, and is repeated.
-    at = int(np.argmin(doubted - np.log(np.maximum(model.succeeds(points), LEAST_CHANCE))))
+    return points[int(np.argmin(doubted - np.log(np.maximum(model.succeeds(points), LEAST_CHANCE))))]
+
+
+def recommend_whole(model: WholeModel, rng: np.random.Generator) -> Believed | None:
+    """The same with what is believed of it."""
+    best = believed_best(model)
+    if best is None:
+        return None
+    mean = float(model.predict([best])[0][0])
     others = candidates(model, _tried(model), rng)
-    gains = _improvement(*model.predict(others), float(mean[at]))
-    same: npt.NDArray[np.bool_] = np.array([r.values == points[at] for r in model.runs])
-    return Believed(
-        values=points[at], score=math.exp(float(mean[at])), regret=math.expm1(float(gains.max())), runs=int(same.sum())
-    )
+    gains = _improvement(*model.predict(others), mean)
+    runs = sum(r.values == best for r in model.runs)
+    return Believed(values=best, score=math.exp(mean), regret=math.expm1(float(gains.max())), runs=runs)
