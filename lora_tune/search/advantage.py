@@ -129,18 +129,14 @@ class Advantage:
         gain = mean * ndtr(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         return float(shares @ gain), float(shares @ (gain - mean))
 
+    def after(self, survivals: int) -> Advantage:
+        """The same once its layout has lived through so many more runs."""
+        return replace(self, deaths=replace(self.deaths, lived=self.deaths.lived + survivals))
+
     @property
     def is_clear(self) -> bool:
         """Whether what may be lost is little beside what is gained."""
-        gain, loss = self.gain_and_loss()
-        return gain > 0 and gain >= LEAST_ODDS * loss
-
-    def survivals_wanted(self) -> int | None:
-        """Runs that its layout has to live through before it is clearly better; None where these alone do not tell."""
-        for more in range(MOST_SURVIVALS + 1):
-            if replace(self, deaths=replace(self.deaths, lived=self.deaths.lived + more)).is_clear:
-                return more
-        return None
+        return weighed(self).is_clear
 
     def decision(self) -> Decision:
         """The further runs of one of the two that are worth most by what they may decide; worth nothing where it is
@@ -170,3 +166,42 @@ class Advantage:
         """What the other's deaths cost, on average."""
         costs, shares = self.other_deaths.costs()
         return float(shares @ costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What models believe of a configuration beside another, each with its share of the belief, the largest first."""
+
+    parts: tuple[tuple[float, Advantage], ...]
+
+    @property
+    def likeliest(self) -> Advantage:
+        """What the model with the largest share believes."""
+        return self.parts[0][1]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether what may be lost is little beside what is gained, by all of them: what is handed over changes little
+        when the belief moves from one model to another."""
+        each = [(share, *advantage.gain_and_loss()) for share, advantage in self.parts]
+        gain, loss = sum(share * g for share, g, _ in each), sum(share * lost for share, _, lost in each)
+        return gain > 0 and gain >= LEAST_ODDS * loss
+
+    def survivals_wanted(self) -> int | None:
+        """Runs that its layout has to live through before it is clearly better; None where these alone do not tell."""
+        for more in range(MOST_SURVIVALS + 1):
+            if Weighed(tuple((share, advantage.after(more)) for share, advantage in self.parts)).is_clear:
+                return more
+        return None
+
+    def decision(self) -> Decision:
+        """The further runs of one of the two that are worth most by what they may decide; nothing where it is clear."""
+        if self.is_clear:
+            return Decision(runs=0, of_other=False, worth=0.0)
+        each = [(share, advantage.decision()) for share, advantage in self.parts]
+        return max((replace(d, worth=share * d.worth) for share, d in each), key=lambda decision: decision.worth)
+
+
+def weighed(advantage: Advantage) -> Weighed:
+    """One model's belief."""
+    return Weighed(((1.0, advantage),))

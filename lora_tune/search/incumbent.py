@@ -8,12 +8,13 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import MOST_SURVIVALS, Advantage, Decision
+from lora_tune.search.advantage import MOST_SURVIVALS, Decision, Weighed
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.sentences import TO_BE_SURE
+from lora_tune.search.proposed import Proposed
+from lora_tune.search.sentences import TO_BE_SURE, why_decides
 
 Values = Mapping[str, Any]
-Compare = Callable[[Values, Values], Advantage | None]
+Compare = Callable[[Values, Values], Weighed | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +22,15 @@ class Standing:
     """Who may be handed over.
 
     start: the configuration of today. moved: the same on the layout of ``best``, the one believed best. held: of the
-    first two the one that stands. over: the best beside it, None where nobody can say.
+    first two the one that stands. over: the best beside it, None where nobody can say. compared: of any two.
     """
 
     start: Values
     moved: Values
     held: Values
     best: Values
-    over: Advantage | None
+    over: Weighed | None
+    compared: Compare
 
     @property
     def replaced(self) -> bool:
@@ -45,13 +47,23 @@ class Standing:
         running = sum(t.state is TrialState.RUNNING and t.params == values for t in trials)
         return (values, decision) if running < decision.runs and decision.worth > 0 else None
 
-    def unsure_of_memory(self, compared: Compare, alike: Callable[[Values], Sequence[FrozenTrial]]) -> Values | None:
+    def deciding(self, trials: Sequence[FrozenTrial], node_hours: Callable[[Values], float]) -> Proposed | None:
+        """A run of those that are :meth:`wanted`, valued by what it may decide. node_hours: of a run of a
+        configuration."""
+        if (wanted := self.wanted(trials)) is None:
+            return None
+        values, decision = wanted
+        return Proposed(
+            dict(values), "full", decision.worth / node_hours(values), why_decides(of_other=decision.of_other)
+        )  # fmt: skip
+
+    def unsure_of_memory(self, alike: Callable[[Values], Sequence[FrozenTrial]]) -> Values | None:
         """What would be handed over in place of the start, had its layout lived more often; None where nothing is.
 
         alike: the trials with the memory of a configuration.
         """
         for values in (self.moved, self.best):
-            advantage = compared(values, self.start) if values != self.start else None
+            advantage = self.compared(values, self.start) if values != self.start else None
             if advantage is not None and (more := advantage.survivals_wanted()) is not None:
                 return values if more and _may_tell_more(alike(values)) else None
         return None
@@ -65,7 +77,14 @@ def standing(start: Values, moved: Values, best: Values, compared: Compare) -> S
     held = start
     if moved != start and (step := compared(moved, start)) is not None and step.is_clear:
         held = moved
-    return Standing(start=start, moved=moved, held=held, best=best, over=compared(best, held) if best != held else None)
+    return Standing(
+        start=start,
+        moved=moved,
+        held=held,
+        best=best,
+        over=compared(best, held) if best != held else None,
+        compared=compared,
+    )
 
 
 def on_layout_of(coordinates: Coordinates, start: Values, other: Values) -> Values:

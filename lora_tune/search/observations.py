@@ -16,6 +16,8 @@ from lora_tune.logs.mllog import Eval
 
 SEED_SD = 0.045
 """Spread of ln(samples to target) between seeds of one configuration (public runs: 4.6%, fixed-shape estimate)."""
+UNIFORM_SD = 0.29
+"""Sd of a uniform distribution, in its width."""
 BLOWN_UP = 1.0
 """ln(samples) by which a diverged run counts as worse than the best one known, at least."""
 NEAREST = 0.02

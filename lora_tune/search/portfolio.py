@@ -23,15 +23,15 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage
+from lora_tune.search.advantage import Advantage, Weighed
 from lora_tune.search.forecasts import FORECASTS, judged, newest_told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory_risk import likeliest_to_live
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.incumbent import Standing, on_layout_of, standing
-from lora_tune.search.optuna_trials import annotate
+from lora_tune.search.incumbent import Compare, Standing, on_layout_of, standing
+from lora_tune.search.optuna_trials import annotate, usual_init_seconds
 from lora_tune.search.proposed import Proposed
-from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_decides, why_proposed
+from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_proposed
 from lora_tune.search.tpe import WindowedTPESampler
 from lora_tune.search.trust import GREY_BOX, NEWEST, WHOLE, ScoreForecast, Told, Trust, trust
 from lora_tune.search.whole.encoding import Encoding
@@ -39,10 +39,10 @@ from lora_tune.search.whole.model import Scales, WholeModel, learn_whole
 from lora_tune.search.whole.proposals import WholeProposal, believed_best, propose, recommend_whole
 from lora_tune.search.whole.runs import Run, runs_of
 
-INIT_SECONDS = 60.0
-"""Start-up of a trial before this study has shown its own."""
 REPLAYED = 6
 """Newest trials that are forecast anew where their forecasts were not kept."""
+SLIGHT = 0.05
+"""Share of the belief below which a model is not asked what is handed over."""
 PER_PARAMETER, MOST_FIRST = 2, 6
 """Runs that reached the target before the whole model proposes, for each parameter and at most, where nothing says
 where the user stands: of two runs it saw one slope, and stayed beside the better one on a ridge."""
@@ -124,7 +124,7 @@ class PortfolioSampler(BaseSampler):
         found = self._standing_now(study, model)
         odds, grey_box = self.trust_in(study), self._arms.grey_box
         if found is not None and grey_box is not None and odds.believes_grey_box and grey_box.probes:
-            unsure = found.unsure_of_memory(partial(self._over, study), partial(grey_box.alike, study))
+            unsure = found.unsure_of_memory(partial(grey_box.alike, study))
             if unsure is not None:
                 annotate(study, trial, why=TO_BE_SURE, kind="probe")
                 return dict(unsure)
@@ -149,14 +149,8 @@ class PortfolioSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, found: Standing | None, proposed: Proposed
     ) -> dict[str, Any]:
         """What was proposed, or a further run that may decide what is handed over where that is worth more."""
-        wanted = found.wanted(study.get_trials(deepcopy=False)) if found is not None else None
-        if wanted is not None:
-            values, decision = wanted
-            hours = (self._expected_seconds(study, values) + _init_seconds(study)) * self._nodes / 3600
-            if decision.worth / hours > proposed.rate:
-                proposed = Proposed(
-                    dict(values), "full", decision.worth / hours, why_decides(of_other=decision.of_other)
-                )
+        decides = found.deciding(study.get_trials(deepcopy=False), partial(self._hours, study)) if found else None
+        proposed = decides if decides is not None and decides.rate > proposed.rate else proposed
         annotate(study, trial, why=proposed.why, kind=proposed.kind)
         return proposed.values
 
@@ -194,7 +188,7 @@ class PortfolioSampler(BaseSampler):
         found = self._standing(study, best[0])
         if found is None or found.replaced or found.over is None:
             return best
-        sentence = staying(best[1], found.over, moved=found.held != found.start)
+        sentence = staying(best[1], found.over.likeliest, moved=found.held != found.start)
         return dict(found.held), self._expected_seconds(study, found.held), sentence
 
     def _standing(self, study: optuna.Study, best: Mapping[str, Any]) -> Standing | None:
@@ -204,13 +198,25 @@ class PortfolioSampler(BaseSampler):
             r.values == start and (r.open or math.isfinite(r.ln_score)) for r in self._runs(study)
         ):
             return None
-        moved = start if self._believed(study) is None else on_layout_of(self._encoding.coordinates, start, best)
-        return standing(start, moved, best, partial(self._over, study))
+        moved = on_layout_of(self._encoding.coordinates, start, best) if self._arms.grey_box is not None else start
+        return standing(start, moved, best, self._comparer(study))
 
-    def _over(self, study: optuna.Study, values: Mapping[str, Any], other: Mapping[str, Any]) -> Advantage | None:
-        """The one beside the other, as often as it was looked at; None while no run has reached the target."""
-        looks = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-        return next((replace(a, looks=looks) for a in self.compared(study, values, [other])), None)
+    def _comparer(self, study: optuna.Study) -> Compare:
+        """What compares two configurations by both models, as often as that was looked at."""
+        looks, odds = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))), self.trust_in(study)
+        grey_box, model = self._arms.grey_box, self._model(study)
+        reached = any(math.isfinite(r.ln_score) for r in model.runs)
+
+        def compared(values: Mapping[str, Any], other: Mapping[str, Any]) -> Weighed | None:
+            parts: list[tuple[float, Advantage]] = []
+            if grey_box is not None and odds.grey_box >= SLIGHT:
+                parts += [(odds.grey_box, a) for a in grey_box.compared(study, values, [other])]
+            if odds.grey_box <= 1 - SLIGHT and reached:
+                parts.append((1 - odds.grey_box, model.compared(values, other)))
+            known = sorted(((share, replace(a, looks=looks)) for share, a in parts), key=lambda part: -part[0])
+            return Weighed(tuple(known)) if known else None
+
+        return compared
 
     def _believed(self, study: optuna.Study) -> GreyBoxSampler | None:
         """The grey box while it is the model that is trusted."""
@@ -220,6 +226,9 @@ class PortfolioSampler(BaseSampler):
         if (grey_box := self._believed(study)) is not None:
             return math.exp(grey_box.forecast(study, values)[0])
         return math.exp(float(self._model(study).predict([values])[0][0]))
+
+    def _hours(self, study: optuna.Study, values: Mapping[str, Any]) -> float:
+        return (self._expected_seconds(study, values) + usual_init_seconds(study)) * self._nodes / 3600
 
     def _believed_best(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         if (grey_box := self._believed(study)) is not None:
@@ -254,7 +263,7 @@ class PortfolioSampler(BaseSampler):
         return model
 
     def _proposal(self, model: WholeModel, study: optuna.Study) -> WholeProposal:
-        return propose(model, self._rng, init_seconds=_init_seconds(study), limit_seconds=self._limit)
+        return propose(model, self._rng, init_seconds=usual_init_seconds(study), limit_seconds=self._limit)
 
     def trust_in(self, study: optuna.Study) -> Trust:
         """The share of the next trials that each arm is given now."""
@@ -284,15 +293,8 @@ class PortfolioSampler(BaseSampler):
         self, study: optuna.Study, number: int, model: WholeModel, values: Mapping[str, Any]
     ) -> dict[str, ScoreForecast]:
         mean, sd = model.predict([values])
-        forecasts = {WHOLE: ScoreForecast(float(mean[0]), math.hypot(float(sd[0]), model.run_sd))}
+        forecasts = {WHOLE: ScoreForecast(float(mean[0]), math.hypot(float(sd[0]), model.forecast_sd))}
         if self._arms.grey_box is not None:
             mean_sd = self._arms.grey_box.forecast(study, values, skip=number)
             forecasts[GREY_BOX] = ScoreForecast(*mean_sd)
         return forecasts
-
-
-def _init_seconds(study: optuna.Study) -> float:
-    """Start-up of the newest trials."""
-    newest = [t.user_attrs.get("init_seconds") for t in study.get_trials(deepcopy=False)[-50:]]
-    known = [seconds for seconds in newest if isinstance(seconds, int | float)]
-    return float(np.median(known)) if known else INIT_SECONDS

@@ -12,7 +12,7 @@ import pytest
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage, Seeds
+from lora_tune.search.advantage import Advantage, Seeds, Weighed, weighed
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.incumbent import Standing, standing
 from lora_tune.search.portfolio import Arms, PortfolioSampler
@@ -68,7 +68,7 @@ def test_what_is_much_better_replaces_it_nevertheless() -> None:
 
 
 def table(**known: Advantage) -> Any:
-    return lambda values, other: known[f"{values['name']}_{other['name']}"]
+    return lambda values, other: weighed(known[f"{values['name']}_{other['name']}"])
 
 
 def named(name: str) -> Mapping[str, Any]:
@@ -110,8 +110,8 @@ class TestDecidingRuns:
 
     @pytest.mark.parametrize("open_runs", [0, 1, 3, 8])
     def test_as_many_are_open_at_a_time_as_may_decide_together(self, open_runs: int) -> None:
-        over = beside([-0.05] * 4, [0.0], 5)
-        found = Standing(start=START, moved=START, held=START, best=NEIGHBOUR, over=over)
+        over = weighed(beside([-0.05] * 4, [0.0], 5))
+        found = Standing(start=START, moved=START, held=START, best=NEIGHBOUR, over=over, compared=lambda *_: over)
         wanted = found.wanted([self.running(START)] * open_runs)
         assert (wanted is not None) == (open_runs < over.decision().runs)
         if wanted is not None:
@@ -147,3 +147,11 @@ def test_the_start_stays_while_its_first_run_is_open() -> None:
     assert made.recommend(study)[0] == NEIGHBOUR
     study.add_trial(optuna.trial.create_trial(params=START, distributions=SPACE, state=TrialState.RUNNING))
     assert made.recommend(study)[0] == START
+
+
+def test_what_one_of_two_models_doubts_is_handed_over_only_where_it_is_hardly_believed() -> None:
+    """Else it would change whenever the belief moves to the other model."""
+    for_it, against = Advantage(ln_saved=0.05, sd=0.02), Advantage(ln_saved=-0.03, sd=0.02)
+    assert not Weighed(((0.6, for_it), (0.4, against))).is_clear
+    assert Weighed(((0.97, for_it), (0.03, against))).is_clear
+    assert not Weighed(((0.6, against), (0.4, for_it))).is_clear

@@ -10,7 +10,7 @@ import numpy as np
 
 from lora_tune.search.advantage import Advantage, Seeds
 from lora_tune.search.grey_box.model import SearchModel
-from lora_tune.search.observations import SEED_SD
+from lora_tune.search.observations import SEED_SD, UNIFORM_SD
 
 
 def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
@@ -22,6 +22,8 @@ def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, floa
     seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
     normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
     noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
+    # A run ends at an eval, which lies anywhere within an interval after its crossing.
+    noise += (UNIFORM_SD * min(1.0, schedule.interval_samples / math.exp(ln_samples))) ** 2
     return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
 
 

@@ -83,6 +83,12 @@ class WholeModel:
         """Sd of ln(score) between runs of one configuration."""
         return SEED_SD * self.scales.samples.noise_scale
 
+    @property
+    def forecast_sd(self) -> float:
+        """The same of what a run will be seen to take, which ends at an eval."""
+        spreads = [r.spread for r in self.runs if math.isfinite(r.ln_score)]
+        return math.hypot(self.run_sd, float(np.median(spreads)) if spreads else 0.0)
+
     def succeeds(self, points: Sequence[Values]) -> Array:
         """Chance (n) that a run of each neither dies nor ends before the target."""
         arrives = self._arrives(points)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.observations import Observation
+from lora_tune.search.observations import UNIFORM_SD, Observation
 from lora_tune.search.optuna_trials import of_trial
 
 NEVER = 1.0
@@ -57,7 +57,7 @@ def _run(trial: FrozenTrial, o: Observation, best: float, usual: float) -> Run:
             died=o.infeasible and not o.refused,
         )  # fmt: skip
     if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
-        spread = 0.29 * step / o.reached if o.reached > 0 and step > 0 else 0.0  # sd of a uniform distribution
+        spread = UNIFORM_SD * step / o.reached if o.reached > 0 and step > 0 else 0.0
         return Run(values=o.values, ln_score=math.log(trial.value), ln_pace=pace, spread=min(spread, 0.3))
     if o.probe:
         return Run(values=o.values, ln_pace=pace)
