@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +121,11 @@ class Advantage:
         """
         return math.sqrt(self.sd**2 + math.log(max(1, self.looks)) * self.seeds.variance)
 
+    def ln_likelihood(self, ln_ratio: float, runs: float) -> float:
+        """Of ln(the other's seconds over its own) as measured. runs: half the harmonic mean of how many ran of each."""
+        variance = max(self.sd**2 + self.seeds.run_sd**2 / runs, 1e-9)
+        return -0.5 * ((ln_ratio - self.ln_saved) ** 2 / variance + math.log(variance))
+
     def gain_and_loss(self) -> tuple[float, float]:
         """Expected ln(seconds) gained where it is better, and lost where it is worse."""
         costs, shares = self.deaths.costs()
@@ -200,6 +207,21 @@ class Weighed:
             return Decision(runs=0, of_other=False, worth=0.0)
         each = [(share, advantage.decision()) for share, advantage in self.parts]
         return max((replace(d, worth=share * d.worth) for share, d in each), key=lambda decision: decision.worth)
+
+
+def heard(parts: Sequence[tuple[float, Advantage]], own: Sequence[float], other: Sequence[float]) -> Weighed:
+    """What models believe with these shares, each heard as far as it agrees with what the two have measured.
+
+    own, other: ln(seconds) of the runs of both. A model that says of two configurations the opposite of what they did
+    has no voice in which of them is better, however well it does elsewhere.
+    """
+    lns = [math.log(share) for share, _ in parts]
+    if own and other:
+        ln_ratio, runs = fmean(other) - fmean(own), 1 / (1 / len(own) + 1 / len(other))
+        lns = [ln + a.ln_likelihood(ln_ratio, runs) for ln, (_, a) in zip(lns, parts, strict=True)]
+    shares = [math.exp(ln - max(lns)) for ln in lns]
+    known = [(share / sum(shares), a) for share, (_, a) in zip(shares, parts, strict=True)]
+    return Weighed(tuple(sorted(known, key=lambda part: -part[0])))
 
 
 def weighed(advantage: Advantage) -> Weighed:

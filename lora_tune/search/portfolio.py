@@ -23,7 +23,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage, Weighed
+from lora_tune.search.advantage import Advantage, Weighed, heard
 from lora_tune.search.forecasts import FORECASTS, judged, newest_told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory_risk import likeliest_to_live
@@ -213,8 +213,8 @@ class PortfolioSampler(BaseSampler):
                 parts += [(odds.grey_box, a) for a in grey_box.compared(study, values, [other])]
             if odds.grey_box <= 1 - SLIGHT and reached:
                 parts.append((1 - odds.grey_box, model.compared(values, other)))
-            known = sorted(((share, replace(a, looks=looks)) for share, a in parts), key=lambda part: -part[0])
-            return Weighed(tuple(known)) if known else None
+            counted = [(share, replace(a, looks=looks)) for share, a in parts]
+            return heard(counted, model.scores(values), model.scores(other)) if counted else None
 
         return compared
 

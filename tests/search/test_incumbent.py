@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage, Seeds, Weighed, weighed
+from lora_tune.search.advantage import Advantage, Seeds, Weighed, heard, weighed
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.incumbent import Standing, standing
 from lora_tune.search.portfolio import Arms, PortfolioSampler
@@ -155,3 +156,16 @@ def test_what_one_of_two_models_doubts_is_handed_over_only_where_it_is_hardly_be
     assert not Weighed(((0.6, for_it), (0.4, against))).is_clear
     assert Weighed(((0.97, for_it), (0.03, against))).is_clear
     assert not Weighed(((0.6, against), (0.4, for_it))).is_clear
+
+
+def test_a_model_that_denies_what_the_two_have_measured_has_no_voice() -> None:
+    """The best took half the time of today's configuration; a model with a share of 22% was sure of the opposite."""
+    seeds = Seeds(0.001, 0.001, 0.0, 0.04)
+    for_it = Advantage(ln_saved=0.87, sd=0.06, seeds=seeds)
+    against = Advantage(ln_saved=-3.1, sd=0.04, seeds=seeds)
+    parts = [(0.78, for_it), (0.22, against)]
+    assert not heard(parts, [], [7.7]).is_clear, "of one that has not run nothing is measured"
+    assert heard(parts, [6.8], [7.7]).is_clear
+    assert not heard(parts, [10.8], [7.7]).is_clear
+    agreeing = heard([(0.6, replace(for_it, ln_saved=0.80)), (0.4, replace(for_it, ln_saved=0.95))], [6.8], [7.7])
+    assert all(share > 0.3 for share, _ in agreeing.parts), "both are heard"

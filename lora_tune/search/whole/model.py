@@ -78,6 +78,10 @@ class WholeModel:
             deaths=deaths[0], other_deaths=deaths[1],
         )  # fmt: skip
 
+    def scores(self, values: Values) -> list[float]:
+        """ln(score) of the runs of a configuration that reached the target."""
+        return [r.ln_score for r in self.runs if r.values == values and math.isfinite(r.ln_score)]
+
     @property
     def run_sd(self) -> float:
         """Sd of ln(score) between runs of one configuration."""
