@@ -53,7 +53,7 @@ class Deaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeds:
+class SeedDoubt:
     """What is believed of the part of two configurations that runs scatter in, ln(samples).
 
     own, other, shared: variances of both and their covariance. run_sd: sd of one run.
@@ -99,7 +99,7 @@ class Advantage:
 
     ln_saved: float
     sd: float
-    seeds: Seeds = Seeds()
+    seeds: SeedDoubt = SeedDoubt()
     looks: int = 1
     deaths: Deaths = field(default_factory=Deaths)
     other_deaths: Deaths = field(default_factory=Deaths)

@@ -18,7 +18,7 @@ Compare = Callable[[Values, Values], Weighed | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class IncumbentChoice:
     """Who may be handed over.
 
     start: the configuration of today. moved: the same on the layout of ``best``, the one believed best. held: of the
@@ -69,7 +69,7 @@ class Standing:
         return None
 
 
-def standing(start: Values, moved: Values, best: Values, compared: Compare) -> Standing:
+def choose(start: Values, moved: Values, best: Values, compared: Compare) -> IncumbentChoice:
     """Who stands. moved: the start on another layout; compared: the first configuration beside the second.
 
     Each step is taken where it alone is clear: a faster layout speaks for no learning rate.
@@ -77,7 +77,7 @@ def standing(start: Values, moved: Values, best: Values, compared: Compare) -> S
     held = start
     if moved != start and (step := compared(moved, start)) is not None and step.is_clear:
         held = moved
-    return Standing(
+    return IncumbentChoice(
         start=start,
         moved=moved,
         held=held,

@@ -28,7 +28,7 @@ from lora_tune.search.forecasts import FORECASTS, judged, newest_told
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory_risk import likeliest_to_live
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.incumbent import Compare, Standing, on_layout_of, standing
+from lora_tune.search.incumbent import Compare, IncumbentChoice, choose, on_layout_of
 from lora_tune.search.optuna_trials import annotate, usual_init_seconds
 from lora_tune.search.proposed import Proposed
 from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_proposed
@@ -121,10 +121,10 @@ class PortfolioSampler(BaseSampler):
     def _proposed(
         self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution], model: WholeModel
     ) -> dict[str, Any]:
-        found = self._standing_now(study, model)
+        choice = self._choice_now(study, model)
         odds, grey_box = self.trust_in(study), self._arms.grey_box
-        if found is not None and grey_box is not None and odds.believes_grey_box and grey_box.probes:
-            unsure = found.unsure_of_memory(partial(grey_box.alike, study))
+        if choice is not None and grey_box is not None and odds.believes_grey_box and grey_box.probes:
+            unsure = choice.unsure_of_memory(partial(grey_box.alike, study))
             if unsure is not None:
                 annotate(study, trial, why=TO_BE_SURE, kind="probe")
                 return dict(unsure)
@@ -133,7 +133,7 @@ class PortfolioSampler(BaseSampler):
             proposed = grey_box.proposal(study, space, skip=trial.number)
             if proposed is None:
                 return grey_box.sample_relative(study, trial, space)
-            return self._most_worth(study, trial, found, proposed)
+            return self._most_worth(study, trial, choice, proposed)
         reached = sum(math.isfinite(r.ln_score) for r in model.runs)
         begun = reached >= (min(MOST_FIRST, PER_PARAMETER * len(self._space)) if self._centre is None else 1)
         if not begun or turn < odds.grey_box + odds.tpe:
@@ -143,23 +143,23 @@ class PortfolioSampler(BaseSampler):
         proposal = self._proposal(model, study)
         hours = proposal.seconds * self._nodes / 3600
         action = Proposed(proposal.values, "full", proposal.shown / hours, why_proposed(proposal, self._nodes))
-        return self._most_worth(study, trial, found, action)
+        return self._most_worth(study, trial, choice, action)
 
     def _most_worth(
-        self, study: optuna.Study, trial: FrozenTrial, found: Standing | None, proposed: Proposed
+        self, study: optuna.Study, trial: FrozenTrial, choice: IncumbentChoice | None, proposed: Proposed
     ) -> dict[str, Any]:
         """What was proposed, or a further run that may decide what is handed over where that is worth more."""
-        decides = found.deciding(study.get_trials(deepcopy=False), partial(self._hours, study)) if found else None
+        decides = choice.deciding(study.get_trials(deepcopy=False), partial(self._hours, study)) if choice else None
         proposed = decides if decides is not None and decides.rate > proposed.rate else proposed
         annotate(study, trial, why=proposed.why, kind=proposed.kind)
         return proposed.values
 
-    def _standing_now(self, study: optuna.Study, model: WholeModel) -> Standing | None:
+    def _choice_now(self, study: optuna.Study, model: WholeModel) -> IncumbentChoice | None:
         """The same by the models that propose, whose scales may be some runs old."""
         if (grey_box := self._believed(study)) is not None:
-            return self._standing(study, grey_box.best_so_far(study))
+            return self._choice(study, grey_box.best_so_far(study))
         best = believed_best(model)
-        return self._standing(study, best) if best is not None else None
+        return self._choice(study, best) if best is not None else None
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -185,13 +185,13 @@ class PortfolioSampler(BaseSampler):
         Raises ValueError while nothing is known that could be recommended.
         """
         best = self._believed_best(study)
-        found = self._standing(study, best[0])
-        if found is None or found.replaced or found.over is None:
+        choice = self._choice(study, best[0])
+        if choice is None or choice.replaced or choice.over is None:
             return best
-        sentence = staying(best[1], found.over.likeliest, moved=found.held != found.start)
-        return dict(found.held), self._expected_seconds(study, found.held), sentence
+        sentence = staying(best[1], choice.over.likeliest, moved=choice.held != choice.start)
+        return dict(choice.held), self._expected_seconds(study, choice.held), sentence
 
-    def _standing(self, study: optuna.Study, best: Mapping[str, Any]) -> Standing | None:
+    def _choice(self, study: optuna.Study, best: Mapping[str, Any]) -> IncumbentChoice | None:
         """How what is believed best stands beside what the user has today; None where that does not count."""
         start = self._centre
         if start is None or not any(
@@ -199,7 +199,7 @@ class PortfolioSampler(BaseSampler):
         ):
             return None
         moved = on_layout_of(self._encoding.coordinates, start, best) if self._arms.grey_box is not None else start
-        return standing(start, moved, best, self._comparer(study))
+        return choose(start, moved, best, self._comparer(study))
 
     def _comparer(self, study: optuna.Study) -> Compare:
         """What compares two configurations by both models, as often as that was looked at."""

@@ -13,9 +13,9 @@ import pytest
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage, Seeds, Weighed, heard, weighed
+from lora_tune.search.advantage import Advantage, SeedDoubt, Weighed, heard, weighed
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.incumbent import Standing, standing
+from lora_tune.search.incumbent import IncumbentChoice, choose
 from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.tpe import WindowedTPESampler
 from tests.search.test_portfolio import NEIGHBOUR, SPACE, START, with_runs
@@ -33,7 +33,7 @@ def believed(runs: list[float]) -> tuple[float, float]:
 def beside(best: list[float], start: list[float], looks: int) -> Advantage:
     (first, own), (second, other) = believed(best), believed(start)
     return Advantage(
-        ln_saved=second - first, sd=math.sqrt(own + other), seeds=Seeds(own, other, 0.0, RUN_SD), looks=looks
+        ln_saved=second - first, sd=math.sqrt(own + other), seeds=SeedDoubt(own, other, 0.0, RUN_SD), looks=looks
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_a_faster_layout_speaks_for_no_learning_rate() -> None:
     faster, unclear = Advantage(ln_saved=0.05, sd=0.005), Advantage(ln_saved=0.01, sd=0.04)
     both = Advantage(ln_saved=0.06, sd=0.04)
     assert both.is_clear
-    found = standing(
+    found = choose(
         named("start"), named("moved"), named("best"),
         table(moved_start=faster, best_start=both, best_moved=unclear),
     )  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_faster_layout_speaks_for_no_learning_rate() -> None:
 
 
 def test_where_nothing_of_the_layout_is_clear_the_best_is_held_against_the_start() -> None:
-    found = standing(
+    found = choose(
         named("start"), named("moved"), named("best"),
         table(moved_start=Advantage(ln_saved=-0.01, sd=0.005), best_start=Advantage(ln_saved=0.2, sd=0.04)),
     )  # fmt: skip
@@ -112,7 +112,9 @@ class TestDecidingRuns:
     @pytest.mark.parametrize("open_runs", [0, 1, 3, 8])
     def test_as_many_are_open_at_a_time_as_may_decide_together(self, open_runs: int) -> None:
         over = weighed(beside([-0.05] * 4, [0.0], 5))
-        found = Standing(start=START, moved=START, held=START, best=NEIGHBOUR, over=over, compared=lambda *_: over)
+        found = IncumbentChoice(
+            start=START, moved=START, held=START, best=NEIGHBOUR, over=over, compared=lambda *_: over
+        )
         wanted = found.wanted([self.running(START)] * open_runs)
         assert (wanted is not None) == (open_runs < over.decision().runs)
         if wanted is not None:
@@ -160,7 +162,7 @@ def test_what_one_of_two_models_doubts_is_handed_over_only_where_it_is_hardly_be
 
 def test_a_model_that_denies_what_the_two_have_measured_has_no_voice() -> None:
     """The best took half the time of today's configuration; a model with a share of 22% was sure of the opposite."""
-    seeds = Seeds(0.001, 0.001, 0.0, 0.04)
+    seeds = SeedDoubt(0.001, 0.001, 0.0, 0.04)
     for_it = Advantage(ln_saved=0.87, sd=0.06, seeds=seeds)
     against = Advantage(ln_saved=-3.1, sd=0.04, seeds=seeds)
     parts = [(0.78, for_it), (0.22, against)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.search.advantage import Advantage, Seeds
+from lora_tune.search.advantage import Advantage, SeedDoubt
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.observations import SEED_SD, UNIFORM_SD
 
@@ -38,7 +38,7 @@ def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str
     )
     spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
     risk, other_risk = (_log_risk(model, v, float(samples[i]), float(doubt[i, i])) for i, v in enumerate(pair))
-    seeds = Seeds(
+    seeds = SeedDoubt(
         own=float(doubt[0, 0]), other=float(doubt[1, 1]), shared=float(doubt[0, 1]),
         run_sd=SEED_SD * model.scales.convergence.noise_scale,
     )  # fmt: skip

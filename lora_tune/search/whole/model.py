@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.search.advantage import Advantage, Deaths, Seeds
+from lora_tune.search.advantage import Advantage, Deaths, SeedDoubt
 from lora_tune.search.grey_box.gaussian import Array, matern
 from lora_tune.search.grey_box.memory_risk import MemoryRisk
 from lora_tune.search.observations import SEED_SD
@@ -69,7 +69,7 @@ class WholeModel:
         rows = self.encoding.rows([values, instead])
         (samples, doubt), (pace, pace_doubt) = self.samples.together(rows), self.pace.together(rows)
         ln = samples + pace
-        seeds = Seeds(float(doubt[0, 0]), float(doubt[1, 1]), float(doubt[0, 1]), self.run_sd)
+        seeds = SeedDoubt(float(doubt[0, 0]), float(doubt[1, 1]), float(doubt[0, 1]), self.run_sd)
         spread = seeds.variance + max(0.0, float(pace_doubt[0, 0] + pace_doubt[1, 1] - 2 * pace_doubt[0, 1]))
         arrives, other = np.log(np.maximum(self._arrives([values, instead]), LEAST_CHANCE))
         deaths = self.memory.apart(values, instead) if self.memory else (Deaths(), Deaths())
