@@ -89,13 +89,12 @@ def read_lines(
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The lines of a log, some at a time."""
-    held: list[bytes] = [b""]
+    held = b""
     for piece in pieces:
-        *lines, last = cut(held[-1] + piece)
-        held = [last]
+        *lines, held = cut(held + piece)
         yield from (lines[at : at + BLOCK] for at in range(0, len(lines), BLOCK))
-    if held[-1]:
-        yield held
+    if held:
+        yield [held]
 
 
 def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Iterator[str]:

@@ -16,9 +16,9 @@ from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
 RETRIED = (
-    *("flaky", "infrastructure", "preempted", "host memory", "displaced"),
-    *("held", "drained", "clock", "foreign", "unknown"),
-)
+    "flaky", "infrastructure", "preempted", "host memory", "displaced",
+    "held", "drained", "clock", "foreign", "unknown",
+)  # fmt: skip
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
 
 

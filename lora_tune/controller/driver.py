@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
@@ -29,9 +28,6 @@ from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,7 @@ class Proposals:
         *,
         may_ask: Callable[[], bool],
         save: Callable[[], bool],
-        fixed_at: float = -math.inf,
+        fixed_at: float,
     ) -> None:
         self._dependencies, self._work, self._submissions, self._events = dependencies, work, submissions, events
         self._may_ask, self._save, self._fixed_at = may_ask, save, fixed_at

@@ -107,8 +107,7 @@ class Advantage:
     @property
     def share(self) -> float:
         """The share of the other's seconds that it is expected to save, deaths included."""
-        costs, shares = self.deaths.costs()
-        return -math.expm1(float(shares @ costs) - self.ln_saved - self._kept())
+        return -math.expm1(-self._expected)
 
     @property
     def doubt(self) -> float:
@@ -119,7 +118,7 @@ class Advantage:
         sqrt(n) at others. Of forty looks at twelve that are no better one in ten is wrong once (a test), without this
         two in three.
         """
-        return math.sqrt(self.sd**2 + math.log(max(1, self.looks)) * self.seeds.variance)
+        return math.sqrt(self.sd**2 + self._luck * self.seeds.variance)
 
     def ln_likelihood(self, ln_ratio: float, runs: float) -> float:
         """Of ln(the other's seconds over its own) as measured. runs: half the harmonic mean of how many ran of each."""
@@ -159,15 +158,22 @@ class Advantage:
         """E[saved; clear] a run, the mean after them being Gaussian about today's: what is not clear saves nothing."""
         from scipy.special import ndtr
 
-        costs, shares = self.deaths.costs()
-        mean, settled = (
-            self.ln_saved + self._kept() - float(shares @ costs),
-            self.seeds.settled(runs, of_other=of_other),
-        )
+        mean, settled = self._expected, self.seeds.settled(runs, of_other=of_other)
         moved = math.sqrt(max(settled, 1e-18))
-        left = math.sqrt(max(0.0, self.doubt**2 - (1 + math.log(max(1, self.looks))) * settled))
+        left = math.sqrt(max(0.0, self.doubt**2 - (1 + self._luck) * settled))
         z = (mean - CLEAR_SDS * left) / moved
         return float(mean * ndtr(z) + moved * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)) / runs
+
+    @property
+    def _luck(self) -> float:
+        """Variance that the looks so far add, in variances of the samples."""
+        return math.log(max(1, self.looks))
+
+    @property
+    def _expected(self) -> float:
+        """ln of the other's seconds over its own, deaths included."""
+        costs, shares = self.deaths.costs()
+        return self.ln_saved + self._kept() - float(shares @ costs)
 
     def _kept(self) -> float:
         """What the other's deaths cost, on average."""

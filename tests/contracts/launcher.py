@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import write_json
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
+from lora_tune.launchers.job_runner import command_record
 from lora_tune.workloads.base import Job, Resources
 from tests.waiting import wait_for
 
@@ -27,6 +29,11 @@ def job_of(folder: Path, program: str, *, name: str = "study-0000-0", **environm
     argv = (sys.executable, "-c", program)
     resources = Resources(nodes=1, gpus_per_node=0, minutes=10)
     return Job(name=name, folder=folder, argv=argv, environment=environment, log=log, resources=resources)
+
+
+def write_command(job: Job) -> None:
+    """What a launcher leaves in the job's folder for its runner, of a job that no launcher submits."""
+    write_json(AttemptPaths(job.folder).job, command_record(job, job.environment))
 
 
 def ticket_of(job: Job, job_id: str = "", submitted_at: float | None = None) -> Ticket:

@@ -14,10 +14,9 @@ import pytest
 
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job
-from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of
+from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of, write_command
 from tests.waiting import wait_for
 
 HELPERS = """
@@ -159,6 +158,6 @@ def test_a_process_that_runs_a_job_keeps_the_children_that_it_had_before(tmp_pat
         "server.kill()\n"
     )
     job = job_with_helpers(tmp_path / "x", "sys.exit(5)")
-    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    write_command(job)
     done = subprocess.run([sys.executable, "-c", program, str(job.folder)], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["5", "None"]

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_json
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, JobStatus, Launcher
 from lora_tune.launchers.cgroups import _mounted, oom_kills, own_cgroup
-from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job
 from tests.cluster import Cluster
-from tests.contracts.launcher import job_of, poll_until, ticket_of
+from tests.contracts.launcher import job_of, poll_until, ticket_of, write_command
 from tests.memory_limit import GREEDY, enter, little_memory
 
 KILLED = "import os; os.kill(os.getpid(), 9)"
@@ -29,7 +26,7 @@ SURVIVES = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {GREE
 
 def run_in(group: Path | None, job: Job) -> JobStatus:
     """The status of the job after it has run on a machine with the memory of ``group``; with all of it for None."""
-    write_json(AttemptPaths(job.folder).job, command_record(job, job.environment))
+    write_command(job)
     runner = [sys.executable, "-m", "lora_tune.launchers.job_runner", str(job.folder), job.token]
     subprocess.run(runner, preexec_fn=group and functools.partial(enter, group), timeout=60, check=False)
     return LocalLauncher().poll([ticket_of(job)])[job.name]

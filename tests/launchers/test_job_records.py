@@ -19,11 +19,11 @@ from lora_tune.base.small_files import parse
 from lora_tune.launchers import job_records
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.job_records import alive, describe, read_records
-from lora_tune.launchers.job_runner import NOT_CLAIMED, command_record, read_command, run_job, run_job_once
+from lora_tune.launchers.job_runner import NOT_CLAIMED, read_command, run_job, run_job_once
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job
-from tests.contracts.launcher import WAIT, job_of, log_until, poll_until, ticket_of
+from tests.contracts.launcher import WAIT, job_of, log_until, poll_until, ticket_of, write_command
 
 DAMAGE = {
     "empty": b"",
@@ -94,7 +94,7 @@ def test_every_record_of_a_job_carries_its_token(tmp_path: Path) -> None:
 
 def test_a_runner_leaves_the_folder_of_another_attempt_alone(tmp_path: Path) -> None:
     job = replace(job_of(tmp_path / "x", f"open({str(tmp_path / 'ran')!r}, 'w')"), token=OTHER)
-    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    write_command(job)
     assert run_job(str(job.folder), MINE) == NOT_CLAIMED
     assert not AttemptPaths(job.folder).claim.exists()
     assert not (tmp_path / "ran").exists()
@@ -111,7 +111,7 @@ def test_a_run_that_ended_well_is_no_failure_when_its_scheduler_starts_it_again(
 def test_a_run_that_was_cut_short_fails_when_its_scheduler_starts_it_again(tmp_path: Path, code: int | None) -> None:
     job = mine(job_of(tmp_path / "x", "import os"))
     attempt = AttemptPaths(job.folder)
-    attempt.job.write_text(json.dumps(command_record(job, {})))
+    write_command(job)
     attempt.claim.write_text(json.dumps(describe(os.getpid(), MINE)))
     if code is not None:
         attempt.ended.write_text(json.dumps({"token": MINE, "exit_code": code, "at": time.time()}))
@@ -133,7 +133,7 @@ def test_a_runner_without_a_readable_command_runs_nothing(
 def test_a_runner_that_cannot_write_its_files_says_nothing_of_the_command(tmp_path: Path) -> None:
     """The disk was full for a moment: "command not found" failed the trial for good."""
     job = mine(job_of(tmp_path / "x", "import os"))
-    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    write_command(job)
     job.log.mkdir()
     with pytest.raises(OSError, match=r"job\.log"):
         run_job(str(job.folder), MINE)
@@ -165,7 +165,7 @@ def test_a_step_of_the_wall_clock_is_written_down_with_the_end(tmp_path: Path) -
         "sys.exit(run_job(sys.argv[1]))\n"
     )
     job = job_of(tmp_path / "x", "import time; time.sleep(1.5)")
-    AttemptPaths(job.folder).job.write_text(json.dumps(command_record(job, {})))
+    write_command(job)
     pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", program, str(job.folder)])
     os.waitpid(pid, 0)
     ended = read_records(AttemptPaths(job.folder), "").ended

@@ -16,12 +16,19 @@ import pytest
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import without_head
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_json
 from lora_tune.launchers.base import JobState, Launcher
-from lora_tune.launchers.job_runner import command_record
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
-from tests.contracts.launcher import STUBBORN, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
+from tests.contracts.launcher import (
+    STUBBORN,
+    WAIT,
+    LauncherContract,
+    job_of,
+    log_until,
+    poll_until,
+    ticket_of,
+    write_command,
+)
 from tests.waiting import wait_for
 
 
@@ -146,9 +153,8 @@ def test_each_job_gets_gpus_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_just_before_a_command_has_its_own_session_does_not_end_it(tmp_path: Path, number: int) -> None:
     """A terminal reaches the child of a runner up to then, and the signal would wait until it is let through."""
-    attempt = AttemptPaths(tmp_path)
     job = job_of(tmp_path, "print('ran')")
-    write_json(attempt.job, command_record(job, {}))
+    write_command(job)
     program = f"""
 import os, signal
 from lora_tune.launchers import job_runner
