@@ -97,7 +97,16 @@ class Cluster:
     # -- start and stop
 
     def start(self) -> None:
-        """Bring everything up and wait until all nodes are idle. Another process may take a port: three tries."""
+        """Bring everything up and wait until all nodes are idle. Another process may take a port: three tries.
+
+        ClusterError where the folder's path is so long that every job would be cancelled as soon as it is started.
+        """
+        longest = texts.longest_socket(self.folder, self.shape.nodes)
+        if (over := len(os.fsencode(longest)) - texts.SOCKET_BYTES) > 0:
+            raise ClusterError(
+                f"{self.folder}: slurmstepd could not make {longest}, since a socket's path may have "
+                f"{texts.SOCKET_BYTES} bytes; take a folder whose path is {over} shorter (tmp_path_factory.mktemp)"
+            )
         for last in (False, False, True):
             try:
                 self._start_once()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster, ClusterError, Shape, wait_until
 from tests.cluster.cluster import processes_of
+from tests.cluster.texts import SOCKET_BYTES, longest_socket
 
 pytestmark = pytest.mark.slurm
 
@@ -73,9 +74,42 @@ def test_sacct_knows_an_ended_job_and_its_comment(slurm_accounting: Cluster) -> 
     wait_until(lambda: rows() == "FAILED|3:0|why", 20, f"sacct has it: {rows()}")
 
 
-def test_killing_the_owner_ends_the_cluster(tmp_path: Path) -> None:
+def folder_of(length: int, above: Path) -> Path:
+    """A folder whose path has so many bytes."""
+    return above / ("c" * (length - len(os.fsencode(above)) - 1))
+
+
+def step_runs(cluster: Cluster, job: str) -> bool:
+    return f"{job}.0" in cluster.run("squeue", "-h", "-s", "-o", "%i").split()
+
+
+def test_two_clusters_live_beside_each_other_in_folders_as_deep_as_they_may_be(
+    slurm: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both count their jobs from 1; a step has a socket below the folder, and with it the longest path."""
+    above, shape = tmp_path_factory.mktemp("deep"), Shape(nodes=2)
+    deepest = SOCKET_BYTES - len(os.fsencode(longest_socket(Path(), shape.nodes))) - 1
+    with Cluster(folder_of(deepest, above), shape) as other:
+        jobs = {cluster: submit(cluster, "-N2", script="srun sleep 600") for cluster in (slurm, other)}
+        wait_until(lambda: all(step_runs(c, job) for c, job in jobs.items()), 20, "the steps of both run")
+        daemons = {slurm.pid_of(node) for node in slurm.nodes}
+        assert daemons <= processes_of(slurm.folder)
+        assert not processes_of(slurm.folder) & processes_of(other.folder)
+    assert daemons <= processes_of(slurm.folder), "the end of one takes nothing of the other"
+    assert step_runs(slurm, jobs[slurm])
+
+
+def test_a_folder_too_deep_for_a_jobs_sockets_is_refused(tmp_path: Path) -> None:
+    """With ``pytest -n`` a tmp_path is ten bytes longer: slurmd cancelled every job of a rack as it started."""
+    deep = tmp_path / ("d" * 80)
+    with pytest.raises(ClusterError, match=r"could not make .*/spool/c65535n18/.*path is \d+ shorter"):
+        Cluster(deep, Shape(nodes=18)).start()
+    assert not deep.exists()
+
+
+def test_killing_the_owner_ends_the_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
     """SIGKILL of the process that started a cluster leaves no daemon and no job behind."""
-    folder = tmp_path / "c"
+    folder = tmp_path_factory.mktemp("killed") / "c"
     program = textwrap.dedent(f"""
         import time
         from pathlib import Path

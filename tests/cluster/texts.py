@@ -42,6 +42,16 @@ def node_names(ports: Dependencies) -> tuple[str, ...]:
     return tuple(f"c{ports.controller}n{i + 1}" for i in range(len(ports.nodes)))
 
 
+SOCKET_BYTES = 107
+"""The longest path of a socket that Linux takes (unix(7))."""
+
+
+def longest_socket(folder: Path, nodes: int) -> Path:
+    """The longest path that slurmstepd makes for a socket, of a cluster of so many nodes in ``folder``."""
+    name = f"c65535n{nodes}"
+    return folder / "spool" / name / f"{name}_99999.4294967291"
+
+
 def configuration(folder: Path, shape: Shape, ports: Dependencies, *, cgroups: bool) -> Mapping[str, str]:
     """File name -> text of everything that the daemons read in ``folder``."""
     files = {

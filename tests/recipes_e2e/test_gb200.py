@@ -68,9 +68,11 @@ def test_trials_of_three_nodes_with_a_batch_of_nine(slurm: Cluster, tmp_path: Pa
     assert "using 48 processors on nodes" in rig.accepted_by_sbatch()
 
 
-def test_the_shipped_trial_takes_the_whole_rack(slurm: Cluster, tmp_path: Path) -> None:
+def test_the_shipped_trial_takes_the_whole_rack(
+    slurm: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Nothing is scaled down but the model: 18 nodes, 72 tasks, TP1 CP8, a batch of 9."""
-    with Cluster(tmp_path / "rack", Shape(nodes=18, gpus=4)) as rack:
+    with Cluster(tmp_path_factory.mktemp("rack") / "c", Shape(nodes=18, gpus=4)) as rack:
         rig = mlperf_rig(
             tmp_path,
             rack,
