@@ -124,10 +124,10 @@ def sourced_beside(config: Path, folder: Path | None = None, root: Path | None =
         return source_files([copy]).values
 
 
-def _link(source: Path, here: Path, without: str) -> None:
+def _link(source: Path, folder: Path, without: str) -> None:
     for entry in source.iterdir():
         if entry.name != without:
-            (here / entry.name).symlink_to(entry.resolve())
+            (folder / entry.name).symlink_to(entry.resolve())
 
 
 def changed_against(base: Path, config: Path, workload: Workload | None = None) -> list[Difference]:
@@ -152,9 +152,9 @@ def changed_against(base: Path, config: Path, workload: Workload | None = None) 
 
 def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
     """What the exported ``config`` makes of ``recorded``, the values that the files which it sources had."""
-    given = (f"export {name}={shlex.quote(value)}" for name, value in recorded.items())
+    exports = (f"export {name}={shlex.quote(value)}" for name, value in recorded.items())
     own = (line for line in config.read_text(encoding="utf-8").splitlines() if not line.startswith("source "))
-    return sourced("\n".join((*given, *own)) + "\n", config.name)
+    return sourced("\n".join((*exports, *own)) + "\n", config.name)
 
 
 def config_folder(workload: Workload) -> Path | None:

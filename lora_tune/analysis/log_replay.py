@@ -92,14 +92,14 @@ class Replay:
         announced = tuple(map(whole.hyperparameters.get, _ONE_SWEEP))
         unnamed = any("PLACEHOLDER" in str(value) for value in announced) and _RESULT_FILE.search(name)
         place = str(PurePath(name).parent) if unnamed else ""
-        book = self._books.setdefault((*announced, place), _empty_book(study))
-        number = len(book.sweep.trials)
+        work = self._books.setdefault((*announced, place), _empty_book(study))
+        number = len(work.sweep.trials)
         parameters = self.parameters(whole, log)
         trial = Trial(number=number, seed=0, tuned={}, parameters=parameters, state=TrialState.RUNNING)
         attempt = Attempt(trial=number, number=0, job_name=f"replay-{number}", folder="", started_at=0.0)
-        book.put_trial(trial)
-        book.put_attempt(attempt)
-        player = _Player(study, book, trial, attempt, self._reader(study, parameters))
+        work.put_trial(trial)
+        work.put_attempt(attempt)
+        player = _Player(study, work, trial, attempt, self._reader(study, parameters))
         for piece in ticks(log):
             player.tick(piece)
         return player.end()
@@ -110,8 +110,8 @@ class Replay:
 
         space = self._study.search_space
         names = [*space.parameters, "MAX_STEPS", "FP4", "HEALING_ITER"]
-        said = {**Announced(printed_settings(log[:SCANNED_BYTES])), **run.hyperparameters}
-        stated = {**priors.values_of(said, names), **space.fixed}
+        announced = {**Announced(printed_settings(log[:SCANNED_BYTES])), **run.hyperparameters}
+        stated = {**priors.values_of(announced, names), **space.fixed}
         try:
             return {**space.resolve(stated), **stated}
         except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need

@@ -94,18 +94,18 @@ def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingA
     )
 
 
-def false_rate(erred: int, audited: int, condemned: int, others: int) -> tuple[float, float]:
+def false_rate(erred: int, audited: int, condemned: int, kept: int) -> tuple[float, float]:
     """A 90% interval for the share of good runs that were condemned, from the audited part of the condemned ones.
 
     Audits are drawn by lot, so the share of good runs among all ``condemned`` has the Clopper-Pearson interval of
-    ``erred`` of ``audited``; with ``others`` good runs that were not condemned it makes the rate.
+    ``erred`` of ``audited``; with ``kept`` good runs that were not condemned it makes the rate.
     """
     from scipy.special import betaincinv
 
     tail = (1 - CONFIDENCE) / 2
     low = float(betaincinv(erred, audited - erred + 1, tail)) if erred else 0.0
     high = float(betaincinv(erred + 1, audited - erred, 1 - tail)) if erred < audited else 1.0
-    rates = [share * condemned / max(share * condemned + others, 1.0) for share in (low, high)]
+    rates = [share * condemned / max(share * condemned + kept, 1.0) for share in (low, high)]
     return rates[0], rates[1]
 
 

@@ -84,14 +84,14 @@ class Registry:
         """
         if not callable(factory):
             raise InputError(f"{self.kind} {name!r} is {factory!r:.60}; name a class or a function that makes one")
-        made = factory(*arguments, **settings)
-        lacking = next((method for method in self._needs if not callable(getattr(made, method, None))), "")
+        instance = factory(*arguments, **settings)
+        lacking = next((method for method in self._needs if not callable(getattr(instance, method, None))), "")
         if not lacking:
-            return made
+            return instance
         code = getattr(factory, "__code__", None)
         where = f": {code.co_filename}, line {code.co_firstlineno}, in {code.co_name}" if code else ""
         raise InputError(
-            f"{self.kind} {name!r} gives {made!r:.60}, which has no {lacking}(){where}; return a {self.kind}"
+            f"{self.kind} {name!r} gives {instance!r:.60}, which has no {lacking}(){where}; return a {self.kind}"
         )
 
     def fault(self, error: BaseException) -> str:

@@ -49,10 +49,10 @@ def again(command: str, study: str, *more: str, storage: bool = True) -> str:
         Whether it works on the same database.
     """
     context = click.get_current_context(silent=True)
-    given = {} if context is None else context.params
+    options = {} if context is None else context.params
     argv = [f"lora_tune.{command}"]
     for name, option in _OPTIONS if command not in _OF_A_STUDY else _OPTIONS[:1]:
-        value = given.get(name) or (study if name == "study_name" else None)
+        value = options.get(name) or (study if name == "study_name" else None)
         if value is not None and not (name == "storage" and (not storage or stores.has_password(str(value)))):
             argv += [option, str(value)]
     return f"{python()} -m {shlex.join([*argv, *more])}"
@@ -61,12 +61,12 @@ def again(command: str, study: str, *more: str, storage: bool = True) -> str:
 def typed(*names: str) -> list[str]:
     """The options of these names that were given to the command that runs now, as they are typed."""
     context = click.get_current_context(silent=True)
-    given: list[str] = []
+    arguments: list[str] = []
     for option in [] if context is None else context.command.params:
         name = option.name or ""
         if context is not None and name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            given += [option.opts[-1], str(context.params[name])]
-    return given
+            arguments += [option.opts[-1], str(context.params[name])]
+    return arguments
 
 
 def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:

@@ -62,35 +62,35 @@ def sweep_each(context: click.Context, file: Path) -> int:
     One that ends without a result does not keep the next from its turn; the machine's faults and Ctrl-C do. The same
     command goes on where an earlier one ended. Returns the exit code.
     """
-    given = context.params
-    if refused := [name for name in _OF_ONE if given.get(name)]:
+    options = context.params
+    if refused := [name for name in _OF_ONE if options.get(name)]:
         option = f"--{refused[0].replace('logs', 'log').replace('_', '-')}"
         raise InputError(f"{option} is about one study, and {file} is a campaign of several; name one of its studies")
-    campaign = _budgeted(load_campaign(file), given["budget_node_hours"])
+    campaign = _budgeted(load_campaign(file), options["budget_node_hours"])
     worst = EXIT_DONE
     for number in range(len(campaign.members)):
-        row = rows(campaign, given["output"], given["storage"])[number]
+        row = rows(campaign, options["output"], options["storage"])[number]
         code = _turn(context, campaign, row, number)
         worst = max(worst, code)
         if code not in (EXIT_DONE, EXIT_NOTHING_REACHED):
             return code
-        if not given["dry_run"]:
-            write_pages(campaign, given["output"], given["storage"])
+        if not options["dry_run"]:
+            write_pages(campaign, options["output"], options["storage"])
     return worst
 
 
 def _turn(context: click.Context, campaign: Campaign, row: CampaignRow, number: int) -> int:
     """One sweep's turn; returns its exit code."""
-    name, given = row.member.study.name, context.params
-    if not given["quiet"]:
+    name, options = row.member.study.name, context.params
+    if not options["quiet"]:
         event = {"event": "campaign", "study": name, "sweep": number + 1, "of": len(campaign.members)}
         text = f"{campaign.name}: {name}, sweep {number + 1} of {len(campaign.members)}, {row.allotted:.3g} node-hours"
-        click.echo(json.dumps({**event, "node_hours": row.allotted}) if given["as_json"] else text)
+        click.echo(json.dumps({**event, "node_hours": row.allotted}) if options["as_json"] else text)
     if row.allotted <= 0:
         return EXIT_NOTHING_REACHED
     own = {"study_name": str(row.member.file), "output": row.folder, "budget_node_hours": row.allotted}
     try:
-        context.invoke(context.command, **{**given, **own})
+        context.invoke(context.command, **{**options, **own})
     except SystemExit as end:
         return int(end.code or 0)
     return EXIT_DONE

@@ -110,9 +110,9 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
     """What a node says."""
     sudo = workload.sudo_calls() if isinstance(workload, Examined) else []
-    asked = probe.questions(study.site, _places(study, workload), paths.root, sudo)
+    questions = probe.questions(study.site, _places(study, workload), paths.root, sudo)
     try:
         launcher = SlurmLauncher(study.site)
-        yield from probe.probe(launcher, study.site, asked, paths.root, limit, click.echo)
+        yield from probe.probe(launcher, study.site, questions, paths.root, limit, click.echo)
     except LoraTuneError as error:
         yield problem(f"the probe was not submitted: {error}", "trials would not be either", "see above")

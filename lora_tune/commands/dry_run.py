@@ -32,22 +32,22 @@ def print_proposals(study: Study, workload: Workload, paths: SweepPaths) -> None
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     begin = start(workload)
     session = Session(study, start=begin)
-    if isinstance(workload, Prepares) and (made := workload.preparation(paths.preparation(0).folder)):
-        click.echo("# before the first trial, once\n" + _shown(study, made))
+    if isinstance(workload, Prepares) and (preparation := workload.preparation(paths.preparation(0).folder)):
+        click.echo("# before the first trial, once\n" + _shown(study, preparation))
     for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
-        asked = session.ask()
-        if isinstance(asked, str):
-            click.echo(asked)
+        proposed = session.ask()
+        if isinstance(proposed, str):
+            click.echo(proposed)
             return
         trial = Trial(
-            number=asked.number,
-            seed=study.trial_seed(asked.number),
-            tuned=study.search_space.conditions.present(asked.tuned),
-            parameters=asked.parameters or parameters_at(begin, study.search_space, asked.tuned),
+            number=proposed.number,
+            seed=study.trial_seed(proposed.number),
+            tuned=study.search_space.conditions.present(proposed.tuned),
+            parameters=proposed.parameters or parameters_at(begin, study.search_space, proposed.tuned),
         )
         folder = paths.attempt(trial.number, 0).folder
         job = workload.job(proposal(trial, 0), folder)
-        what = f"{asked.base} as it stands" if asked.base else parameters_text(trial)
+        what = f"{proposed.base} as it stands" if proposed.base else parameters_text(trial)
         click.echo(f"# trial {trial.number}: {what}\n" + _shown(study, job))
 
 

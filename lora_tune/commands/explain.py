@@ -62,11 +62,14 @@ def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
     stop = budgets.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None:
         stop = not_worth(study, expected_gain(known))
-    asked = known.ask(study.search_space.distributions())
-    why = asked.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
+    proposal = known.ask(study.search_space.distributions())
+    why = proposal.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
     space = study.search_space
     return Next(
-        tuned=space.conditions.present(asked.params), why=why, stop=stop, recommended=_recommended(space, sweep, known)
+        tuned=space.conditions.present(proposal.params),
+        why=why,
+        stop=stop,
+        recommended=_recommended(space, sweep, known),
     )
 
 
@@ -147,8 +150,8 @@ def _place(study: Study, sweep: StudyRecords, trial: Trial) -> str:
         return ""
     best = order[0].objective
     ratio = trial.objective / best - 1 if best else 0.0
-    raced = f"; {ending_word(study, trial)} with more seeds" if trial.metrics.confirmed else ""
-    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}{raced}"
+    seeds = f"; {ending_word(study, trial)} with more seeds" if trial.metrics.confirmed else ""
+    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}{seeds}"
 
 
 def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
@@ -218,9 +221,9 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     study, sweep = review.study, review.sweep
     ranking = knobs(study, sweep)
     if as_json:
-        told = {"importance": [asdict(k) for k in ranking], "advice": [asdict(a) for a in advice],
+        document = {"importance": [asdict(k) for k in ranking], "advice": [asdict(a) for a in advice],
                 "next": asdict(ahead), "priors": len(sweep.priors)}  # fmt: skip
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(document))
         return
     click.echo(f"What sets the better trials apart, in {objective_words(study)}")
     for knob in ranking:

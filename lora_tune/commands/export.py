@@ -131,18 +131,18 @@ def export_trial(
     """
     proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
     lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), believed)
-    made = workload.export(proposal, lines)
-    main_file = next(iter(made.files))
-    data = config_check.sidecar(study, trial, main_file, made.usage, lines, believed)
+    exported = workload.export(proposal, lines)
+    main_file = next(iter(exported.files))
+    data = config_check.sidecar(study, trial, main_file, exported.usage, lines, believed)
     stem = main_file.removesuffix(".sh")
     sidecars = {
         f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
         f"{stem}.toml": config_check.toml_text(data),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {**made.files, **sidecars}.items():
+    for name, text in {**exported.files, **sidecars}.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return Written(folder / main_file, made.usage)
+    return Written(folder / main_file, exported.usage)
 
 
 def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:

@@ -66,7 +66,7 @@ def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, no
         lacking = [name for name in names if name not in values]
         other = [n for n in fixed if n in values and values[n] != fixed[n] and n not in _LAYOUT_NAMES]
         origin = (source or priors.source_of(run.hyperparameters) or log.parent, log.name, log.digest)
-        made = priors.prior_run(run, values, origin, now)
+        prior = priors.prior_run(run, values, origin, now)
         announced = run.hyperparameters.get("submission_benchmark")
         if own is not None and isinstance(announced, str) and announced != own.name:
             yield f"it is of {announced}, and this study trains {own.name}"
@@ -76,10 +76,10 @@ def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, no
             yield f"it ran with {other[0]} = {values[other[0]]}, which this study fixes to {fixed[other[0]]}"
         elif bad := _unusable(values, study, names):
             yield f"its {bad} is not a value on this study's scale"
-        elif made is None:
+        elif prior is None:
             yield "it has no evals"
         else:
-            yield made
+            yield prior
 
 
 _LAYOUT_NAMES = ("TP", "PP", "CP", "MINIBS", "MBS", "GBS", "DP")

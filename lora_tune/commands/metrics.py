@@ -107,10 +107,10 @@ class Metrics:
         ticks = _Ticks(environment.clock)
         return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
 
-    def driven(self, name: str, *, here: bool) -> None:
+    def driven(self, name: str, *, driving: bool) -> None:
         """Whether this process drives the sweep at present."""
         with self._lock:
-            self._driven[name] = int(here)
+            self._driven[name] = int(driving)
 
     def note(self, name: str, standing: SweepGauges, tick_seconds: float | None) -> None:
         """The sweep as it is now."""

@@ -113,12 +113,12 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
             'kind = "regex"\n'
             "eval = 'step\\s+(?P<step>\\d+).*?loss\\s*[:=]?\\s*(?P<loss>[-+.\\w]+)'\n"
         )
-    said = _shown(log)
+    comment = _shown(log)
     settings: dict[str, Any] = dict(log.settings)
     batch = next((p.place for p in proposals if p.place == "BATCH_SIZE"), None)
     if log.unit == "step" and batch:
         settings["global_batch_size"] = batch
-    lines = [f"\n[workload.log]\n# {said}"]
+    lines = [f"\n[workload.log]\n# {comment}"]
     if log.example:
         lines.append(f"# made from: {log.example[:160]}")
     if log.last_batch:

@@ -89,8 +89,8 @@ STORAGE_VARIABLE = "LORA_TUNE_STORAGE"
 def _storage(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
     """The URL; without its password where every user of the machine could read that, and hidden from trials."""
     os.environ.pop(STORAGE_VARIABLE, None)  # what is started from here on has no business with the database
-    given = context.get_parameter_source(parameter.name or "")
-    if url and given is click.core.ParameterSource.COMMANDLINE and stores.has_password(url):
+    source = context.get_parameter_source(parameter.name or "")
+    if url and source is click.core.ParameterSource.COMMANDLINE and stores.has_password(url):
         raise click.UsageError(
             "--storage has a password in it, and every user of this machine can read command lines; put the URL into "
             f"the variable {STORAGE_VARIABLE}, or the password into ~/.pgpass"

@@ -200,10 +200,10 @@ def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
 
 def _confirmed(study: Study, sweep: StudyRecords) -> list[Trial]:
     """The trials whose configurations were run again with more seeds, the chosen one first."""
-    raced = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
+    confirmed = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
     scale = scale_of(study)
-    raced.sort(key=lambda pair: (pair[0].choice is not ConfirmedChoice.CHOSEN, scale.order(pair[0].seconds)))
-    return [trial for _, trial in raced]
+    confirmed.sort(key=lambda pair: (pair[0].choice is not ConfirmedChoice.CHOSEN, scale.order(pair[0].seconds)))
+    return [trial for _, trial in confirmed]
 
 
 def _provenance(study: Study, sweep: StudyRecords, now: float) -> Mapping[str, str]:

@@ -34,7 +34,7 @@ def main(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
         as_ruleset(ruleset)
     scored: list[Submission] = []
     failed = False
-    for folder in (below for given in folders for below in result_folders(given)):
+    for folder in (below for parent in folders for below in result_folders(parent)):
         try:
             submission = read_submission(folder, ruleset)
         except InputError as error:

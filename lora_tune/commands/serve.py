@@ -70,14 +70,14 @@ def main(
 
 def _open(storage: str) -> stores.Store:
     """The database, also when it is away now."""
-    said = ""
+    printed = ""
     while True:
         try:
             return stores.Store(storage)
         except errors.StoreError as error:
-            if str(error) != said:
+            if str(error) != printed:
                 _say(str(error))
-            said = str(error)
+            printed = str(error)
         time.sleep(1.0)
 
 

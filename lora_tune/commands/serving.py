@@ -169,7 +169,7 @@ class Server:
     def _drive(self, plan: DrivePlan, lease: Lease, store: stores.Store) -> None:
         """One study until it is over, or the server ends."""
         name = plan.study.name
-        self._metrics.driven(name, here=True)
+        self._metrics.driven(name, driving=True)
         self._say_once(name, f"{name}: driving")
         self._not_before[name] = time.monotonic() + RETRY_SECONDS  # unless it ends well
         try:
@@ -182,7 +182,7 @@ class Server:
         finally:
             self._drivers.pop(name, None)
             self._gate.forget(name)
-            self._metrics.driven(name, here=False)
+            self._metrics.driven(name, driving=False)
             store.close()
 
     def _drive_through(self, plan: DrivePlan, lease: Lease, store: stores.Store) -> str:

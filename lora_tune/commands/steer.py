@@ -43,14 +43,14 @@ def main(study_name: str, storage: str | None, output: Path | None, **options: A
     review = load_review(study_name, output, storage)
     store = open_store(review.paths, storage)
     try:
-        desk = stores.Requests(store, review.study.name)
+        requests = stores.Requests(store, review.study.name)
         now = time.time()
-        wanted = list(wishes(course(review.study, desk.all()).study, review.sweep, options, now))
+        wanted = list(wishes(course(review.study, requests.all()).study, review.sweep, options, now))
         for wish in wanted:
-            noted = desk.ask(wish)
+            noted = requests.ask(wish)
             click.echo(f"request {noted.number}: {words(noted)}")
         if not wanted:
-            click.echo("\n".join(listed(desk.all(), now)) or "nothing was asked of this sweep")
+            click.echo("\n".join(listed(requests.all(), now)) or "nothing was asked of this sweep")
         elif now - store.held(review.study.name).renewed_at > LEASE_SECONDS:
             click.echo("nobody drives the sweep now; its next driver does this first", err=True)
     finally:

@@ -130,8 +130,8 @@ def _opened(_study: Study, sweep: StudyRecords, fields: Mapping[str, str], reque
         clone = _clone(fields, sweep)
     except InputError as error:
         return Form(said=str(error), wrong=True)
-    asked = [r for r in requests.requests() if str(r.number) == fields.get("asked")]
-    return Form(clone=clone, said=f"{words(asked[0])}: {asked[0].answer or 'noted'}" if asked else "")
+    answered = [r for r in requests.requests() if str(r.number) == fields.get("asked")]
+    return Form(clone=clone, said=f"{words(answered[0])}: {answered[0].answer or 'noted'}" if answered else "")
 
 
 def _asked(study: Study, sweep: StudyRecords, fields: Mapping[str, str], requests: FormRequests) -> Request | Form:

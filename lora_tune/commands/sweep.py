@@ -204,14 +204,14 @@ def _finish(store: stores.Store, lease: Lease, reason: str, watcher: Any) -> Non
 
 def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environment) -> stores.Store:
     """The sweep's database, also when it is away now: a standby waits for it."""
-    said = ""
+    printed = ""
     while True:
         try:
             return open_sweep(plan, storage, environment.clock.now())
         except errors.StoreError as error:
-            if str(error) != said:
+            if str(error) != printed:
                 environment.view.line(f"standby: {error}")
-            said = str(error)
+            printed = str(error)
         time.sleep(1.0)
 
 

@@ -156,18 +156,18 @@ def check_goal(text: str, path: Path) -> None:
 
 def check_objective(study: Study, path: Path) -> None:
     """Whether the parts of the objective fit one another."""
-    given = study.objective
-    kinds = [OBJECTIVES.load(name) for name in (given.score, given.second) if name is not None]
-    if given.target is not None and getattr(kinds[0], "has_budget", False):
-        problem = f'{given.score} has no target; remove it, or write score = "time_to_target"'
+    settings = study.objective
+    kinds = [OBJECTIVES.load(name) for name in (settings.score, settings.second) if name is not None]
+    if settings.target is not None and getattr(kinds[0], "has_budget", False):
+        problem = f'{settings.score} has no target; remove it, or write score = "time_to_target"'
         raise StudyError(path, "objective.target", problem)
-    if given.within and not getattr(kinds[0], "has_budget", False):
-        problem = f"{given.score} has no budget within a trial; it goes with best_value and final_value"
+    if settings.within and not getattr(kinds[0], "has_budget", False):
+        problem = f"{settings.score} has no budget within a trial; it goes with best_value and final_value"
         raise StudyError(path, "objective.within_*", problem)
-    if given.second == given.score:
-        raise StudyError(path, "objective.second", f"is {given.score} again; name another score, such as node_hours")
+    if settings.second == settings.score:
+        raise StudyError(path, "objective.second", f"is {settings.score} again; name another score, such as node_hours")
     space = study.search_space
-    if given.within_steps is not None and study.samples_a_step(space.resolve(space.corner())) is None:
+    if settings.within_steps is not None and study.samples_a_step(space.resolve(space.corner())) is None:
         problem = "the log counts samples or epochs, and no GBS says how many a step has; use within_samples"
         raise StudyError(path, "objective.within_steps", problem)
 

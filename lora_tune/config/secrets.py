@@ -90,11 +90,11 @@ def with_secrets_apart(table: Mapping[str, Any]) -> dict[str, Any]:
     plain, secrets = {}, dict(section.get("secrets") or {})
     for name, value in environment.items():
         if isinstance(value, dict):
-            given = {**value}
-            if given.pop("secret", True) is False and "value" in given:
-                plain[name] = given["value"]
+            entry = {**value}
+            if entry.pop("secret", True) is False and "value" in entry:
+                plain[name] = entry["value"]
             else:
-                secrets[name] = Secret.model_validate(given)
+                secrets[name] = Secret.model_validate(entry)
         elif isinstance(value, str) and value and names_secret(name):
             secrets[name] = Secret(value=SecretStr(value))
         else:

@@ -96,7 +96,7 @@ class Site(Variables):
         Of a longer node list the first ones are named: sbatch would demand all of them.
         """
         named = ",".join(itertools.islice(hostnames(self.nodelist or ""), nodes)) or None
-        given = {
+        options = {
             "-p": self.partition,
             "-A": self.account,
             "-q": self.qos,
@@ -104,5 +104,5 @@ class Site(Variables):
             "-w": named,
             "--exclude": self.exclude,
         }
-        pairs = [word for option, value in given.items() if value for word in (option, value)]
+        pairs = [word for option, value in options.items() if value for word in (option, value)]
         return (*pairs, *((f"--gres={self.gres}",) if self.gres else ()), *self.sbatch_args)

@@ -91,8 +91,8 @@ class Study(Section):
     @property
     def stops_at_target(self) -> bool:
         """Whether a trial that trains on beyond the target is asked to end."""
-        given = self.workload.stop_at_target
-        return getattr(WORKLOADS.load(self.workload.kind), "stops_at_target", True) if given is None else given
+        setting = self.workload.stop_at_target
+        return getattr(WORKLOADS.load(self.workload.kind), "stops_at_target", True) if setting is None else setting
 
     @property
     def probes(self) -> bool:

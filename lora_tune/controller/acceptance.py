@@ -125,9 +125,11 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool, unit: str
     return None
 
 
-def _clock(what: str) -> Diagnosis:
+def _clock(evidence: str) -> Diagnosis:
     return Diagnosis(
-        FailureKind.CLOCK, what, "the time stamps cannot be true: the trial is measured again; check the host's clock"
+        FailureKind.CLOCK,
+        evidence,
+        "the time stamps cannot be true: the trial is measured again; check the host's clock",
     )
 
 
@@ -220,19 +222,19 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     return None
 
 
-def _same(wanted: Value, announced: object) -> bool:
+def _same(proposed: Value, announced: object) -> bool:
     """Whether a number was announced as it was given, as far as its printed digits tell; other values say nothing."""
-    numbers = isinstance(wanted, int | float) and isinstance(announced, int | float)
-    if not numbers or isinstance(wanted, bool) or isinstance(announced, bool):
+    numbers = isinstance(proposed, int | float) and isinstance(announced, int | float)
+    if not numbers or isinstance(proposed, bool) or isinstance(announced, bool):
         return True
-    assert isinstance(wanted, int | float)
+    assert isinstance(proposed, int | float)
     assert isinstance(announced, int | float)
     if not math.isfinite(announced) or announced == 0:
         return True  # the start of a warm-up, or nothing
     exponent = Decimal(repr(announced)).normalize().as_tuple().exponent
     assert isinstance(exponent, int)
     last_digit = 0.501 * 10.0 ** min(exponent, 0) if isinstance(announced, float) else 0.0
-    return abs(wanted - announced) <= max(ROUNDING * abs(wanted), min(last_digit, FEW_DIGITS * abs(wanted)))
+    return abs(proposed - announced) <= max(ROUNDING * abs(proposed), min(last_digit, FEW_DIGITS * abs(proposed)))
 
 
 def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:

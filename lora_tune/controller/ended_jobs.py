@@ -138,6 +138,6 @@ class EndedJobs:
         )  # fmt: skip
 
 
-def _incomplete(what: str) -> Diagnosis:
+def _incomplete(evidence: str) -> Diagnosis:
     remedy = "it was changed while the job ran, so part of the run is unknown; the trial is run again"
-    return Diagnosis(FailureKind.INFRASTRUCTURE, what, remedy)
+    return Diagnosis(FailureKind.INFRASTRUCTURE, evidence, remedy)

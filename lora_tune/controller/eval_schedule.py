@@ -64,12 +64,12 @@ def _free(study: Study) -> bool:
     """Whether nothing but us says when trials evaluate."""
     settings = study.workload.model_extra or {}
     named = {name.upper() for name in study.space} & {*INTERVAL_NAMES, *SKIP_NAMES}
-    given = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", LORA) != LORA
+    exported = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", LORA) != LORA
     return (
         study.division == "open"
         and study.workload.kind in FREE
         and objective_of(study).has_target
-        and not (named or given)
+        and not (named or exported)
     )
 
 

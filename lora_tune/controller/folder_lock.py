@@ -143,9 +143,9 @@ class FolderLock:
             touched=touched,
         )
 
-    def _busy(self, seen: _SeenLock) -> str:
+    def _busy(self, lock: _SeenLock) -> str:
         return (
-            f"{near(self._path.parent)} is in use by {seen.owner}: one folder is driven by one driver at a time; stop "
+            f"{near(self._path.parent)} is in use by {lock.owner}: one folder is driven by one driver at a time; stop "
             "that one first, or use another --output"
         )
 

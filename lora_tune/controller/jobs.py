@@ -36,13 +36,13 @@ class Jobs:
 
     def job(self, trial: Trial, attempt: Attempt) -> Job:
         """What the launcher is given."""
-        made = self._workload.job(proposal(trial, attempt.number), self._paths.root / attempt.folder)
+        built = self._workload.job(proposal(trial, attempt.number), self._paths.root / attempt.folder)
         identity = {SWEEP_VARIABLE: self._sweep, ATTEMPT_VARIABLE: attempt.token} if attempt.token else {}
-        environment = {**made.environment, **identity}
+        environment = {**built.environment, **identity}
         return replace(
-            made,
+            built,
             name=attempt.job_name,
-            resources=replace(made.resources, nodes=attempt.node_count),
+            resources=replace(built.resources, nodes=attempt.node_count),
             exclude_nodes=attempt.exclude_nodes,
             token=attempt.token,
             environment=environment,

@@ -86,8 +86,8 @@ class LastRun:
         if not beyond_runs or not self._records().reached() or self._search.points_wait():
             return self._search.ask()
         if not last(study, self._records(), self._now()):
-            asked = self._search.ask()
-            return asked if not isinstance(asked, str) else self._unrun() or asked
+            proposal = self._search.ask()
+            return proposal if not isinstance(proposal, str) else self._unrun() or proposal
         if going := len(_open(self._records())):
             return f"the last trial waits for the {going} that run, to be what is believed best then"
         return self._unrun() or self._search.ask()

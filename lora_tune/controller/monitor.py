@@ -100,7 +100,7 @@ class JobMonitor:
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, *, fresh: bool) -> None:
         run, now = log.run(), self._dependencies.clock.monotonic_now()
-        look = policy.JobSnapshot(
+        snapshot = policy.JobSnapshot(
             attempt=attempt,
             status=status,
             run=run,
@@ -114,7 +114,7 @@ class JobMonitor:
             log=str(log.path),
             trial=trial,
         )
-        action = policy.watch(self._study, look, now)
+        action = policy.watch(self._study, snapshot, now)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
             # What is judged by times that cannot be true is judged when the job is over, and measured again.
             trusted = impossible_times(run, status, stamped=log.stamped) is None
@@ -131,7 +131,7 @@ class JobMonitor:
             self._stops.kill(attempt)
             self._remark(trial, action.sentence or trial.sentence)
         elif attempt.stop is StopKind.NONE:
-            self._remark(trial, queueing.waiting(status) or policy.quiet(self._study, look, now))
+            self._remark(trial, queueing.waiting(status) or policy.quiet(self._study, snapshot, now))
 
     def _audit(self, trial: Trial, audited: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""

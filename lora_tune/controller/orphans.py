@@ -25,13 +25,13 @@ class Orphans:
         """Whether it is time for a look, at ``now`` in epoch seconds."""
         return isinstance(self._launcher, Surveys) and now - self.surveyed_at >= SURVEY_SECONDS
 
-    def cancel(self, wanted: Collection[str], now: float) -> None:
-        """Cancel the sweep's jobs that are not among the ``wanted`` names."""
+    def cancel(self, open_names: Collection[str], now: float) -> None:
+        """Cancel the sweep's jobs that are not among ``open_names``."""
         assert isinstance(self._launcher, Surveys), "asked only when due"
         self.surveyed_at = now
         try:
             for ticket in self._launcher.jobs_below(self._paths.trials.absolute()):
-                if ticket.name not in wanted:
+                if ticket.name not in open_names:
                     text = f"job {ticket.job_id} ({ticket.name}) belongs to no open trial of this sweep: cancelled"
                     self._events.note(text, "orphan", job=ticket.job_id)
                     self._launcher.cancel(ticket)

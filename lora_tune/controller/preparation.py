@@ -86,7 +86,7 @@ def _run(job: Job, preparation: Preparation) -> JobStatus:
     """
     ticket = Ticket(name=job.name, folder=job.folder)
     status = JobStatus(state=JobState.LOST)
-    submitted = said = ""
+    submitted = printed = ""
     refused_at = math.inf
     job.folder.mkdir(parents=True, exist_ok=True)
     while status.state.alive or status.state is JobState.LOST:
@@ -103,9 +103,9 @@ def _run(job: Job, preparation: Preparation) -> JobStatus:
                 refused_at = min(refused_at, preparation.now())
                 if error.lasting or preparation.now() - refused_at >= UNKNOWN_SECONDS:
                     raise
-            if str(error) != said:
+            if str(error) != printed:
                 preparation.say(str(error))
-            said = str(error)
+            printed = str(error)
         preparation.tick()
     return status
 

@@ -69,10 +69,10 @@ class Proposals:
                 return reason
             if not self._may_ask():
                 return ""
-            asked = self._dependencies.session.ask()
-            if isinstance(asked, str):
-                return asked
-            trial = self._new_trial(study, asked)
+            proposal = self._dependencies.session.ask()
+            if isinstance(proposal, str):
+                return proposal
+            trial = self._new_trial(study, proposal)
             self._work.put_trial(trial)
             self._submissions.submit(trial)
         self.unfilled = self._submissions.refused is None
@@ -92,25 +92,25 @@ class Proposals:
         remedy = self._newest(failed).remedy or "see the job logs"
         raise SetupError(f"{count}: {failed.sentence}; {remedy}; fix it and rerun the same command")
 
-    def _new_trial(self, study: Study, asked: Asked) -> Trial:
+    def _new_trial(self, study: Study, proposal: Asked) -> Trial:
         begin, space = start(self._dependencies.workload), study.search_space
-        parameters = asked.parameters or parameters_at(begin, space, asked.tuned)
-        schedule, why = ({}, "") if asked.parameters else eval_schedule.chosen(study, self._work.sweep, parameters)
+        parameters = proposal.parameters or parameters_at(begin, space, proposal.tuned)
+        schedule, why = ({}, "") if proposal.parameters else eval_schedule.chosen(study, self._work.sweep, parameters)
         return Trial(
-            number=asked.number,
-            seed=study.trial_seed(asked.number),
-            tuned=space.conditions.present(asked.tuned),
+            number=proposal.number,
+            seed=study.trial_seed(proposal.number),
+            tuned=space.conditions.present(proposal.tuned),
             parameters={**parameters, **schedule},
-            why="; ".join(filter(None, (asked.why, why))),
+            why="; ".join(filter(None, (proposal.why, why))),
             proposed_at=self._dependencies.clock.now(),
-            replicate_of=asked.replicate_of,
-            replicates=asked.replicates,
-            probe=asked.probe,
-            metrics=TrialMetrics(base=asked.base or None),
-            base_values=begin.values if begin is not None and asked.base else {},
-            request=asked.request,
-            point=asked.point,
-            sampler_attributes=asked.sampler_attributes,
+            replicate_of=proposal.replicate_of,
+            replicates=proposal.replicates,
+            probe=proposal.probe,
+            metrics=TrialMetrics(base=proposal.base or None),
+            base_values=begin.values if begin is not None and proposal.base else {},
+            request=proposal.request,
+            point=proposal.point,
+            sampler_attributes=proposal.sampler_attributes,
         )
 
     def _newest(self, trial: Trial) -> Attempt:

@@ -80,9 +80,11 @@ def _credibility(study: Study, sweep: StudyRecords) -> _SweepCredibility:
 
 def _hear(study: Study, sweep: StudyRecords) -> _SweepCredibility:
     good = list(_good(study, sweep))
-    said = credibility((run for _, run in good), study.target, study.pruning.false_prune_rate)
-    against = None if said.contradicted is None else good[said.contradicted][0]
-    return _SweepCredibility(said.shown, {batch: good[index][0] for batch, index in said.confirmed.items()}, against)
+    belief = credibility((run for _, run in good), study.target, study.pruning.false_prune_rate)
+    against = None if belief.contradicted is None else good[belief.contradicted][0]
+    return _SweepCredibility(
+        belief.shown, {batch: good[index][0] for batch, index in belief.confirmed.items()}, against
+    )
 
 
 def _good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, BesideEnvelope]]:

@@ -31,14 +31,14 @@ def shares(demands: Sequence[Demand], cap: int) -> dict[str, int]:
     equals to the one that had the fewest nodes before. So a study gets less than an equal part only where it cannot
     use it, no node stays idle that somebody could use, and a study of large trials gets its turn.
     """
-    given = {demand.name: 0 for demand in demands}
+    granted = {demand.name: 0 for demand in demands}
     free = cap
     while True:
-        wanting = [d for d in demands if given[d.name] < d.trials and d.nodes <= free]
+        wanting = [d for d in demands if granted[d.name] < d.trials and d.nodes <= free]
         if not wanting:
-            return given
-        first = min(wanting, key=lambda d: (given[d.name] * d.nodes, d.had, d.name))
-        given[first.name] += 1
+            return granted
+        first = min(wanting, key=lambda d: (granted[d.name] * d.nodes, d.had, d.name))
+        granted[first.name] += 1
         free -= first.nodes
 
 

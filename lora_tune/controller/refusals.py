@@ -33,14 +33,14 @@ class Refusal:
         A trial that asks for too much where others ask for less has failed. All others stay open, and no budget is
         spent on them: once a person has fixed what was refused, the same attempt is submitted.
         """
-        told = replace(attempt, failure=FailureKind.CONFIGURATION.value, line=error.answer, remedy=error.remedy)
+        refused = replace(attempt, failure=FailureKind.CONFIGURATION.value, line=error.answer, remedy=error.remedy)
         if error.by_size and study.search_space.varies_nodes:
-            ended = replace(told, state=JobState.LOST.value, ended_at=now)
+            ended = replace(refused, state=JobState.LOST.value, ended_at=now)
             return trial.finished(Verdict.FAILED, f"configuration: {error.answer}", now), ended
         if error.lasting:
             self.final = error
         self.delayed(error, now)
-        return replace(trial, sentence=str(error)), told
+        return replace(trial, sentence=str(error)), refused
 
     def delayed(self, error: RefusedError, now: float) -> None:
         """Nothing can be submitted at ``now``; ``error``, which may go away, is final when it lasts."""

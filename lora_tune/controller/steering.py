@@ -104,8 +104,8 @@ def have_run(requests: Iterable[Request], trials: Iterable[Trial], conditions: C
     known, asked_for, run = list(trials), list(requests), set()
     for made_for in (_by_number, _by_words, partial(_by_values, conditions)):
         for request in [r for r in asked_for if r.number not in run]:
-            asked = request.asked_at if request.answered_at is None else min(request.asked_at, request.answered_at)
-            trial = next((t for t in known if t.proposed_at >= asked and made_for(request, t)), None)
+            since = request.asked_at if request.answered_at is None else min(request.asked_at, request.answered_at)
+            trial = next((t for t in known if t.proposed_at >= since and made_for(request, t)), None)
             if trial is not None:
                 known.remove(trial)
                 run.add(request.number)

@@ -202,10 +202,10 @@ def _band(rows: _Rows, frame: Frame, target: float, rank: int) -> _Band:
         _blank_beside_others(rows.blanks, rows.units, life),
     )
     bound = max(0.0, float(np.sort(worst[np.isin(numbers, rows.units[rows.ranked])])[-rank]))
-    high, low, said = _edges(rows.curves, _quorum(len(rows.curves)))
+    high, low, covered = _edges(rows.curves, _quorum(len(rows.curves)))
     floor = FLOOR * float(_heights(rows.curves, target).max())
     with np.errstate(invalid="ignore"):
-        limit = np.where(said, high + bound * (high - low + floor), math.inf)
+        limit = np.where(covered, high + bound * (high - low + floor), math.inf)
     return _Band(limit, float(rows.blanks.max() + bound * (np.ptp(rows.blanks) + BLANK * life)))
 
 
@@ -231,9 +231,9 @@ def _blank_beside_others(blanks: Array, units: NDArray[np.int64], life: float) -
     return np.array([_later(float(blanks[units == u].max()), blanks[units != u], life) for u in np.unique(units)])
 
 
-def _later(blank: float, others: Array, life: float) -> float:
-    """How much longer a metric was no number than those of others, in units of their range."""
-    return float((blank - others.max()) / (np.ptp(others) + BLANK * life)) if len(others) else 0.0
+def _later(blank: float, good: Array, life: float) -> float:
+    """How much longer a metric was no number than those of good runs, in units of their range."""
+    return float((blank - good.max()) / (np.ptp(good) + BLANK * life)) if len(good) else 0.0
 
 
 def _of_others(values: Array) -> Array:
@@ -263,8 +263,10 @@ def _quorum(count: int) -> int:
     return max(2, math.ceil(count / 2))
 
 
-def _excess(own: Array, high: Array, low: Array, said: NDArray[np.bool_], floor: Array | float, target: float) -> Array:
-    """How far a curve lies above ``high``, by place; -inf where it is at the target or nothing is ``said``."""
+def _excess(
+    own: Array, high: Array, low: Array, covered: NDArray[np.bool_], floor: Array | float, target: float
+) -> Array:
+    """How far a curve lies above ``high``, by place; -inf where it is at the target or nothing is ``covered``."""
     with np.errstate(invalid="ignore", divide="ignore"):
         excess = (own - high) / (high - low + floor)
-    return np.where(said & np.isfinite(own) & (own > target) & ~np.isnan(excess), excess, -math.inf)
+    return np.where(covered & np.isfinite(own) & (own > target) & ~np.isnan(excess), excess, -math.inf)

@@ -30,8 +30,8 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
 
 def _plain(study: Study, jobs: int) -> Launcher:
     """The launcher of at most this many ``jobs`` at one time."""
-    made: Launcher = LAUNCHERS.make(study.site.launcher, launcher_kind(study.site).make, study, jobs)
-    return made
+    launcher: Launcher = LAUNCHERS.make(study.site.launcher, launcher_kind(study.site).make, study, jobs)
+    return launcher
 
 
 def preview(study: Study, job: Job) -> list[str]:

@@ -104,12 +104,12 @@ def end_children(cgroup: Path | None, besides: Set[int]) -> None:
     that they started.
     """
     deadline = time.monotonic() + GRACE_SECONDS
-    told: set[int] = set()
+    signalled: set[int] = set()
     while living := _descendants(os.getpid(), besides) | (_members(cgroup) if cgroup else set()):
         late = time.monotonic() >= deadline
         # Whatever was started since the last look is told as well; a fork that is not seen now is seen next time.
-        _signal(living if late else living - told, signal.SIGKILL if late else signal.SIGTERM)
-        told |= living
+        _signal(living if late else living - signalled, signal.SIGKILL if late else signal.SIGTERM)
+        signalled |= living
         _reap()
         time.sleep(0.02)
     _reap()

@@ -143,8 +143,8 @@ def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
 
 def _devices(command: Command | str) -> tuple[int, ...]:
     """The GPUs that a job was given; none where its command cannot be read."""
-    given = "" if isinstance(command, str) else command.environment.get("CUDA_VISIBLE_DEVICES", "")
-    return tuple(int(device) for device in given.split(",") if device.isdecimal())
+    visible = "" if isinstance(command, str) else command.environment.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(int(device) for device in visible.split(",") if device.isdecimal())
 
 
 @contextlib.contextmanager

@@ -151,17 +151,17 @@ class PackFolder:
 
     def open_requests(self) -> Iterator[PackRequest]:
         """The trials that the pack was given and that have no end on record."""
-        told = set()
+        names = set()
         for place in (self.paths.requests, self.paths.taken):
             # A pack may have had thousands of trials; and it may take one just now, which then is in both places.
             for name in sorted(name for name in _requests_in(place) if name not in self._over):
-                request = None if name in told else _request_in(read_json(place / name))
+                request = None if name in names else _request_in(read_json(place / name))
                 if request is None:
                     continue
                 if request.ended:
                     self._over.add(name)
                 else:
-                    told.add(name)
+                    names.add(name)
                     yield request
 
     def states(self, packs: int) -> list[PackState]:

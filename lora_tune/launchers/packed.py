@@ -134,11 +134,11 @@ class PackedLauncher:
 
     def _ask(self) -> None:
         """The packs that are on disk, each with its state; those that ended are not asked about again."""
-        found = [_recorded(folder) for folder in sorted(self._place.glob("[0-9]*")) if folder not in self._packs]
+        unknown = [_recorded(folder) for folder in sorted(self._place.glob("[0-9]*")) if folder not in self._packs]
         # Also one whose folder was removed: its job may live on.
-        asked = [*(pack for pack in self._packs.values() if pack.status.state.alive), *found]
-        statuses = self._below.poll([pack.ticket for pack in asked]) if asked else {}
-        for pack in asked:
+        polled = [*(pack for pack in self._packs.values() if pack.status.state.alive), *unknown]
+        statuses = self._below.poll([pack.ticket for pack in polled]) if polled else {}
+        for pack in polled:
             self._packs[pack.ticket.folder] = replace(pack, status=statuses[pack.ticket.name])
         self._asked_at = time.monotonic()
 
@@ -212,12 +212,12 @@ class PackedLauncher:
 
 
 @contextlib.contextmanager
-def _no_message_lost(what: str) -> Iterator[None]:
+def _no_message_lost(action: str) -> Iterator[None]:
     """Raises LauncherError, after which a message is tried again, where it cannot be written: a full disk, say."""
     try:
         yield
     except OSError as error:
-        raise LauncherError(f"{what}: {error}") from error
+        raise LauncherError(f"{action}: {error}") from error
 
 
 def _write_down(ticket: Ticket, room: int | None, first: str) -> None:
@@ -238,7 +238,7 @@ def _recorded(folder: Path) -> KnownPack:
 
 def _ask_for(pack: KnownPack, job: Job) -> bool:
     """Ask for the job's trial; False where the pack takes no more."""
-    asked = pack.folder.ask(job)
-    if asked and job.name not in pack.trials:
+    accepted = pack.folder.ask(job)
+    if accepted and job.name not in pack.trials:
         pack.trials.append(job.name)
-    return asked
+    return accepted

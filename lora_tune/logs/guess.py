@@ -82,9 +82,9 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    if decimal_commas.in_use(lines) and (found := _guess([*map(with_points, lines)])):
-        proved = _proved(replace(found, settings={**found.settings, "decimal_comma": True}), lines)
-        return proved and replace(proved, example=_as_printed(found.example, lines))
+    if decimal_commas.in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
+        proved = _proved(replace(guessed, settings={**guessed.settings, "decimal_comma": True}), lines)
+        return proved and replace(proved, example=_as_printed(guessed.example, lines))
     return _guess(lines)
 
 
@@ -193,14 +193,14 @@ def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 def _batches(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Evals that print their batches."""
-    for found in line_batches.readings(lines):
+    for reading in line_batches.readings(lines):
         yield LogGuess(
-            settings=found.settings,
-            example=found.example,
+            settings=reading.settings,
+            example=reading.example,
             unit="epoch",
-            rising=found.rising,
-            last_batch=found.alone,
-            names_batch=found.named,
+            rising=reading.rising,
+            last_batch=reading.alone,
+            names_batch=reading.named,
         )
 
 
@@ -219,9 +219,9 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
-    told = [row for row in rows if line_batches.states_average(stated[row][0])] or rows
+    averages = [row for row in rows if line_batches.states_average(stated[row][0])] or rows
     for unit in ORDER:
-        for at in (*told[:3], *told[-3:]):
+        for at in (*averages[:3], *averages[-3:]):
             line, numbers = stated[at]
             loss = next(p for p in numbers if " ".join(p.words) == name)
             place = next((p for p in numbers if p.progress == unit and p.number[:1].isdigit()), None)

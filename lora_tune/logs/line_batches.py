@@ -131,16 +131,16 @@ def _pattern(line: str, batch: re.Match[str], measure: NamedNumber) -> str:
 def _counted_by_name(stated: Stated) -> Iterator[BatchReading]:
     """Batches that a name counts, each with its epoch and without a mean: the last one comes nearest to the result."""
     for whole, name, rows in measures(stated):
-        if whole <= EVAL_SCORE or (found := _last_batch(stated, rows)) is None:
+        if whole <= EVAL_SCORE or (last := _last_batch(stated, rows)) is None:
             continue
-        row, batch = found
+        row, batch = last
         line, numbers = stated[row]
         loss = next(p for p in numbers if " ".join(p.words) == name)
         place = next((p for p in numbers if p.progress == "epoch"), None)
         if place is None or not place.end <= batch.begin < batch.end <= loss.begin:
             continue
-        said = max(batch.begin, loss.split_at + len(loss.split)) if loss.split_at < batch.at else batch.begin
-        text = pattern(line, loss, place, rf".*?{re.escape(line[said : batch.end])}(?!\d).*?")
+        start = max(batch.begin, loss.split_at + len(loss.split)) if loss.split_at < batch.at else batch.begin
+        text = pattern(line, loss, place, rf".*?{re.escape(line[start : batch.end])}(?!\d).*?")
         read = series_of(text, stated)
         if advances(read, ordered=place.bracketed) and reads(text, line, loss):
             settings = {"kind": "regex", "eval": text, **counting(read, "epoch", line)}
@@ -173,5 +173,5 @@ def _last_batch(stated: Stated, rows: Sequence[int]) -> tuple[int, NamedNumber] 
 
 def _count(numbers: Sequence[NamedNumber], like: NamedNumber) -> float:
     """The number with the same name as another one; NaN without one, which is not above any other."""
-    found = (as_count(p.number) for p in numbers if p.progress == like.progress and p.words == like.words)
-    return next((count for count in found if count is not None), math.nan)
+    counts = (as_count(p.number) for p in numbers if p.progress == like.progress and p.words == like.words)
+    return next((count for count in counts if count is not None), math.nan)

@@ -69,9 +69,9 @@ def log_files(paths: Sequence[Path]) -> Iterator[LogFile]:
 
 def _below(folder: Path) -> Iterator[LogFile]:
     closed: list[OSError] = []
-    found = (Path(at, name) for at, _, names in os.walk(folder, onerror=closed.append) for name in names)
+    paths = (Path(at, name) for at, _, names in os.walk(folder, onerror=closed.append) for name in names)
     logs: dict[Path, list[tuple[int, Path]]] = {}
-    files = {file for file in found if not _is_special(file)}
+    files = {file for file in paths if not _is_special(file)}
     for file in sorted(files):
         log, age = _rotated(file, files)
         logs.setdefault(log, []).append((age, file))

@@ -42,8 +42,8 @@ def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> L
     reader = loaded if isinstance(loaded, ReaderKind) else ReaderKind(make=loaded)
     if reader.settings is not None:
         _check_settings(kind, reader.settings, settings)
-    made: LogReader = LOG_READERS.make(kind, reader.make, clock=clock, **settings)
-    return made
+    instance: LogReader = LOG_READERS.make(kind, reader.make, clock=clock, **settings)
+    return instance
 
 
 def _check_settings(kind: str, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -66,11 +66,11 @@ class Unmatched:
         lines = "1 line" if self.lines == 1 else f"{self.lines} lines"
         failed = f" (its reader failed: {self.error})" if self.error else ""
         failed += f" (its pattern takes only a part of the number {self.cut})" if self.cut else ""
-        told = f"{lines} read, none matched workload.log{failed}"
+        counted = f"{lines} read, none matched workload.log{failed}"
         if not self.likely:
-            return f"{told}; none of them looks like an eval"
+            return f"{counted}; none of them looks like an eval"
         comma = in_use([self.likely])
         pattern = suggest(with_points(self.likely) if comma else self.likely)
         remedy = f"; try this pattern: {pattern}" if pattern else ""
         remedy += ", with decimal_comma = true beside it" if comma else ""
-        return f"{told}; a line that looks like an eval: `{self.likely}`{remedy}"
+        return f"{counted}; a line that looks like an eval: `{self.likely}`{remedy}"

@@ -87,10 +87,10 @@ def _fastest(checker: RCP_Checker, record: dict[str, Any], mean: float) -> float
 
     A rule of one benchmark (405B from 5.0 on: one eval interval less) is applied by the verdict alone.
     """
-    asked = dict(record)
+    submission = dict(record)
     with heard():
-        checker._eval_submission_record(asked, [mean, mean, mean], "")
-    return float(mean / asked["Max Speedup"])
+        checker._eval_submission_record(submission, [mean, mean, mean], "")
+    return float(mean / submission["Max Speedup"])
 
 
 @cache
@@ -151,9 +151,9 @@ def _without_mean(benchmark: str, runs: int, verdict: str) -> str:
     """Why the checker has no mean to scale by: it leaves out the fastest and the slowest of the runs."""
     from mlperf_logging.rcp_checker.rcp_checker import submission_runs
 
-    asked = submission_runs["training"][benchmark]
-    if runs < asked:
-        return f"too few runs for the RCP check: {runs} of the {asked} that the rules ask for"
+    required = submission_runs["training"][benchmark]
+    if runs < required:
+        return f"too few runs for the RCP check: {runs} of the {required} that the rules ask for"
     return f"{verdict}, but the runs' mean convergence is 0"
 
 

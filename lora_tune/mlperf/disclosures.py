@@ -52,11 +52,11 @@ def disclosures(
     values: every variable that the trial runs with, tuned ones and those of its base config. config_filename: of the
     config that a submission would hold. wide: the precision of what no variable lowers.
     """
-    said = announced(benchmark, values)
+    logged = announced(benchmark, values)
     return {
         **precisions(values, wide),
-        **{key: _degree(said.get(key)) for key in PARALLELISM},
-        "micro_batch_size": _degree(said.get("micro_batch_size")),
+        **{key: _degree(logged.get(key)) for key in PARALLELISM},
+        "micro_batch_size": _degree(logged.get("micro_batch_size")),
         "config_filename": config_filename,
     }
 
@@ -88,8 +88,8 @@ def disclosure_exports(
     reads: names of the variables that its files read. A value that a script sets by itself is replaced: it was
     written for another configuration.
     """
-    said = disclosures(benchmark, values, config_filename)
-    return {name: said[key] for key, names in VARIABLES.items() for name in names if name in reads}
+    disclosed = disclosures(benchmark, values, config_filename)
+    return {name: disclosed[key] for key, names in VARIABLES.items() for name in names if name in reads}
 
 
 def _on(values: Mapping[str, object], name: str) -> bool:

@@ -42,14 +42,16 @@ def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Vio
     A benchmark of another package is judged by its own rules alone. values: the trial's variables by name, GBS among
     them where it is known.
     """
-    said = announced(benchmark.name, values)
+    logged = announced(benchmark.name, values)
     names = {keys_of(benchmark.name).get(name.upper(), ""): name for name in values}
-    demanded = benchmark.demanded(said)
-    compared = benchmark.by_text(said) if _has_checker(benchmark) else demanded
-    broken = [key for key, _ in check_header(benchmark, said)]
-    broken += [key for key, wanted in compared.items() if key in said and not _equal(said[key], wanted)]
+    demanded = benchmark.demanded(logged)
+    compared = benchmark.by_text(logged) if _has_checker(benchmark) else demanded
+    broken = [key for key, _ in check_header(benchmark, logged)]
+    broken += [key for key, wanted in compared.items() if key in logged and not _equal(logged[key], wanted)]
     return [
-        _violation(benchmark, names.get(key, key), said.get(key), said.get("global_batch_size"), demanded.get(key), key)
+        _violation(
+            benchmark, names.get(key, key), logged.get(key), logged.get("global_batch_size"), demanded.get(key), key
+        )
         for key in dict.fromkeys(broken)
     ]
 
@@ -221,12 +223,12 @@ def _tuned(violation: Violation) -> Violation:
     return Violation(violation.name, f"{violation.name} is tuned, and at one of its ends: {violation.sentence}")
 
 
-def _violation(benchmark: Benchmark, name: str, came: object, batch: object, wanted: object, key: str) -> Violation:
+def _violation(benchmark: Benchmark, name: str, came: object, batch: object, demanded: object, key: str) -> Violation:
     at = f" at GBS {batch}" if batch is not None and key != "global_batch_size" else ""
     source = benchmark.text.sources.get(key)
     rules = f"closed_{benchmark.name}.yaml of mlperf_logging" if _has_checker(benchmark) else "its own rules"
     rule = f"training rules, {source}" if source else rules
-    must = f"{key} must be {wanted}" if wanted is not None else f"{key} may not be that"
+    must = f"{key} must be {demanded}" if demanded is not None else f"{key} may not be that"
     return Violation(
         name,
         f"{name} = {came}{at}: in the closed division of {benchmark.name} {must} ({rule}, ruleset "
@@ -234,7 +236,7 @@ def _violation(benchmark: Benchmark, name: str, came: object, batch: object, wan
     )
 
 
-def _equal(value: object, wanted: object) -> bool:
-    if isinstance(value, int | float) and isinstance(wanted, int | float):
-        return math.isclose(value, wanted, rel_tol=1e-6)
-    return value == wanted
+def _equal(value: object, demanded: object) -> bool:
+    if isinstance(value, int | float) and isinstance(demanded, int | float):
+        return math.isclose(value, demanded, rel_tol=1e-6)
+    return value == demanded

@@ -36,13 +36,13 @@ def header(benchmark: Benchmark, announced: Mapping[str, object]) -> dict[str, o
 
     announced: values by MLLOG key, ``global_batch_size`` among them.
     """
-    said = {**CLOSED, "submission_benchmark": benchmark.name, **announced}
+    logged = {**CLOSED, "submission_benchmark": benchmark.name, **announced}
     for part in (benchmark.rules, read_rules(benchmark.ruleset, "common")):
-        accepted = part.accepted({**benchmark.by_text(said), **said})
-        said |= {key: value for key, value in accepted.items() if key not in said and key not in _EVENTS}
+        accepted = part.accepted({**benchmark.by_text(logged), **logged})
+        logged |= {key: value for key, value in accepted.items() if key not in logged and key not in _EVENTS}
     # The rules of a key may read what another key left behind, and run in the order of the log.
-    first = {key: said[key] for key in READ_BY_OTHERS if key in said}
-    return first | said
+    first = {key: logged[key] for key in READ_BY_OTHERS if key in logged}
+    return first | logged
 
 
 def log_lines(

@@ -48,10 +48,10 @@ class TextRules:
     @property
     def reads(self) -> frozenset[str]:
         """The MLLOG keys that the formulas look for."""
-        asked = _Asked()
+        lookups = _Asked()
         for formula in self.formulas.values():
-            formula(asked)
-        return frozenset(asked.looked_for)
+            formula(lookups)
+        return frozenset(lookups.looked_for)
 
 
 class _Asked(Mapping[str, object]):

@@ -48,10 +48,10 @@ def passes(submission: Submission) -> bool:
 
 def sentences(submission: Submission) -> list[str]:
     """The verdict: the score, compliance, convergence, and each reason for which MLPerf would refuse the folder."""
-    said = [_score(submission), *_files(submission), _convergence(submission), *refusals(submission)]
+    lines = [_score(submission), *_files(submission), _convergence(submission), *refusals(submission)]
     if submission.unread:
-        said.append(f"not read: {_named(submission.unread)}; a run counts as result_N.txt alone")
-    return said
+        lines.append(f"not read: {_named(submission.unread)}; a run counts as result_N.txt alone")
+    return lines
 
 
 def _score(s: Submission) -> str:
@@ -78,11 +78,11 @@ def _files(s: Submission) -> list[str]:
     for file in broken:
         for complaint in file.complaints:
             about.setdefault(brief(complaint), []).append(file.name)
-    said = [f"{count}, {len(broken)} of them {'does' if len(broken) == 1 else 'do'} not comply with {s.ruleset}"]
-    said += [f"{_named(names)}: {text}" for text, names in list(about.items())[:SHOWN]]
+    lines = [f"{count}, {len(broken)} of them {'does' if len(broken) == 1 else 'do'} not comply with {s.ruleset}"]
+    lines += [f"{_named(names)}: {text}" for text, names in list(about.items())[:SHOWN]]
     if len(about) > SHOWN:
-        said.append(f"and {len(about) - SHOWN} more complaints; the compliance checker of mlperf_logging lists all")
-    return said
+        lines.append(f"and {len(about) - SHOWN} more complaints; the compliance checker of mlperf_logging lists all")
+    return lines
 
 
 def _are(count: int) -> str:
@@ -150,6 +150,6 @@ def _differing(s: Submission) -> list[str]:
             if file.said != (None,) * len(TOLD):
                 about.setdefault(value, []).append(file.name)
         if len(about) > 1:
-            said = (f"{'none' if value is None else value} ({_named(names)})" for value, names in about.items())
-            differences.append(f"{key}: {', '.join(said)}")
+            stated = (f"{'none' if value is None else value} ({_named(names)})" for value, names in about.items())
+            differences.append(f"{key}: {', '.join(stated)}")
     return differences

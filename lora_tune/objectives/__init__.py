@@ -21,5 +21,5 @@ def objectives_of(study: Study) -> tuple[Objective, ...]:
 
 
 def _made(name: str, study: Study) -> Objective:
-    made: Objective = OBJECTIVES.make(name, OBJECTIVES.load(name), study)
-    return made
+    objective: Objective = OBJECTIVES.make(name, OBJECTIVES.load(name), study)
+    return objective

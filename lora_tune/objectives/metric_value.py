@@ -82,10 +82,10 @@ class BestValue(Ranking):
 
     def _samples(self, trial: Trial) -> float:
         """Samples after which no eval counts; infinite where the study says none."""
-        given = self.study.objective
+        settings = self.study.objective
         batch = self.study.samples_a_step(trial.parameters) or 1.0
-        steps = math.inf if given.within_steps is None else given.within_steps * batch
-        return min(steps, math.inf if given.within_samples is None else given.within_samples)
+        steps = math.inf if settings.within_steps is None else settings.within_steps * batch
+        return min(steps, math.inf if settings.within_samples is None else settings.within_samples)
 
     def _within(self) -> str:
         """The budget in words, with a blank before it; "" where a run's own end is all there is."""

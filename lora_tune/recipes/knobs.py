@@ -29,8 +29,8 @@ class Knobs:
         for names in self._spellings.values():
             held = {name: text for name in names if (text := environment.get(name, "").strip())}
             if len(set(held.values())) > 1:
-                said = " ".join(f"{name}={text!r}" for name, text in held.items())
-                raise InputError(f"{said}: allowed is one value, for they name one knob")
+                spelled = " ".join(f"{name}={text!r}" for name, text in held.items())
+                raise InputError(f"{spelled}: allowed is one value, for they name one knob")
 
     def spelling(self, name: str) -> str:
         """The variable that holds this knob: the one that is set, or the preferred one."""

@@ -266,8 +266,8 @@ def _adapters(knobs: Knobs) -> AdapterSettings:
 
 def _targets(knobs: Knobs) -> tuple[str, ...]:
     """The modules that LORA_TARGETS names: a word of TARGET_WORDS, or names with commas between them."""
-    asked = knobs.text("LORA_TARGETS", "attention")
-    names = TARGET_WORDS.get(asked) or tuple(name.strip() for name in asked.split(","))
+    text = knobs.text("LORA_TARGETS", "attention")
+    names = TARGET_WORDS.get(text) or tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise knobs.refusal("LORA_TARGETS", f"one of {', '.join(TARGET_WORDS)}, or module names with commas between")
     return names
@@ -283,8 +283,8 @@ def _modules(knobs: Knobs) -> tuple[str, ...]:
 
 def _pattern(knobs: Knobs, variable: str) -> tuple[tuple[str, int], ...]:
     """``q_proj=32,down_proj=8`` as pairs."""
-    asked = knobs.text(variable)
-    pairs = [part.partition("=") for part in asked.split(",")] if asked else []
+    text = knobs.text(variable)
+    pairs = [part.partition("=") for part in text.split(",")] if text else []
     if not all(name.strip().isidentifier() and number.strip().isdecimal() and int(number) for name, _, number in pairs):
         raise knobs.refusal(variable, "module names with whole numbers above 0, such as q_proj=32,down_proj=8")
     return tuple((name.strip(), int(number)) for name, _, number in pairs)

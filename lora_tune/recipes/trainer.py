@@ -113,8 +113,8 @@ class Trainer:
     ) -> torch.Tensor:
         """The weighted sum of the cross entropies."""
         # A part of a sequence does not begin at 0, nor does a later sample of a row; else transformers knows them.
-        told = self._ranks.parts_per_sequence > 1 or self._settings.packing
-        positions = {"position_ids": position} if told else {}
+        explicit = self._ranks.parts_per_sequence > 1 or self._settings.packing
+        positions = {"position_ids": position} if explicit else {}
         with self._ranks.autocast():
             logits = self._model(input_ids=read, use_cache=False, **positions).logits
         return weighted_losses(logits, predict, weight).sum()

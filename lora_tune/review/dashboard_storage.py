@@ -110,12 +110,12 @@ class DashboardStorage(optuna.storages.BaseStorage):
 
     def _figures(self, study: Study, sweep: StudyRecords, now: float) -> dict[str, str]:
         """The figures as attributes, made anew only when the records have changed."""
-        drawn, made = self._drawn
+        drawn, attributes = self._drawn
         if drawn is not sweep:
             figures = charts(study, sweep, now)
-            made = {f"dashboard:plot_data:{name}:0": json.dumps(figure(chart)) for name, chart in figures.items()}
-            self._drawn = (sweep, made)
-        return made
+            attributes = {f"dashboard:plot_data:{name}:0": json.dumps(figure(chart)) for name, chart in figures.items()}
+            self._drawn = (sweep, attributes)
+        return attributes
 
     def note(self, number: int) -> str:
         """The note of a trial that was read before, with the lines that steer it; of SWEEP, that of the sweep."""

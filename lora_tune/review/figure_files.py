@@ -47,7 +47,7 @@ def _converted(drawing: str, form: str) -> bytes:
             "PNG and PDF need CairoSVG: pip install 'lora-tune[slides]', and Debian's libcairo2; --svg needs nothing"
         ) from error
     if form == "png":
-        made: bytes = cairosvg.svg2png(drawing.encode(), output_width=2 * svg.WIDTH)
+        content: bytes = cairosvg.svg2png(drawing.encode(), output_width=2 * svg.WIDTH)
     else:
-        made = cairosvg.svg2pdf(drawing.encode())
-    return made
+        content = cairosvg.svg2pdf(drawing.encode())
+    return content

@@ -228,10 +228,10 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
         rows += [("Stopping", account_words(overview.stopping))]
     rows += [("Study hash", sweep.digest)]
     if overview.best is not None:
-        said = objective_of(study).text(overview.best.objective)
+        best = objective_of(study).text(overview.best.objective)
         if overview.best_interval:
-            said += f" (90% interval {duration(overview.best_interval[0])} to {duration(overview.best_interval[1])})"
-        rows = [("Best run", f"{said}, trial {overview.best.number}"), ("", parameters_text(overview.best)), *rows]
+            best += f" (90% interval {duration(overview.best_interval[0])} to {duration(overview.best_interval[1])})"
+        rows = [("Best run", f"{best}, trial {overview.best.number}"), ("", parameters_text(overview.best)), *rows]
     if overview.nearest is not None:
         rows = [("Nearest", f"trial {overview.nearest.trial.number}: {overview.nearest.missing}"), *rows]
     if (believed := overview.recommended) is not None:

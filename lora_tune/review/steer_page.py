@@ -103,10 +103,10 @@ def steer_html(
 def value_fields(study: Study, sweep: StudyRecords, form: Form) -> list[Field]:
     """A field for each tuned name, in the order of the space."""
     start = None if form.clone is None else sweep.trials.get(form.clone)
-    made = []
+    fields = []
     for name, distribution in study.search_space.distributions().items():
         choices = [str(choice) or EMPTY for choice in getattr(distribution, "choices", ())]
-        made.append(
+        fields.append(
             Field(
                 name=name,
                 range="" if choices else range_words(distribution),
@@ -119,7 +119,7 @@ def value_fields(study: Study, sweep: StudyRecords, form: Form) -> list[Field]:
                 choices=choices,
             )
         )
-    return made
+    return fields
 
 
 def budget_fields(study: Study, form: Form) -> list[Field]:

@@ -68,7 +68,7 @@ class TrialTable:
 def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
     """Every trial of the sweep; a column in which all would be empty is left out. now: epoch seconds."""
     trials, objective = list(sweep.trials.values()), objective_of(study)
-    made = [
+    columns = [
         Column(head="Trial", numeric=True, cells=[Cell(str(t.number)) for t in trials]),
         Column(
             head="State",
@@ -78,22 +78,24 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
         _numbers(objective.heading, [t.metrics.objective for t in trials], objective.text),
     ]
     if objective.timed:
-        made.append(_numbers(study.progress_unit, [t.samples for t in trials], lambda v: study.counted(v).split()[0]))
-    made.append(_numbers(f"Last {study.measure}", [_last(study, sweep, t) for t in trials], lambda v: f"{v:.4f}"))
+        columns.append(
+            _numbers(study.progress_unit, [t.samples for t in trials], lambda v: study.counted(v).split()[0])
+        )
+    columns.append(_numbers(f"Last {study.measure}", [_last(study, sweep, t) for t in trials], lambda v: f"{v:.4f}"))
     if objective.timed:
-        made.append(
+        columns.append(
             _numbers(f"{study.progress_unit}/s", [t.metrics.samples_per_second for t in trials], lambda v: f"{v:.4g}")
         )
     spent = [sum(a.node_hours(now) for a in sweep.attempts_of(t.number)) for t in trials]
-    made.append(_numbers("Node-hours", spent, hours))
+    columns.append(_numbers("Node-hours", spent, hours))
     attempts = [len(sweep.attempts_of(t.number)) for t in trials]
     if max(attempts, default=0) > 1:
-        made.append(Column(head="Attempts", numeric=True, cells=[Cell(str(n)) for n in attempts]))
-    made += [_tuned(study, name, trials) for name in tuned_names(sweep)]
+        columns.append(Column(head="Attempts", numeric=True, cells=[Cell(str(n)) for n in attempts]))
+    columns += [_tuned(study, name, trials) for name in tuned_names(sweep)]
     return TrialTable(
         numbers=[t.number for t in trials],
         states=[state_of(study, sweep, t) for t in trials],
-        columns=made,
+        columns=columns,
         sentences=[t.sentence for t in trials],
     )
 

@@ -134,8 +134,8 @@ def noisy_losses(median: Array, rng: np.random.Generator, runs: int) -> Array:
 
 def expected_losses(median: Array, runs: int) -> Array:
     """The same with the luck of which a surface's truth is made, which is no other for any other configuration."""
-    made = _kept_noise if runs <= KEPT_RUNS else _fixed_noise
-    offset, white, spike = made(runs, len(median))
+    noise = _kept_noise if runs <= KEPT_RUNS else _fixed_noise
+    offset, white, spike = noise(runs, len(median))
     return np.asarray(median + offset + white + spike)
 
 

@@ -54,13 +54,13 @@ def record_of(content: Mapping[str, Any] | None) -> JobRecord | None:
     if content is None:
         return None
     try:
-        made = JobRecord(**{**content, "nodes": tuple(content["nodes"])})
+        record = JobRecord(**{**content, "nodes": tuple(content["nodes"])})
     except (TypeError, KeyError):
         return None
-    given = ("submitted_at", "eligible_at", "minutes", *(n for n in ("started_at", "cancelled_at") if content.get(n)))
-    numbers = all(number_of(content, name) is not None for name in given)
-    texts = all(isinstance(text, str) for text in (made.name, made.folder, made.log, *made.nodes))
-    return made if numbers and texts and isinstance(made.wanted, int) else None
+    timed = ("submitted_at", "eligible_at", "minutes", *(n for n in ("started_at", "cancelled_at") if content.get(n)))
+    numbers = all(number_of(content, name) is not None for name in timed)
+    texts = all(isinstance(text, str) for text in (record.name, record.folder, record.log, *record.nodes))
+    return record if numbers and texts and isinstance(record.wanted, int) else None
 
 
 @dataclass(slots=True)

@@ -128,7 +128,7 @@ class Machine:
             init_median=self.init_median * math.exp(0.3 * init),
         )
 
-    def _quirk(self, what: str, layout: Degrees) -> float:
+    def _quirk(self, effect: str, layout: Degrees) -> float:
         # Kernels depend on the degrees, not on how many micro-batches follow one another.
-        key = f"{self.quirks} {what} {layout.tp} {layout.pp} {layout.cp} {layout.mbs}"
+        key = f"{self.quirks} {effect} {layout.tp} {layout.pp} {layout.cp} {layout.mbs}"
         return float(np.random.default_rng(zlib.crc32(key.encode())).normal())

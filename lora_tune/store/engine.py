@@ -143,10 +143,10 @@ def upsert(dialect: str, table: sa.Table, keys: Sequence[str], values: Sequence[
 def server_version(url: str) -> str:
     """What a PostgreSQL server says of itself, in a few words. Raises StoreError when it does not answer."""
     with translated(url):
-        made = sa.create_engine(parse_url(url))
-        with made.connect() as connection:
+        engine = sa.create_engine(parse_url(url))
+        with engine.connect() as connection:
             version = str(connection.scalar(sa.text("SELECT version()")))
-        made.dispose()
+        engine.dispose()
     return " ".join(version.split()[:2])
 
 

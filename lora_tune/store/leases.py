@@ -69,7 +69,7 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
 
     A database that is away is waited for as well.
     """
-    patience, said, before = Patience(), "", ""
+    patience, printed, before = Patience(), "", ""
     while True:
         try:
             before = store.held(name).owner
@@ -80,9 +80,9 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
             lease, sentence, patience = None, f"standby: {error}", Patience()
         if lease is not None:
             return lease, before
-        if sentence != said:
+        if sentence != printed:
             say(sentence)
-        said = sentence
+        printed = sentence
         time.sleep(1.0)
 
 

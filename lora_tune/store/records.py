@@ -251,8 +251,8 @@ class StudyRecords:
         """
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        derived: T = self._made[key]
+        return derived
 
     def made(self, key: Hashable) -> bool:
         """Whether :meth:`once` has computed it."""

@@ -46,13 +46,13 @@ class Requests:
                 with self._store._writing() as connection:
                     last = sa.select(sa.func.max(table.c.number)).where(table.c.sweep == self._sweep)
                     newest = connection.scalar(last)
-                    made = replace(request, number=0 if newest is None else newest + 1)
-                    connection.execute(sa.insert(table).values(self._row(made)))
+                    numbered = replace(request, number=0 if newest is None else newest + 1)
+                    connection.execute(sa.insert(table).values(self._row(numbered)))
             except KeyTakenError:
                 if left == 1:
                     raise
                 continue
-            return made
+            return numbered
         raise AssertionError("the loop returns or raises")
 
     def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request:

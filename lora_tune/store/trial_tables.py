@@ -132,10 +132,10 @@ class TrialTables:
 
     def _known(self, connection: sa.Connection, numbers: Iterable[int]) -> dict[int, int]:
         """Ids by number, read anew: a commit of which nobody heard may have made rows."""
-        heads, asked = self._tables["trials"].c, {*numbers}
+        heads, queried = self._tables["trials"].c, {*numbers}
         wanted = sa.select(heads.number, heads.trial_id).where(heads.study_id == self._study)
-        rows = connection.execute(wanted.where(heads.number >= min(asked)))
-        return {row.number: row.trial_id for row in rows if row.number in asked}
+        rows = connection.execute(wanted.where(heads.number >= min(queried)))
+        return {row.number: row.trial_id for row in rows if row.number in queried}
 
     def _clear(self, connection: sa.Connection, ids: Sequence[int]) -> None:
         """Take out all that is known of these trials, but for attributes of other programs."""
@@ -146,9 +146,9 @@ class TrialTables:
 
     def _insert(self, connection: sa.Connection, trial: TrialRows) -> int:
         row = {"number": trial.number, "study_id": self._study, **trial.head}
-        made = connection.execute(sa.insert(self._tables["trials"]).values(**row)).inserted_primary_key
-        assert made is not None
-        return int(made[0])
+        key = connection.execute(sa.insert(self._tables["trials"]).values(**row)).inserted_primary_key
+        assert key is not None
+        return int(key[0])
 
     def _heads(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
         table = self._tables["trials"]

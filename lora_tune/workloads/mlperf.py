@@ -185,8 +185,8 @@ class MlperfWorkload(TreeWorkload):
         if not reads:
             return {}
         values = {**{n: as_value(v) for n, v in implementation.values.items()}, **proposal.parameters, **exports}
-        said = disclosure_exports(self.settings.benchmark, values, self.file_name(proposal), reads)
-        return self._changed({name: value for name, value in said.items() if isinstance(value, str | int)})
+        disclosed = disclosure_exports(self.settings.benchmark, values, self.file_name(proposal), reads)
+        return self._changed({name: value for name, value in disclosed.items() if isinstance(value, str | int)})
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -248,9 +248,9 @@ class MlperfWorkload(TreeWorkload):
         """Samples of one optimizer step; None where the tree has a way of its own to count them."""
         names = ("GBS", *batch_names(self.settings.benchmark))
         known = {**self.implementation.values, **proposal.parameters}
-        for given in (as_value(str(known[name])) for name in names if name in known):
-            if isinstance(given, int) and given > 0:
-                return given
+        for batch in (as_value(str(known[name])) for name in names if name in known):
+            if isinstance(batch, int) and batch > 0:
+                return batch
         if "MINIBS" not in known:
             return None
         return self._layout(proposal).gbs(self.study.search_space.gpu_count(proposal.parameters))

@@ -100,9 +100,9 @@ def takes_changes(workload: MlperfWorkload) -> None:
             exports = source_files([config]).values
             kept = [f"{name}={exports[name]}" for name, value in wanted.items() if exports.get(name, value) != value]
         except SetupError as error:  # under set -e, or in POSIX mode, the first that cannot be changed ends the shell
-            if not (said := _READONLY.search(str(error))) or said[1] not in wanted:
+            if not (readonly := _READONLY.search(str(error))) or readonly[1] not in wanted:
                 raise
-            kept = [f"{said[1]}={base.values.get(said[1], '')}"]
+            kept = [f"{readonly[1]}={base.values.get(readonly[1], '')}"]
     if kept:
         raise SetupError(
             f"{base.file} keeps {', '.join(kept)} whatever a trial's config exports after it; remove its readonly or "
@@ -136,8 +136,8 @@ def about_base(workload: MlperfWorkload) -> list[str]:
 def _left_behind(workload: MlperfWorkload, base: BaseConfig) -> str:
     """What the base config computes from variables that trials change behind it, and keeps as it is in every trial."""
     proposal, implementation = some_proposal(workload.study), workload.implementation
-    given = {**proposal.parameters, **mlperf_evals.eval_exports(workload, proposal)}
-    changed = {n for n in spelled(given, implementation) if n in base.values}
+    exports = {**proposal.parameters, **mlperf_evals.eval_exports(workload, proposal)}
+    changed = {n for n in spelled(exports, implementation) if n in base.values}
     others = {n: other for n in sorted(changed) if (other := _another(base.values[n]))}
 
     def kept(values: Mapping[str, str]) -> dict[str, str]:
@@ -174,10 +174,10 @@ def _by_the_rules(workload: MlperfWorkload, base: BaseConfig, *, evals: bool) ->
     start, closed = workload.start(), workload.study.division == "closed"
     if start is None or base.values.keys().isdisjoint(("MINIBS", "GBS", *ALIASES["GBS"])):
         return []  # only the container knows its batch
-    told = (v for v in check_space(workload.benchmark, {}, [start.parameters]) if closed or not v.fatal)
+    violations = (v for v in check_space(workload.benchmark, {}, [start.parameters]) if closed or not v.fatal)
     apart = () if evals else INTERVAL_NAMES + SKIP_NAMES
     where = "" if closed else " under the rules of MLPerf's closed division"
-    return [f"{base.file}{where}: {v.sentence}" for v in told if v.name not in apart]
+    return [f"{base.file}{where}: {v.sentence}" for v in violations if v.name not in apart]
 
 
 def _shorter_limit(workload: MlperfWorkload, base: BaseConfig) -> str:

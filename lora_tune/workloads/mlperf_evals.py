@@ -52,11 +52,15 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     rule = None if gbs is None else benchmark.eval_schedule(gbs)
     tuned = proposal.parameters.get("VAL_CHECK_INTERVAL")
     in_steps = counts_steps(benchmark.name, implementation)
-    asked = bool(tuned or settings.first_eval or settings.eval_every)
+    scheduled = bool(tuned or settings.first_eval or settings.eval_every)
     if gbs is None or rule is None or benchmark.progress == "epoch_num":
         return {}
     skips = rule.first_samples > rule.interval_samples
-    if benchmark.name in INTERVAL_IN_STEPS and not asked and (skips or not implementation.knows("VAL_CHECK_INTERVAL")):
+    if (
+        benchmark.name in INTERVAL_IN_STEPS
+        and not scheduled
+        and (skips or not implementation.knows("VAL_CHECK_INTERVAL"))
+    ):
         return {}
     unit = gbs if in_steps else 1
     every = int(tuned) if tuned else math.ceil((settings.eval_every or rule.interval_samples) / unit)

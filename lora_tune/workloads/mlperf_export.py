@@ -45,9 +45,9 @@ def export(
     assignments += [f'{name}="${name}"' for name in site.secrets if name not in variables]
     steps = "".join(f"{word} " for word in assignments)
     left = [f"{n}={shlex.quote(v)}" for n, v in left_to_the_shell(workload, proposal).items()]
-    given = f"export {' '.join(left)} && " if left else ""
+    assigned = f"export {' '.join(left)} && " if left else ""
     usage = (
-        f"{copy}cd {shlex.quote(str(folder))} && {before}source {shlex.quote(str(place / name))} && {given}"
+        f"{copy}cd {shlex.quote(str(folder))} && {before}source {shlex.quote(str(place / name))} && {assigned}"
         f"{steps}{submit or sbatch}"
     )
     return Export(files={name: text}, usage=usage)
@@ -60,13 +60,13 @@ def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[s
     """
     if workload.base is None:
         return {}
-    given = {**workload.base.values, **workload.exports(proposal), **workload.study.site.environment}
+    exports = {**workload.base.values, **workload.exports(proposal), **workload.study.site.environment}
     wanted = {
         "DGXSYSTEM": workload.file_name(proposal).removeprefix("config_").removesuffix(".sh"),
         "DGXNNODES": str(workload.nodes(proposal)),
         "DGXNGPU": str(workload.study.site.gpus_per_node),
     }
-    return {n: v for n, v in wanted.items() if given.get(n, "") == "" and n in workload.implementation.reads}
+    return {n: v for n, v in wanted.items() if exports.get(n, "") == "" and n in workload.implementation.reads}
 
 
 def assignment(name: str, value: str) -> str:

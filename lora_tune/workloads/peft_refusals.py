@@ -55,9 +55,9 @@ def refuse_in_packs(study: Study) -> None:
 def refuse_without_library(study: Study) -> None:
     """Raise SetupError for a value of the space that needs a library, or a GPU, which is not here."""
     for name, wanting, library, remedy in LIBRARIES:
-        asked = [str(v) for v in _values(study.space.get(name)) if str(v) in wanting]
-        if asked and importlib.util.find_spec(library) is None:
-            raise SetupError(f"{name}={asked[0]!r}: {library} is not installed here; {remedy}")
+        values = [str(v) for v in _values(study.space.get(name)) if str(v) in wanting]
+        if values and importlib.util.find_spec(library) is None:
+            raise SetupError(f"{name}={values[0]!r}: {library} is not installed here; {remedy}")
     flash = "flash_attention_2" in map(str, _values(study.space.get("ATTN")))
     if flash and study.site.gpus_per_node == 0:
         raise SetupError(

@@ -37,9 +37,9 @@ def unseen(named: Mapping[str, str]) -> list[str]:
 
 def given_by_site(site: Site, name: str) -> bool:
     """Whether the site profile names the place that scripts call ``name``."""
-    given = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
+    paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
     ours = next((n for n, others in ALSO.items() if name in (n, *others)), name)
-    return bool(given.get(ours)) or not {ours, name}.isdisjoint(site.environment)
+    return bool(paths.get(ours)) or not {ours, name}.isdisjoint(site.environment)
 
 
 def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
@@ -47,10 +47,10 @@ def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
 
     reads: the variables that the recipe reads; a place is then set under each of its names among them.
     """
-    given = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
+    paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
     known: dict[str, str] = {}
     for name, others in ALSO.items():
         shell = (os.environ.get(n, "") for n in (name, *others))
-        value = str(given.get(name) or "") or site.environment.get(name, "") or next(filter(None, shell), "")
+        value = str(paths.get(name) or "") or site.environment.get(name, "") or next(filter(None, shell), "")
         known |= {n: value for n in (name, *others) if value and (n == name or n in reads)}
     return known

@@ -57,10 +57,10 @@ def propose(options: Sequence[Option]) -> list[ProposedParameter]:
     parameters = []
     for knob in _KNOBS:
         option = next((o for o in options if _is(knob, o)), None)
-        made = knob.make(option) if option is not None else None
-        if option is None or made is None:
+        proposal = knob.make(option) if option is not None else None
+        if option is None or proposal is None:
             continue
-        toml, why, today = made
+        toml, why, today = proposal
         if not knob.searched:
             if today is None:
                 continue

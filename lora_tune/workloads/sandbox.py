@@ -85,17 +85,17 @@ def source_files(
             _end_marked(mark)
         out.seek(0)
         err.seek(0)
-        values, said = _variables(out.read()), tuple(err.read().decode(errors="replace").splitlines())
+        values, errors = _variables(out.read()), tuple(err.read().decode(errors="replace").splitlines())
     if code or not values:
-        raise SetupError(f"{last} cannot be sourced: {_why(code, said)}")
+        raise SetupError(f"{last} cannot be sourced: {_why(code, errors)}")
     path = "" if values.get("PATH") == _CLEAN["PATH"] else values.get("PATH", "")
-    return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, said, path)
+    return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, errors, path)
 
 
-def on_path(path: str, here: str) -> str:
-    """The PATH that files leave behind in a shell with PATH ``here``, by what they left in a clean one."""
+def on_path(path: str, current: str) -> str:
+    """The PATH that files leave behind in a shell with PATH ``current``, by what they left in a clean one."""
     before, clean, behind = path.partition(_CLEAN["PATH"])
-    return f"{before}{here}{behind}" if clean else path
+    return f"{before}{current}{behind}" if clean else path
 
 
 def as_typed(file: Path, folder: Path) -> str:
@@ -128,7 +128,7 @@ def _variables(output: bytes) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _why(code: int, said: Sequence[str]) -> str:
+def _why(code: int, errors: Sequence[str]) -> str:
     ended_by = -code if code < 0 else code - 128  # 128 and the signal, where the shell between reports it
     if ended_by == signal.SIGSEGV:
         return "bash ran out of stack; does it source itself?"
@@ -136,5 +136,5 @@ def _why(code: int, said: Sequence[str]) -> str:
         return f"bash was ended by signal {ended_by}"
     if code == _TOO_LARGE:
         return "what it exports is too large for the environment of a process"
-    lines = [line for line in said if line.strip()]
+    lines = [line for line in errors if line.strip()]
     return "it ends the shell" if code == 0 else lines[-1] if lines else f"exit {code}"

@@ -66,9 +66,9 @@ def needed_variables(script: Path) -> tuple[Needed, ...]:
         strict = _turned(line, now=strict)
         for match in _EXPANSION.finditer(line):
             name, operator = match[1] or match[2], match[4] or ""
-            given = name in _GIVEN or name.startswith(_GIVEN_PREFIXES)
+            provided = name in _GIVEN or name.startswith(_GIVEN_PREFIXES)
             demanded = operator.endswith("?")
-            if not given and name not in assigned and (demanded or (strict and not operator)):
+            if not provided and name not in assigned and (demanded or (strict and not operator)):
                 needed.setdefault(name, Needed(name, line.strip()))
     return tuple(needed.values())
 

@@ -82,8 +82,8 @@ def _option(block: Sequence[str]) -> Option | None:
     """One option out of its lines; None for a switch, and for help itself."""
     head, _, rest = re.sub(r"\t", "   ", block[0]).partition("  ")
     if ":" in head:  # absl: ``--lr: learning rate``
-        head, _, said = head.partition(":")
-        rest, head = f"{said} {rest}", f"{head} VALUE"
+        head, _, help_text = head.partition(":")
+        rest, head = f"{help_text} {rest}", f"{head} VALUE"
     description = " ".join((rest.strip(), *block[1:])).strip()
     flags = _FLAG.findall(head)
     if not flags:
@@ -130,10 +130,13 @@ def together(typed: Sequence[Option], listed: Sequence[Option]) -> list[Option]:
     known = {_bare(flag): option for option in listed for flag in (option.flag, *option.aliases)}
     both = []
     for option in typed:
-        said = known.get(_bare(option.flag))
-        if said is not None:
+        described = known.get(_bare(option.flag))
+        if described is not None:
             option = replace(
-                option, description=said.description, choices=said.choices, aliases=(said.flag, *said.aliases)
+                option,
+                description=described.description,
+                choices=described.choices,
+                aliases=(described.flag, *described.aliases),
             )
         both.append(option)
     taken = {_bare(flag) for option in both for flag in (option.flag, *option.aliases)}

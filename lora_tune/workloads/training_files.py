@@ -52,8 +52,8 @@ def docker_image(image: str | None) -> Finding:
     if shutil.which("docker") is None:
         fix = "nothing to do where trials run on other nodes that have it; otherwise install Docker, or podman-docker"
         return warning("docker is not on PATH here", "the launch script calls it on the node", fix)
-    asked = subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False, timeout=60)
-    if asked.returncode:
+    inspected = subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False, timeout=60)
+    if inspected.returncode:
         return warning(
             f"container {image} is not among the images of this machine",
             "docker run pulls it again on each node, or fails",

@@ -51,9 +51,9 @@ class TreeWorkload:
 
         name, values: those of ``Start`` when the sweep began.
         """
-        made = type(self)(self.study, self.settings)
-        made._recorded = (name, dict(values))
-        return made
+        copy = type(self)(self.study, self.settings)
+        copy._recorded = (name, dict(values))
+        return copy
 
     def recorded_values(self, file: Path) -> Mapping[str, str] | None:
         """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""

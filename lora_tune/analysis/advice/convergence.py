@@ -225,14 +225,14 @@ def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
 
     from lora_tune.search.grey_box.unit_range import coder, ends
 
-    if (found := ends(spread)) is None:
+    if (bounds := ends(spread)) is None:
         return None
     coded = coder(spread)
     places = [(coded(v)[0] + 1) / 2 for v in drawn]
     least = 1 if isinstance(spread, IntDistribution) and spread.log else 0
-    if max(places) < EDGE and found[0] != least:
-        return _Side("lower", found[0])
-    return _Side("upper", found[1]) if min(places) > 1 - EDGE else None
+    if max(places) < EDGE and bounds[0] != least:
+        return _Side("lower", bounds[0])
+    return _Side("upper", bounds[1]) if min(places) > 1 - EDGE else None
 
 
 def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:

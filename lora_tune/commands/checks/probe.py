@@ -92,21 +92,21 @@ def _of_sudo(program: str) -> Question:
     )
 
 
-def script(asked: list[Question]) -> str:
+def script(questions: list[Question]) -> str:
     """The batch script: each question once, its answer on a line of its own."""
     lines = ["#!/bin/bash"]
-    for number, question in enumerate(asked):
+    for number, question in enumerate(questions):
         lines.append(
             f'if ( {question.command} ) >&2; then echo "{_MARK} {number} yes"; else echo "{_MARK} {number} no"; fi'
         )
     return "\n".join(lines) + "\n"
 
 
-def answers(asked: list[Question], log: str) -> Iterator[Finding]:
+def answers(questions: list[Question], log: str) -> Iterator[Finding]:
     """The findings in the job's log; a question without an answer is a problem too."""
-    said = {parts[1]: parts[2] for line in log.splitlines() if len(parts := line.split()) == 3 and parts[0] == _MARK}
-    for number, question in enumerate(asked):
-        answer = said.get(str(number))
+    printed = {parts[1]: parts[2] for line in log.splitlines() if len(parts := line.split()) == 3 and parts[0] == _MARK}
+    for number, question in enumerate(questions):
+        answer = printed.get(str(number))
         if answer == "yes":
             yield good(f"on a node: {question.what}")
             continue
@@ -116,12 +116,12 @@ def answers(asked: list[Question], log: str) -> Iterator[Finding]:
 
 
 def probe(
-    launcher: Launcher, site: Site, asked: list[Question], folder: Path, limit: float, say: Callable[[str], None]
+    launcher: Launcher, site: Site, questions: list[Question], folder: Path, limit: float, say: Callable[[str], None]
 ) -> Iterator[Finding]:
     """Submit the job, wait at most ``limit`` seconds for its end, and read its answers."""
     place = folder / "doctor" / time.strftime("%Y%m%d-%H%M%S")
     place.mkdir(parents=True)
-    (place / "probe.sh").write_text(script(asked), encoding="utf-8")
+    (place / "probe.sh").write_text(script(questions), encoding="utf-8")
     job = Job(
         name=f"doctor-{place.name}",
         folder=place,
@@ -146,4 +146,4 @@ def probe(
             f"squeue --start; sinfo; or wait longer: --probe-minutes {2 * limit / 60:g}",
         )
         return
-    yield from answers(asked, job.log.read_text(errors="replace") if job.log.exists() else "")
+    yield from answers(questions, job.log.read_text(errors="replace") if job.log.exists() else "")

@@ -121,11 +121,11 @@ class Race:
             return stands.verdict.sentence
         return "1 run goes on" if len(going) == 1 else f"{len(going)} runs go on"
 
-    def _again(self, trial: Trial, known: int, count: int, records: StudyRecords) -> Asked:
+    def _again(self, trial: Trial, measured: int, count: int, records: StudyRecords) -> Asked:
         from lora_tune.search.session import Asked  # with Optuna, which takes a second to import
 
         number = max((t.number + t.replicates for t in records.trials.values()), default=0)
-        which = f"run {known + 1}" if count == 1 else f"runs {known + 1} to {known + count}"
+        which = f"run {measured + 1}" if count == 1 else f"runs {measured + 1} to {measured + count}"
         return Asked(
             number, trial.tuned, f"{which} of {name_of(trial.number)} again", trial.number, trial.parameters, count
         )

@@ -85,8 +85,8 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
         # A requeued job would run twice into one log; a new attempt is the sweep's own decision.
         "no-requeue": True,
     }
-    given = {key: value for key, value in parameters.items() if value is not None}
-    return given | {"additional_parameters": {key: value for key, value in further.items() if value is not None}}
+    options = {key: value for key, value in parameters.items() if value is not None}
+    return options | {"additional_parameters": {key: value for key, value in further.items() if value is not None}}
 
 
 def _own_steps(job: Job, site: Site) -> dict[str, Any]:
@@ -132,9 +132,9 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
 
             submitit names the job's files by it, and takes the first number behind the word "job".
             """
-            said = string if isinstance(string, str) else string.decode(errors="replace")
-            lines = re.findall(r"^Submitted batch job ([0-9]+)\b", said, re.MULTILINE)
-            return str(lines[-1] if lines else SlurmExecutor._get_job_id_from_submission_command(said))
+            answer = string if isinstance(string, str) else string.decode(errors="replace")
+            lines = re.findall(r"^Submitted batch job ([0-9]+)\b", answer, re.MULTILINE)
+            return str(lines[-1] if lines else SlurmExecutor._get_job_id_from_submission_command(answer))
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             text = submission_file_path.read_text(encoding="utf-8")

@@ -27,6 +27,6 @@ def told(precision: PrecisionSettings) -> dict[str, Any]:
     """What Megatron-Core's configuration says of a precision, by the names of its fields."""
     if not precision.fp8:
         return {"fp4": None, "fp8": None}
-    said = fields.fp8(precision)
-    del said["fp8_param_gather"]  # a word of Megatron-Bridge's, about weights
-    return {"fp4": None, "fp8": "hybrid", **said}
+    arguments = fields.fp8(precision)
+    del arguments["fp8_param_gather"]  # a word of Megatron-Bridge's, about weights
+    return {"fp4": None, "fp8": "hybrid", **arguments}

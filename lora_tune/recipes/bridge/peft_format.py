@@ -54,33 +54,33 @@ def check(folder: Path, settings: BridgeSettings) -> None:
     """Raise InputError where ``folder`` holds no adapter that these settings can continue, all of it and no more."""
     where = f"ADAPTER={str(folder)!r}"
     try:
-        said = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        config = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{where}: no readable {CONFIG}: {error}; give a folder in peft's format") from error
     wanted = config_of(settings)
     for key in ("r", "lora_alpha"):
-        if said.get(key) != wanted[key]:
+        if config.get(key) != wanted[key]:
             raise InputError(
-                f"{where}: {key} is {said.get(key)}; allowed is {wanted[key]}, as LORA_RANK and LORA_ALPHA"
+                f"{where}: {key} is {config.get(key)}; allowed is {wanted[key]}, as LORA_RANK and LORA_ALPHA"
             )
-    _check_kind(where, said)
-    targets = said.get("target_modules")
+    _check_kind(where, config)
+    targets = config.get("target_modules")
     if targets is not None and not (isinstance(targets, list) and sorted(map(str, targets)) == sorted(TARGETS)):
         raise InputError(f"{where}: target_modules are {targets!r}; allowed are q, k, v and o_proj")
     _check_tensors(folder, settings)
 
 
-def _check_kind(where: str, said: Mapping[str, Any]) -> None:
+def _check_kind(where: str, config: Mapping[str, Any]) -> None:
     """Raise InputError for an adapter that is more than B times A times alpha over rank, beside the base's weights."""
     for key, allowed in (("peft_type", "LORA"), ("bias", "none")):
-        if said.get(key, allowed) != allowed:
-            raise InputError(f"{where}: {key} is {said[key]!r}; allowed is {allowed!r}: plain LoRA")
-    if (start := said.get("init_lora_weights", True)) not in STARTS:
+        if config.get(key, allowed) != allowed:
+            raise InputError(f"{where}: {key} is {config[key]!r}; allowed is {allowed!r}: plain LoRA")
+    if (start := config.get("init_lora_weights", True)) not in STARTS:
         raise InputError(
             f"{where}: init_lora_weights is {start!r}, which may have changed the base's weights too; allowed is an"
             " adapter that peft's save_pretrained converted to plain LoRA (path_initial_model_for_weight_conversion)"
         )
-    for key, value in said.items():
+    for key, value in config.items():
         if key not in DESCRIBED and value not in OFF:
             raise InputError(f"{where}: {key} is {value!r}; allowed is plain LoRA, without it")
 

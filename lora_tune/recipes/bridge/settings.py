@@ -115,8 +115,8 @@ def read(environment: Mapping[str, str], world: int) -> BridgeSettings:
     Raises InputError for the first value that is not allowed, and for a layout that does not fit.
     """
     # Configuration files of v6.0 write null for a knob that they leave alone.
-    given = {name: "" if value.strip().lower() in ("null", "none") else value for name, value in environment.items()}
-    knobs = Knobs(given, SPELLINGS)
+    texts = {name: "" if value.strip().lower() in ("null", "none") else value for name, value in environment.items()}
+    knobs = Knobs(texts, SPELLINGS)
     _refuse(knobs)
     common = read_common(knobs, world, low_precision=True)
     precision: PrecisionSettings = common["precision"]

@@ -86,9 +86,9 @@ def _check_files(folder: Path, metadata: Any) -> None:
         file = folder / name
         held = file.stat().st_size if file.is_file() else None
         if held is None or held < end:
-            found = "is missing" if held is None else f"has {held} bytes"
+            state = "is missing" if held is None else f"has {held} bytes"
             raise InputError(
-                f"MODEL={str(folder)!r}: {name} {found}; .metadata says {end} bytes: copy or convert it again"
+                f"MODEL={str(folder)!r}: {name} {state}; .metadata says {end} bytes: copy or convert it again"
             )
 
 

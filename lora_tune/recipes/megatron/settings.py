@@ -192,9 +192,9 @@ def _shape(knobs: Knobs, model: Path | None) -> Shape:
     if model is None or not hf.is_hf(model):
         return read_shape(knobs)
     stated = hf.shape_of(model)
-    if knobs.given("LLAMA") and (asked := read_shape(knobs)) != replace(stated, norm_eps=asked.norm_eps):
+    if knobs.given("LLAMA") and (named := read_shape(knobs)) != replace(stated, norm_eps=named.norm_eps):
         raise InputError(
-            f"LLAMA={knobs.text('LLAMA')}: {asked}, but MODEL={str(model)!r} is {stated}; leave LLAMA unset"
+            f"LLAMA={knobs.text('LLAMA')}: {named}, but MODEL={str(model)!r} is {stated}; leave LLAMA unset"
         )
     return stated
 

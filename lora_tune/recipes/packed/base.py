@@ -180,11 +180,11 @@ class PackedBase:
         on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
         weight = torch.from_numpy(counts.astype(np.float32)).to(self.device, non_blocking=True)
         read, predict = on_device[:, :-1], on_device[:, 1:]
-        told = self._positions(sequences)
+        positions = self._positions(sequences)
         if self._head is None or any(self._head_name in (*part.pairs, *part.copies) for part in self._parts):
-            logits = self.model(input_ids=read, use_cache=False, **told).logits
+            logits = self.model(input_ids=read, use_cache=False, **positions).logits
             return weighted_losses(logits, predict, weight).sum(1)
-        hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **told).last_hidden_state
+        hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **positions).last_hidden_state
         flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
         losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
         return losses.view_as(weight).sum(1)
@@ -241,6 +241,6 @@ def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
     return layers
 
 
-def _name_of(model: Any, wanted: Any) -> str:
+def _name_of(model: Any, searched: Any) -> str:
     """The full name of a module of the model; "" of None."""
-    return next((name for name, module in model.named_modules() if module is wanted), "")
+    return next((name for name, module in model.named_modules() if module is searched), "")

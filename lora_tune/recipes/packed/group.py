@@ -191,13 +191,13 @@ class Group:
 
     def _scales(self, every: Sequence[AdapterSettings]) -> dict[str, torch.Tensor]:
         """[k, 1, 1] by module; one tensor for all modules whose scales are the same."""
-        made: dict[tuple[float, ...], torch.Tensor] = {}
+        columns: dict[tuple[float, ...], torch.Tensor] = {}
         scales = {}
         for name in self.modules:
             values = tuple(adapters.scale_of(name) for adapters in every)
-            if values not in made:
-                made[values] = self._column(values)[:, :, None]
-            scales[name] = made[values]
+            if values not in columns:
+                columns[values] = self._column(values)[:, :, None]
+            scales[name] = columns[values]
         return scales
 
     def _leaf(self, columns: slice, shape: tuple[int, ...]) -> torch.Tensor:

@@ -55,11 +55,11 @@ class PackedLayer(torch.nn.Module):
     def _copied(self, part: Part, x: torch.Tensor) -> torch.Tensor:
         """What each slot's own copy of the layer makes of its rows of ``x``."""
         own = {name: value.to(self.base.get_parameter(name).dtype) for name, value in part.copies[self._name].items()}
-        made = [
+        copies = [
             functional_call(self.base, {name: value[slot] for name, value in own.items()}, (rows,))
             for slot, rows in enumerate(x.chunk(part.slots))
         ]
-        return torch.cat(made)
+        return torch.cat(copies)
 
     @property
     def width_in(self) -> int:

@@ -94,9 +94,9 @@ class Lockstep:
 
     def _agree(self, wish: int, *, ending: bool = False) -> tuple[int, bool]:
         """The greatest wish of all packs, and whether any of them is to end."""
-        told = torch.tensor([wish, int(ending)])
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        greatest, ends = told.tolist()
+        wishes = torch.tensor([wish, int(ending)])
+        dist.all_reduce(wishes, op=dist.ReduceOp.MAX)
+        greatest, ends = wishes.tolist()
         return greatest, bool(ends)
 
 

@@ -72,8 +72,8 @@ class ShardedBase(PackedBase):
             raise InputError("FSDP=0: the packs of this job share their base, as its first trial asked; allowed is 1")
         _refuse(settings)
         for name in ("dora", "modules_to_save"):
-            if asked := getattr(settings.adapters, name):
-                value = ",".join(asked) if isinstance(asked, tuple) else int(asked)
+            if setting := getattr(settings.adapters, name):
+                value = ",".join(setting) if isinstance(setting, tuple) else int(setting)
                 raise InputError(
                     f"{name.upper()}={value}: it reads whole weights, of which a pack with FSDP=1 holds parts; leave "
                     "it unset, or take FSDP out"

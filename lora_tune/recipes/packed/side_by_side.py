@@ -30,11 +30,11 @@ def run(command: Sequence[str], folder: PackFolder, packs: int, idle: float) -> 
     Returns the exit code of the job. Raises InputError where the job has fewer GPUs than packs.
     """
     devices = devices_of(os.environ, packs)
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     with _started(command, devices) as children:
         busy_at = time.monotonic()
-        while not asked:
+        while not signals:
             failed = [(i, code) for i, child in enumerate(children) if (code := child.poll()) is not None]
             if failed:
                 number, code = failed[0]
@@ -53,13 +53,13 @@ def devices_of(environment: Mapping[str, str], packs: int) -> list[str]:
 
     Where the job was given none by name, their numbers: without a GPU these say nothing.
     """
-    given = environment.get(DEVICES)
-    if given is None:
+    listed = environment.get(DEVICES)
+    if listed is None:
         return [str(number) for number in range(packs)]
-    devices = [device for device in given.split(",") if device]
+    devices = [device for device in listed.split(",") if device]
     if 0 < len(devices) < packs:
         raise InputError(
-            f"site.packs = {packs}: the job has {len(devices)} GPUs ({DEVICES}={given}); allowed are as many packs as "
+            f"site.packs = {packs}: the job has {len(devices)} GPUs ({DEVICES}={listed}); allowed are as many packs as "
             "GPUs, or correct site.gres"
         )
     return devices[:packs] or [""] * packs

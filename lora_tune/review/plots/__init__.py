@@ -14,7 +14,7 @@ __all__ = ["Chart", "charts"]
 
 def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
     """All figures that this sweep has data for, by short name, in the order in which people read them."""
-    made = {
+    drawn = {
         "pareto": pareto.pareto(study, sweep),
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
@@ -25,4 +25,4 @@ def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
         "spending": spending.spending(study, sweep),
         "timeline": spending.timeline(sweep, now),
     }
-    return {name: chart for name, chart in made.items() if chart is not None}
+    return {name: chart for name, chart in drawn.items() if chart is not None}

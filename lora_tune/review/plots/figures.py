@@ -64,17 +64,17 @@ def _finite(value: Any) -> Any:
 def _axis(chart: Chart, which: str) -> dict[str, Any]:
     axis: Axis = chart.x if which == "x" else chart.y
     low, high = extent(chart, "x" if which == "x" else "y")
-    made: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True, "gridcolor": _GRID}
+    layout: dict[str, Any] = {"title": {"text": escape(axis.label)}, "automargin": True, "gridcolor": _GRID}
     if axis.bare:
-        return made | {"range": [low, high], "showticklabels": False, "showgrid": False, "zeroline": False}
+        return layout | {"range": [low, high], "showticklabels": False, "showgrid": False, "zeroline": False}
     if axis.log:
         places = log_ticks(low, high)
-        made |= {"tickvals": places, "ticktext": [tick_text(v) for v in places]}
-        return made | {"type": "log", "range": [math.log10(low), math.log10(high)]}
+        layout |= {"tickvals": places, "ticktext": [tick_text(v) for v in places]}
+        return layout | {"type": "log", "range": [math.log10(low), math.log10(high)]}
     if axis.categories:
         places = list(range(len(axis.categories)))
-        made |= {"tickvals": places, "ticktext": [escape(name) for name in axis.categories]}
-    return made | {"range": [low, high]}
+        layout |= {"tickvals": places, "ticktext": [escape(name) for name in axis.categories]}
+    return layout | {"range": [low, high]}
 
 
 def _lines(mark: Lines) -> list[dict[str, Any]]:
