@@ -6,11 +6,13 @@ import re
 
 HIDDEN = "***"
 
-_ESCAPES = re.compile(
+_ESCAPE = (
     r"\x1b\[[0-9:;?<=>!]{0,40}[ -/]{0,4}[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?"  # OSC and other strings: titles, links
-    r"|\x1b[ -/]{0,4}[0-~]?|\x9b[0-9;?]{0,40}[@-~]"
+    r"|\x1b[ -/]{0,4}[0-~]?"
 )
+_ESCAPES = re.compile(_ESCAPE + r"|\x9b[0-9;?]{0,40}[@-~]")
+_ESCAPES_IN_BYTES = re.compile(_ESCAPE.encode())  # without the 8-bit CSI, which is a part of letters in UTF-8
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 _KEY_BLOCK = re.compile(
@@ -56,6 +58,11 @@ def names_secret(name: str) -> bool:
 def without_escapes(text: str) -> str:
     """The text without what only a terminal reads: colours, titles, links, cursor movements."""
     return _ESCAPES.sub("", text) if "\x1b" in text or "\x9b" in text else text
+
+
+def bytes_without_escapes(line: bytes) -> bytes:
+    """:func:`without_escapes` for bytes in UTF-8 or any other encoding that keeps ASCII."""
+    return _ESCAPES_IN_BYTES.sub(b"", line) if b"\x1b" in line else line
 
 
 def redact(text: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lora_tune.base.redact import redact
+from lora_tune.base.redact import bytes_without_escapes, redact
 from lora_tune.logs.failure_signatures import NOISE, SIGNATURES, Signature, Weight
 
 MAX_LINE = 4096
@@ -253,9 +253,7 @@ def _lines_with(text: bytes, anchor: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _matching(line: bytes, indices: list[int]) -> Iterator[tuple[int, bytes]]:
     """Which of these signatures a line shows, each with the part of the line that does; nothing for noise."""
-    if b"\x1b" in line:
-        line = _COLOURS.sub(b"", line)
-    for part in line.split(b"\r"):
+    for part in bytes_without_escapes(line).split(b"\r"):
         part = _LABEL.sub(b"", part, count=1)
         if not (_TRACE.match(part) or NOISE.search(part)):
             yield from ((index, part) for index in indices if SIGNATURES[index].pattern.search(part))
@@ -277,7 +275,6 @@ def _shown(line: bytes) -> str:
 _RUNNERS = re.compile(rb"submitit INFO \(|lora-tune: attempt ")  # printed by those who start the program
 _LABEL = re.compile(rb"^ {0,8}\d{1,6}: ")  # srun -l
 _TRACE = re.compile(rb"^\+{1,9} ")  # bash's set -x echoes commands, which may quote any failure
-_COLOURS = re.compile(rb"\x1b\[[0-9:;?]{0,40}[@-~]")
 
 _BY_ANCHOR: dict[bytes, list[int]] = {}
 for _index, _one in enumerate(SIGNATURES):

@@ -293,6 +293,12 @@ def test_each_failure_text_is_found_behind_labels_colours_and_progress_bars() ->
             assert diagnose(f"a\n{dressed}\nb\n", exit_code=1).kind == kind, dressed
 
 
+def test_a_failure_is_found_with_a_link_or_a_cursors_movement_in_its_middle() -> None:
+    text = "AssertionError: batch size 9 is not {}divisible by world size 8"
+    for escape in ("\x1b]8;;https://a.b/c\x1b\\", "\x1b[2K", "\x1b[1!p", "\x1b(B", "\x1b[1m"):
+        assert diagnose(text.format(escape), exit_code=1).kind == "infeasible", escape
+
+
 def test_each_signature_is_shown_by_a_failure_text() -> None:
     shown = set()
     for line in (*(text for text, _ in FAILURES), *REASONS):
