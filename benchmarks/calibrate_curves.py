@@ -23,9 +23,10 @@ from lora_tune.curves.family import HUBER, Family, Offset, fit_offset
 from lora_tune.curves.forecast import expected_stop, forecast
 from lora_tune.curves.learn import robust_sd
 from lora_tune.curves.phases import recognised
-from lora_tune.curves.points import points
-from lora_tune.curves.stall import worst_pair
+from lora_tune.curves.points import first_reached, points
+from lora_tune.curves.stall import highest_pair
 from lora_tune.curves.timing import Schedule
+from lora_tune.logs.run import Eval
 from lora_tune.mlperf.published_curves import CALIBRATION, envelope
 from lora_tune.mlperf.registry import LORA, find_benchmark
 
@@ -69,6 +70,12 @@ def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
     found["wander"] = _wander(good, found)
     found["thresholds"] = _thresholds([worst_pair(r.run.evals, TARGET, _family(found, r)) for r in good])
     return _rounded(found)
+
+
+def worst_pair(evals: Sequence[Eval], target: float, family: Family) -> float:
+    """The largest excess that two evals in a row both show before the target: see ``curves.stall.highest_pair``."""
+    stop = first_reached(evals, target)
+    return highest_pair(points([e for e in evals if stop is None or e.samples < stop.samples]), family)
 
 
 def _reference(gbs: int) -> float:

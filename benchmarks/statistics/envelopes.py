@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import betaincinv
 
-from benchmarks.calibrate_curves import CONFIDENCE, FEWEST_SUBMISSIONS
+from benchmarks.calibrate_curves import CONFIDENCE, FEWEST_SUBMISSIONS, worst_pair
 from benchmarks.public_runs import folder
 from benchmarks.statistics.by_benchmark import PublicRun, read, scatter
 from lora_tune import curves
 from lora_tune.curves.forecast import expected_stop
 from lora_tune.curves.learn import before_target, learn_family
 from lora_tune.curves.points import Points
-from lora_tune.curves.stall import Envelope, outside, worst_pair
+from lora_tune.curves.stall import Envelope, outside
 from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf.registry import LORA
 from lora_tune.mlperf.rulesets import benchmarks_of, rulesets

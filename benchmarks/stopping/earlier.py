@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from benchmarks.calibrate_curves import worst_pair
 from lora_tune.curves.family import Family
 from lora_tune.curves.forecast import chance_words, forecast
 from lora_tune.curves.learn import learn_family
 from lora_tune.curves.points import Points, first_reached, points, usable_loss
-from lora_tune.curves.stall import GO_ON, Envelope, StallVerdict, excesses, worst_pair
+from lora_tune.curves.stall import GO_ON, Envelope, StallVerdict, excesses
 from lora_tune.logs.run import Eval
 
 IN_A_ROW = 2

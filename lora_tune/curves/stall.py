@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lora_tune.curves.family import Family
-from lora_tune.curves.points import Array, Points, first_reached, points
-from lora_tune.logs.mllog import Eval
+from lora_tune.curves.points import Array, Points
 
 IN_A_ROW = 2
 """Evals that must agree before a run is stopped: spikes of one eval recover by the next."""
@@ -100,17 +99,11 @@ def outside(
     )
 
 
-def worst_pair(evals: Sequence[Eval], target: float, family: Family) -> float:
-    """The largest excess that two evals in a row both show before the target, in units of sqrt(noise^2 + spread^2).
-
-    -inf with fewer than two such evals. Evals before the family's first knot are not looked at.
-    """
-    stop = first_reached(evals, target)
-    return highest_pair(points([e for e in evals if stop is None or e.samples < stop.samples]), family)
-
-
 def highest_pair(usable: Points, family: Family) -> float:
-    """:func:`worst_pair` of points that are all before the target."""
+    """The largest excess that two evals in a row both show, in units of sqrt(noise^2 + spread^2).
+
+    usable: points before the target; -inf with fewer than two of them from the family's first knot on.
+    """
     scaled = excesses(usable, family)
     return float(np.minimum(scaled[:-1], scaled[1:]).max()) if len(scaled) >= IN_A_ROW else -math.inf
 
