@@ -1,9 +1,9 @@
 """The structure of the package in numbers and as a drawing.
 
 ``python -m benchmarks.house`` prints rooms, import edges, modules at the root, the largest module, long functions,
-modules that know two of the big libraries, class names that stand for two things, and lines. ``--svg
-docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures another checkout, such
-as one from before the rooms.
+modules that know two of the big libraries, class names that stand for two things, parameters without a name of their
+own, and lines. ``--svg docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures
+another checkout, such as one from before the rooms.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ OF_RECIPES = ("base", "mlperf", "launchers")
 
 LIBRARIES = ("optuna", "sqlalchemy", "submitit", "torch")
 LONG_FUNCTION = 45
+
+NOT_NAMES = (
+    "found", "words", "look", "book", "voice", "ports", "around", "desk", "given", "seen", "asked", "said", "told",
+    "wanted", "made", "here",
+)  # fmt: skip
+"""What a parameter is not called: that it was found, given or asked for is no name of what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,11 @@ def shared_class_names(found: list[Module]) -> list[str]:
     return sorted(name for name, count in Counter(n for m in found for n in m.classes).items() if count > 1)
 
 
+def unnamed_parameters(found: list[Module]) -> list[str]:
+    """Parameters that are called by what happened to them, with their modules."""
+    return [f"{m.path}: {name}" for m in found for name in sorted(m.parameters.intersection(NOT_NAMES))]
+
+
 def of_two_libraries(found: list[Module]) -> list[Path]:
     """Modules that know two of the big libraries."""
     return [module.path for module in found if len(module.libraries) > 1]
@@ -130,6 +141,7 @@ def figures(root: Path) -> dict[str, object]:
         f"functions over {LONG_FUNCTION} lines": len(long),
         "modules that know two of " + ", ".join(LIBRARIES): len(of_two_libraries(found)),
         "class names that stand for two things": len(shared_class_names(found)),
+        "parameters called by what happened to them": len(unnamed_parameters(found)),
         "lines": sum(m.lines for m in found),
     }
 

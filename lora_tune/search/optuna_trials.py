@@ -97,14 +97,14 @@ def curve_of(trial: FrozenTrial) -> dict[float, float]:
     return {step / scale: value for step, value in trial.intermediate_values.items()}
 
 
-def filled_in(o: Observation, wanted: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
+def filled_in(o: Observation, deciding: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
     """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range.
 
-    wanted: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an error
-    of its own (attribute ``assumed_sd``). A category that this study does not offer counts as not named.
+    deciding: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an
+    error of its own (attribute ``assumed_sd``). A category that this study does not offer counts as not named.
     """
-    o = replace(o, values={n: v for n, v in o.values.items() if n not in wanted or _has_feature(wanted[n], v)})
-    missing = {n: d for n, d in wanted.items() if n not in o.values and n.upper() not in DESCRIBED}
+    o = replace(o, values={n: v for n, v in o.values.items() if n not in deciding or _has_feature(deciding[n], v)})
+    missing = {n: d for n, d in deciding.items() if n not in o.values and n.upper() not in DESCRIBED}
     if not missing:
         return o
     known = {n: defaults[n] for n in missing if n in defaults}

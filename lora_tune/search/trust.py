@@ -53,13 +53,13 @@ class Trust:
         return self.grey_box >= 0.5
 
 
-def trust(told: Sequence[Told], *, grey_box: bool) -> Trust:
+def trust(scored: Sequence[Told], *, grey_box: bool) -> Trust:
     """Shares after these runs, the newest ``NEWEST`` in their order; grey_box: whether there is such an arm."""
     share = 0.0
     if grey_box:
-        odds = PRIOR_ODDS + sum(_density(t, GREY_BOX) - _density(t, WHOLE) for t in told if GREY_BOX in t.forecasts)
+        odds = PRIOR_ODDS + sum(_density(t, GREY_BOX) - _density(t, WHOLE) for t in scored if GREY_BOX in t.forecasts)
         share = 1 / (1 + math.exp(-min(60.0, max(-60.0, odds))))
-    insured = 0.0 if len(told) < FEW else DOUBTFUL if _no_better_than_average(told) else INSURANCE
+    insured = 0.0 if len(scored) < FEW else DOUBTFUL if _no_better_than_average(scored) else INSURANCE
     return Trust(grey_box=share, tpe=(1 - share) * insured)
 
 
@@ -81,10 +81,10 @@ def _gaussian(t: Told, mean: float, sd: float) -> float:
     return -0.5 * z * z - math.log(sd) - 0.5 * math.log(2 * math.pi)
 
 
-def _no_better_than_average(told: Sequence[Told]) -> bool:
+def _no_better_than_average(scored: Sequence[Told]) -> bool:
     """Whether the whole model's forecasts were no better than the mean and spread of the runs before each."""
-    gain, before, counted = 0.0, [t.ln_score for t in told[:2]], 0
-    for t in told[2:]:
+    gain, before, counted = 0.0, [t.ln_score for t in scored[:2]], 0
+    for t in scored[2:]:
         if WHOLE in t.forecasts:
             naive = ScoreForecast(float(np.mean(before)), max(0.1, float(np.std(before))))
             gain += _density(t, WHOLE) - _log_density(t, naive)

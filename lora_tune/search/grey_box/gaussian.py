@@ -58,11 +58,11 @@ class Data:
         trend = self._part(("trend", 0.0, prior.sd.tobytes()), lambda: (self.basis * prior.sd**2) @ self.basis.T)
         return _summed(prior, trend, smooth, (self.source, self.source))
 
-    def _part(self, key: tuple[str, float, bytes], made: Callable[[], Array]) -> Array:
+    def _part(self, key: tuple[str, float, bytes], compute: Callable[[], Array]) -> Array:
         if key not in self._kept:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            self._kept[key] = made()
+            self._kept[key] = compute()
         return self._kept[key]
 
     def variance(self, noise_scale: float) -> Array:

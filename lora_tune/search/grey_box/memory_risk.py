@@ -52,9 +52,9 @@ class MemoryRisk:
         return mine, other
 
 
-def learn_memory(coordinates: Coordinates, here: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
+def learn_memory(coordinates: Coordinates, own: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
     """The belief after this study's own trials. needs: of GPU memory, by physics, where that is known."""
-    tested = [o for o in here if o.ran or (o.infeasible and not (needs and o.refused))]
+    tested = [o for o in own if o.ran or (o.infeasible and not (needs and o.refused))]
     x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
     if needs is None:
         believed: MemoryModel | PeakMemory = memory.fit(x, died, coordinates.memory_labels)

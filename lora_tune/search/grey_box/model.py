@@ -140,7 +140,7 @@ def learn(
     )  # fmt: skip
 
 
-def _overshoot(seen: Sequence[Observation], by_run: Mapping[int, Reading]) -> float:
+def _overshoot(observations: Sequence[Observation], by_run: Mapping[int, Reading]) -> float:
     """Mean eval intervals from the crossing that a run's reading names to the eval that stopped it, here so far.
 
     Evals are noisy and the first one at the target stops a run, so curves that end there are read as crossing earlier
@@ -148,7 +148,7 @@ def _overshoot(seen: Sequence[Observation], by_run: Mapping[int, Reading]) -> fl
     """
     late = []
     for at, r in by_run.items():
-        o = seen[at]
+        o = observations[at]
         step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
         if step > 0 and math.isfinite(o.reached) and not (r.below or o.source):
             # A reading far from its stop follows a spike or another shape; readings by a family keep to this range.
@@ -163,10 +163,10 @@ def _complete(coordinates: Coordinates, o: Observation) -> bool:
     )
 
 
-def _schedules_seen(coordinates: Coordinates, here: Sequence[Observation]) -> dict[float, Schedule]:
+def _schedules_seen(coordinates: Coordinates, own: Sequence[Observation]) -> dict[float, Schedule]:
     """First eval and interval by batch, from the newest curve of each."""
     schedules: dict[float, Schedule] = {}
-    for o in here:
+    for o in own:
         if len(o.evals) >= 2 and not o.probe:
             batch = coordinates.batch(o.values)
             schedules[batch if math.isfinite(batch) else 0.0] = Schedule(

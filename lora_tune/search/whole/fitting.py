@@ -101,20 +101,20 @@ def fitted(question: PieceQuestion, known: Relevance) -> Relevance:
     return replace(best, fitted_at=len(question.data.y))
 
 
-def _scales(asked: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
+def _scales(question: PieceQuestion, r: Relevance) -> tuple[Scale, ...]:
     """The scales that data leave, the likeliest first, without and with numbers that have to move together.
 
     Each counts by its evidence, which is how well it forecast every run by those before it: an interaction is believed
     as far as runs show it, and what is not known widens what is believed.
     """
-    found = [pair for together in asked.togethers for pair in _left(asked, r, together)]
+    found = [pair for together in question.togethers for pair in _left(question, r, together)]
     peak = max(evidence for evidence, _ in found)
     kept = [(math.exp(e - peak), scale) for e, scale in found if e >= peak + math.log(LEAST_SHARE)]
     total = sum(share for share, _ in kept)
     return tuple(sorted((replace(s, share=w / total) for w, s in kept), key=lambda scale: -scale.share))
 
 
-def _left(asked: PieceQuestion, r: Relevance, together: bool) -> list[tuple[float, Scale]]:
+def _left(question: PieceQuestion, r: Relevance, together: bool) -> list[tuple[float, Scale]]:
     """Every noise that is possible, each with its likeliest amplitude and its evidence.
 
     The peak is looked for from two sides: either configurations differ or runs scatter, and between the two the
@@ -127,7 +127,7 @@ def _left(asked: PieceQuestion, r: Relevance, together: bool) -> list[tuple[floa
 
     @cache
     def evidence(step: Step) -> float:
-        return asked.evidence(r, scale(step))
+        return question.evidence(r, scale(step))
 
     def climbed(step: Step, moves: Sequence[Step]) -> Step:
         while evidence(best := max(_moved(step, moves), key=evidence)) > evidence(step):
@@ -151,23 +151,23 @@ def _moved(step: Step, moves: Sequence[Step]) -> list[Step]:
     return [(a, n) for a, n in near if a in AMPLITUDES and n in NOISES]
 
 
-def _parts(asked: PieceQuestion, best: Relevance) -> Relevance:
+def _parts(question: PieceQuestion, best: Relevance) -> Relevance:
     """The length of the residual, and what of each parameter counts, at the likeliest scale."""
     scale = best.scales[0]
-    reached = asked.evidence(best, scale)
+    reached = question.evidence(best, scale)
     for factor in (LENGTH_STEP, 1 / LENGTH_STEP):
         for _ in range(LENGTH_STEPS):
             trial = replace(best, length=best.length * factor)
-            if (evidence := asked.evidence(trial, scale)) <= reached + 1e-6:
+            if (evidence := question.evidence(trial, scale)) <= reached + 1e-6:
                 break
             best, reached = trial, evidence
     # Twice: what stood in for another parameter in the first round is not needed once that one counts.
     for _ in range(2):
         before = best
-        for name in (n for n in best.of if n not in asked.stated):
+        for name in (n for n in best.of if n not in question.stated):
             for part in PARTS:
                 trial = replace(best, of={**best.of, name: part})
-                if part != best.of[name] and (evidence := asked.evidence(trial, scale)) > reached + 1e-6:
+                if part != best.of[name] and (evidence := question.evidence(trial, scale)) > reached + 1e-6:
                     best, reached = trial, evidence
         if best is before:
             break
