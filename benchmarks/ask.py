@@ -12,6 +12,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import argparse
 import platform
 import time
 from collections.abc import Mapping
@@ -110,9 +111,11 @@ def main() -> None:
 
     find_benchmark(LORA).reference(8)  # MLPerf's checker and scipy.stats are imported once a process, not by an ask
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    load = os.getloadavg()[0]
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    arguments.add_argument("--sizes", nargs="+", type=int, default=[100, 200, 2000, 10_000], help="finished trials")
+    sizes, load = arguments.parse_args().sizes, os.getloadavg()[0]
     print(f"{date.today()}, {platform.processor() or platform.machine()}, one core; load of the machine {load:.1f}")
-    for count in (100, 200, 2000, 10_000):
+    for count in sizes:
         trials = history(count)
         tpe = TPESampler(seed=1, constant_liar=True)
         (whole, said), (_, alone), (usual, theirs) = (seconds(s, trials) for s in (portfolio(), grey_box(), tpe))

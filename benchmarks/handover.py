@@ -58,9 +58,9 @@ def double_starts(root: Path, url: str, count: int) -> int:
             good += 1
             print(f"{url.partition(':')[0]}: {good} of {number + 1}", file=sys.stderr)
         else:
-            journal = (root / "sweeps" / name / "driver.log").read_text()
-            errors = (root / "errors.txt").read_text()[-2000:]
-            print(f"double start {number}: exit codes {codes}, runs {runs}\n{journal}{errors}", file=sys.stderr)
+            journal = root / "sweeps" / name / "driver.log"  # missing where neither driver came as far as the sweep
+            said = (journal.read_text() if journal.exists() else "") + (root / "errors.txt").read_text()[-2000:]
+            print(f"double start {number}: exit codes {codes}, runs {runs}\n{said}", file=sys.stderr)
     return good
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.launchers.slurm.parse import _SQUEUE
 
 EVAL_SECONDS, TRAIN_SECONDS, RUN_SECONDS = 210.0, 36.0, 1800.0
@@ -57,12 +58,14 @@ class Job:
         self.identity, self.name, self.comment = identity, options["job-name"], options["comment"]
         self.log, self.node = Path(options["output"]), node
         self.started, self.ended, self.state = time.time(), 0.0, "RUNNING"
+        command = json.loads((self.log.parent / "command.json").read_text())
+        self.batch = int(command["environment"]["GBS"])
         # Jobs of the first fill are anywhere in their course, later ones begin at its beginning.
         self.lines = self._lines(chance, chance.uniform(0, RUN_SECONDS) if first else 0.0)
 
     def _lines(self, chance: random.Random, into: float) -> Iterator[tuple[float, str, int, bool]]:
         """(seconds after the start, line, samples of an eval or 0, diverged), by time."""
-        yield 0.0, mllog("global_batch_size", 8), 0, False
+        yield 0.0, mllog("global_batch_size", self.batch), 0, False
         yield 0.0, mllog("run_start", None), 0, False
         samples, train, evals = into, chance.uniform(0, TRAIN_SECONDS), chance.uniform(0, EVAL_SECONDS)
         while min(train, evals) < RUN_SECONDS - into:
@@ -72,8 +75,9 @@ class Job:
             else:
                 diverged, at = chance.random() < DIVERGED, int(samples + 2 * evals)
                 text = mllog("eval_accuracy", None if diverged else 0.99, samples_count=at)
-                if diverged:  # one NaN among evals may be a spike; a train loss that is NaN is the end
-                    text += mllog("train_loss", None, samples_count=at, lr=4e-4)
+                if diverged:  # one NaN may be a spike or a skipped step; train losses that stay NaN are the end
+                    for back in reversed(range(IN_A_ROW)):
+                        text += mllog("train_loss", None, samples_count=at - back, lr=4e-4)
                 yield evals, text, at, diverged
                 evals += EVAL_SECONDS
 

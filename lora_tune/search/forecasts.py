@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.search.optuna_trials import TrialReader
 from lora_tune.search.trust import ScoreForecast, Told
 from lora_tune.search.whole.runs import runs_of
 
@@ -34,7 +35,7 @@ def judged(trial: FrozenTrial, target: float, forecasts: Mapping[str, ScoreForec
     """The same with these forecasts; None for a short run and for one that says nothing of its score."""
     if trial.user_attrs.get("kind") == "probe":
         return None
-    runs = runs_of([trial], frozenset(trial.params), target)
+    runs = runs_of([trial], TrialReader(frozenset(trial.params), target).read)
     if (
         not runs
         or (runs[0].failed and math.isnan(runs[0].above))

@@ -90,6 +90,27 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
     )
 
 
+class TrialReader:
+    """Observations of one study's trials, each trial read again only when it has more to say."""
+
+    def __init__(self, space: frozenset[str], target: float) -> None:
+        """space, target: as of :func:`of_trial`."""
+        self._space, self._target = space, target
+        self._known: dict[int, tuple[FrozenTrial, object, Observation | None]] = {}
+
+    def read(self, trial: FrozenTrial) -> Observation | None:
+        """What :func:`of_trial` says of it.
+
+        A storage in memory makes a new object of a trial that changes, but of what is reported to one that runs; others
+        keep the objects of those that have ended.
+        """
+        stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs))
+        known = self._known.get(trial.number)
+        if known is None or known[0] is not trial or known[1] != stage:
+            known = self._known[trial.number] = (trial, stage, of_trial(trial, self._space, self._target))
+        return known[2]
+
+
 def curve_of(trial: FrozenTrial) -> dict[float, float]:
     """The intermediate values by what the trial's log counts: samples, steps or epochs, parts of them included."""
     scale = first_number(trial.user_attrs, STEP_SCALE)

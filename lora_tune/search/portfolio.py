@@ -29,7 +29,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory_risk import likeliest_to_live
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.incumbent import Compare, IncumbentChoice, choose, on_layout_of
-from lora_tune.search.optuna_trials import annotate, usual_init_seconds
+from lora_tune.search.optuna_trials import TrialReader, annotate, usual_init_seconds
 from lora_tune.search.proposed import Proposed
 from lora_tune.search.sentences import TO_BE_SURE, expectation, staying, why_proposed
 from lora_tune.search.tpe import WindowedTPESampler
@@ -84,7 +84,7 @@ class PortfolioSampler(BaseSampler):
         centre: Mapping[str, Any] | None = None, stated: frozenset[str] = frozenset(), seed: int | None = None,
     ) -> None:  # fmt: skip
         self._space = dict(coordinates.distributions)
-        self._encoding = Encoding(self._space, coordinates)
+        self._encoding, self._reader = Encoding(self._space, coordinates), TrialReader(frozenset(self._space), target)
         self._arms, self._target = arms, target
         self._nodes, self._limit = nodes, limit_seconds
         whole = centre is not None and centre.keys() >= self._space.keys()
@@ -251,7 +251,7 @@ class PortfolioSampler(BaseSampler):
         return [model.compared(values, other) for other in instead] if reached else []
 
     def _runs(self, study: optuna.Study, skip: int = -1) -> list[Run]:
-        return runs_of(study.get_trials(deepcopy=False), frozenset(self._space), self._target, skip=skip)
+        return runs_of(study.get_trials(deepcopy=False), self._reader.read, skip=skip)
 
     def _model(self, study: optuna.Study, skip: int = -1) -> WholeModel:
         grey_box = self._arms.grey_box

@@ -32,7 +32,7 @@ class Forgetful(GreyBoxSampler):
     """Reads every trial anew for every proposal."""
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
-        self._seen.clear()
+        self._readers.clear()
         observations._curve_sd.cache_clear()
         return super().observations(study, names, skip)
 
@@ -82,6 +82,16 @@ def test_proposals_are_the_same_with_all_trials_read_anew(place: str, tmp_path: 
         return (lambda: one) if place == "memory" else (lambda: RDBStorage(f"sqlite:///{tmp_path / name}.db"))
 
     assert proposals(GreyBoxSampler, places("kept")) == proposals(Forgetful, places("anew"))
+
+
+def test_trials_of_another_study_are_not_taken_for_those_of_the_same_number() -> None:
+    """As where what has ended is replayed without what runs still: everything behind it has another number there."""
+    sampler, studies = GreyBoxSampler(SPACE), (optuna.create_study(), optuna.create_study())
+    for rate, study in zip((2e-4, 8e-4), studies, strict=True):
+        tuned = {"LR": rate, "MAX_STEPS": 800, "layout": "tp4 pp1 cp1 minibs4 mbs1"}
+        study.add_trial(optuna.trial.create_trial(params=tuned, distributions=SPACE, value=1500.0))
+    read = [sampler.observations(study, frozenset(SPACE))[0].values["LR"] for study in studies]
+    assert read == [2e-4, 8e-4]
 
 
 def test_a_reading_is_that_of_the_family_asked_for() -> None:

@@ -13,6 +13,7 @@ from lora_tune.search import fits_in_memory
 from lora_tune.search.advantage import Deaths
 from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
 from lora_tune.search.grey_box import memory
+from lora_tune.search.grey_box.distinct_rows import alike_once
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.grey_box.memory import MemoryModel
@@ -80,5 +81,6 @@ def likeliest_to_live(memory: MemoryRisk | None, draw: Callable[[], dict[str, An
 def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:
     """What memory depends on, a row a configuration; before it the GiB by physics where that is known."""
     width = len(coordinates.memory_labels)
-    rows = np.array([coordinates.memory_features(v) for v in points], dtype=np.float64).reshape(len(points), width)
+    told = alike_once(coordinates, coordinates.memory_features, points)
+    rows = np.array(told, dtype=np.float64).reshape(len(points), width)
     return rows if needs is None else np.c_[np.array([needs.gib(v) for v in points]), rows]

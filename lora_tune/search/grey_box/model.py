@@ -41,7 +41,10 @@ SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class SearchModel:
-    """Everything believed about a study. Build with :func:`learn`."""
+    """Everything believed about a study. Build with :func:`learn`.
+
+    measured: convergence, speed and evals without what is expected of running trials.
+    """
 
     coordinates: Coordinates
     goal: Goal
@@ -54,6 +57,7 @@ class SearchModel:
     init_seconds: float
     curved: tuple[int, ...]
     schedules: Mapping[float, Schedule]
+    measured: tuple[Posterior, Posterior, Posterior]
 
     @property
     def target_known(self) -> bool:
@@ -96,12 +100,12 @@ class SearchModel:
 
 def learn(
     coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: GreyBoxScales | None = None,
-    *, ahead: bool = True, needs: Needs | None = None,
+    *, needs: Needs | None = None,
 ) -> SearchModel:  # fmt: skip
-    """The model after ``observations``.
+    """The model after ``observations``; running trials count as measured with the result expected of them.
 
     scales: as fitted before; they are fitted anew when readings of ended trials grew by a tenth, at the latest.
-    ahead: running trials count as measured with the result expected of them, too. needs: of GPU memory, by physics.
+    needs: of GPU memory, by physics.
     """
     rate = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
     curved = (*rate, *coordinates.other_features)
@@ -123,11 +127,10 @@ def learn(
     if not scales.trusted:
         data = pick(data, np.flatnonzero(data.source == HERE))
     goal = replace(goal, noise=scales.convergence.noise_scale)
-    convergence, speed, evals = (
+    convergence, speed, evals = measured = (
         condition(data, scales.convergence), condition(speeds, scales.speed), condition(eval_data, scales.evals)
     )  # fmt: skip
-    waiting = [o for o in here if o.open] if ahead else []
-    if waiting:
+    if waiting := [o for o in here if o.open]:
         convergence = with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
         speed = with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
         evals = with_expected_speed(coordinates, evals, waiting, EVAL_NOISE)
@@ -136,7 +139,7 @@ def learn(
         coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
         evals=evals, memory=learn_memory(coordinates, here, needs), scales=scales,
         init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
-        schedules=_schedules_seen(coordinates, here),
+        schedules=_schedules_seen(coordinates, here), measured=measured,
     )  # fmt: skip
 
 
@@ -178,9 +181,5 @@ def _schedules_seen(coordinates: Coordinates, own: Sequence[Observation]) -> dic
 def as_known(model: SearchModel) -> SearchModel:
     """The same model with nothing expected of running trials beyond what they are now, for recommendations."""
     ended = tuple(o for o in model.observations if not o.open)
-    if len(ended) == len(model.observations):
-        return model
-    now = learn(
-        model.coordinates, model.goal, model.observations, model.scales, ahead=False, needs=model.memory.needs
-    )  # fmt: skip
-    return replace(now, observations=ended)
+    convergence, speed, evals = model.measured
+    return replace(model, observations=ended, convergence=convergence, speed=speed, evals=evals)

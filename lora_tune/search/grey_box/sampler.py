@@ -26,7 +26,7 @@ from lora_tune.search.grey_box.recommendation import Recommendation, recommend_f
 from lora_tune.search.grey_box.scales import GreyBoxScales
 from lora_tune.search.grey_box.words import explain, sentence
 from lora_tune.search.observations import Observation
-from lora_tune.search.optuna_trials import annotate, filled_in, of_trial
+from lora_tune.search.optuna_trials import TrialReader, annotate, filled_in
 from lora_tune.search.proposed import Proposed
 
 PATIENCE = 4
@@ -79,7 +79,7 @@ class GreyBoxSampler(BaseSampler):
         self._scales: GreyBoxScales | None = None
         self._learned: SearchModel | None = None
         self._known: tuple[SearchModel, SearchModel] | None = None
-        self._seen: dict[int, tuple[object, Observation | None]] = {}
+        self._readers: dict[frozenset[str], TrialReader] = {}
         self._gain: tuple[object, float | None] = (None, None)
         self._filled: tuple[tuple[Observation, ...], frozenset[str], list[Observation]] = ((), frozenset(), [])
 
@@ -152,17 +152,11 @@ class GreyBoxSampler(BaseSampler):
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
         """What the study's trials and the prior teach; a trial is read again only when it has more to say."""
-        observations = self._priors(names)
-        for trial in study.get_trials(deepcopy=False):
-            if trial.number == skip:
-                continue
-            stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs))
-            if self._seen.get(trial.number, _UNSEEN)[0] != stage:
-                self._seen[trial.number] = (stage, of_trial(trial, names, self._goal.target))
-            observation = self._seen[trial.number][1]
-            if observation is not None:
-                observations.append(observation)
-        return observations
+        if names not in self._readers:
+            self._readers = {names: TrialReader(names, self._goal.target)}
+        read = self._readers[names].read
+        seen = (read(trial) for trial in study.get_trials(deepcopy=False) if trial.number != skip)
+        return [*self._priors(names), *(o for o in seen if o is not None)]
 
     def _priors(self, names: frozenset[str]) -> list[Observation]:
         """The observations of other sources, what they do not say of convergence filled in."""
@@ -274,5 +268,4 @@ class GreyBoxSampler(BaseSampler):
         return len(done) >= PATIENCE
 
 
-_UNSEEN = (None, None)
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)

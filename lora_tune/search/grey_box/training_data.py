@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from lora_tune.search.grey_box.distinct_rows import alike_once
 from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, condition
 from lora_tune.search.observations import SEED_SD, Observation, Reading
@@ -24,27 +25,29 @@ def convergence_data(
     readings: Mapping[int, Reading],
 ) -> Data:
     """One row a reading in ``readings``, by its position in ``observations``."""
-    width = coordinates.convergence_width
-    x = np.array([coordinates.convergence_features(observations[at].values) for at in readings]).reshape(
-        len(readings), width
-    )
     numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in observations)]))}
-    data = Data(
-        x=x, basis=trend(x, curved),
-        y=np.array([r.ln_samples for r in readings.values()]), sd=np.array([r.sd for r in readings.values()]),
-        source=np.array([numbers[observations[at].source] for at in readings], dtype=np.int64),
-        below=np.array([r.below for r in readings.values()], dtype=np.bool_),
-        extended=np.array([r.extended for r in readings.values()]),
+    places = list(readings)
+    source = np.array([numbers[observations[at].source] for at in places], dtype=np.int64)
+    keep = chosen(source, LARGEST)
+    kept = [readings[places[row]] for row in keep]
+    x = np.array([coordinates.convergence_features(observations[places[row]].values) for row in keep]).reshape(
+        len(keep), coordinates.convergence_width
+    )
+    return Data(
+        x=x, basis=trend(x, curved), y=np.array([r.ln_samples for r in kept]), sd=np.array([r.sd for r in kept]),
+        source=source[keep], below=np.array([r.below for r in kept], dtype=np.bool_),
+        extended=np.array([r.extended for r in kept]),
     )  # fmt: skip
-    return thinned(data, LARGEST)
 
 
 def speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, float]], noise: float) -> Data:
     """ln of a speed per distinct layout: the median of its readings."""
     by_row: dict[tuple[float, ...], list[float]] = {}
-    for o, value in pairs:
-        if not o.source and all(n in o.values for n in coordinates.speed_names):
-            by_row.setdefault(tuple(coordinates.speed_features(o.values)), []).append(math.log(value))
+    names = frozenset(coordinates.speed_names)
+    own = [(o.values, value) for o, value in pairs if not o.source and names <= o.values.keys()]
+    rows = alike_once(coordinates, coordinates.speed_features, [values for values, _ in own])
+    for row, (_, value) in zip(rows, own, strict=True):
+        by_row.setdefault(tuple(row), []).append(math.log(value))
     x = np.array(list(by_row)).reshape(len(by_row), len(coordinates.speed_labels))
     return Data(
         x=x, basis=trend(x, ()), y=np.array([float(np.median(v)) for v in by_row.values()]),
@@ -62,18 +65,23 @@ def pick(data: Data, keep: npt.NDArray[np.int64]) -> Data:
 
 
 def thinned(data: Data, largest: int) -> Data:
-    """At most ``largest`` rows: this study's first, and half of them where other sources have as many to give.
+    """At most ``largest`` rows of ``data``, as :func:`chosen` has them."""
+    return data if len(data.y) <= largest else pick(data, chosen(data.source, largest))
+
+
+def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]:
+    """At most ``largest`` of the rows (n) of these sources: this study's first, half where others have as many to give.
 
     Never chosen by ``y``: the lowest readings of a noisy quantity are its luckiest, agree with one another, and make
     the noise seem small. Multiples of the golden section spread over the rows evenly, and as rows are added most stay.
     """
-    if len(data.y) <= largest:
-        return data
-    own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
+    if len(source) <= largest:
+        return np.arange(len(source))
+    own, others = np.flatnonzero(source == HERE), np.flatnonzero(source != HERE)
     share = max(largest - len(others), largest // 2)
     own = own[np.argsort(np.arange(len(own)) * GOLDEN % 1)[:share]]
     others = others[np.argsort(np.arange(len(others)) * GOLDEN % 1)[: largest - len(own)]]
-    return pick(data, np.sort(np.r_[own, others]))
+    return np.sort(np.r_[own, others])
 
 
 def with_expected(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.search.observations import UNIFORM_SD, Observation
-from lora_tune.search.optuna_trials import of_trial
 
 NEVER = 1.0
 """ln(seconds) by which a run that diverged is worse than the best, at least."""
@@ -39,9 +38,11 @@ class Run:
     spread: float = 0.0
 
 
-def runs_of(trials: Sequence[FrozenTrial], names: frozenset[str], target: float, *, skip: int = -1) -> list[Run]:
-    """The runs among ``trials`` that say anything, in their order."""
-    seen = [(t, o) for t in trials if t.number != skip and (o := of_trial(t, names, target)) is not None]
+def runs_of(
+    trials: Sequence[FrozenTrial], read: Callable[[FrozenTrial], Observation | None], *, skip: int = -1
+) -> list[Run]:
+    """The runs among ``trials`` that say anything, in their order. read: a trial as an observation."""
+    seen = [(t, o) for t in trials if t.number != skip and (o := read(t)) is not None]
     scores = [t.value for t, _ in seen if t.state is TrialState.COMPLETE and t.value is not None and t.value > 0]
     best = math.log(min(scores)) if scores else math.nan
     steps = [s for _, o in seen if (s := _step(o)) > 0]
