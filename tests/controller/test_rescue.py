@@ -17,6 +17,7 @@ from lora_tune.store import SaveCount, Store, sqlite_url
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune.store.requests import Requests
+from tests.backups import set_back
 from tests.builders import study_of, sweep_of
 from tests.controller.test_driver import House, assert_all_accounted_for
 from tests.fakes import FakeClock, FakeCluster, command_study
@@ -119,13 +120,8 @@ def test_a_database_that_was_set_back_takes_no_request_from_the_driver(house: Ho
 def test_a_backup_put_into_its_place_starts_nothing_again(house: House, tmp_path: Path) -> None:
     driver = house.driver()
     run_until(driver, 1)
-    with (
-        contextlib.closing(sqlite3.connect(house.paths.database)) as now,
-        contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
-    ):
-        now.backup(backup)
+    with set_back(house.paths.database):
         run_until(driver, 3)
-        backup.backup(now)
     with pytest.raises(SetupError, match=r"was set back to an earlier state"):
         driver.run()
     assert set(house.cluster.starts.values()) == {1}
@@ -150,15 +146,10 @@ def test_a_backup_restored_while_the_driver_says_goodbye_is_missed(house: House,
     """All trials had ended, the report was written, and the database forgot the last of them: exit code 0."""
     driver, kept = house.driver(), tmp_path / "rescued.db"
     run_until(driver, 1)
-    with (
-        contextlib.closing(sqlite3.connect(house.paths.database)) as now,
-        contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
-    ):
-        now.backup(backup)
+    with set_back(house.paths.database):
         driver.run()
         sweep = house.sweep()
         still_there(house.store, sweep, [], kept, 0.0)
-        backup.backup(now)
     with pytest.raises(SetupError, match=r"was set back to an earlier state.*rescued\.db"):
         still_there(house.store, sweep, [], kept, 0.0)
     with contextlib.closing(Store(sqlite_url(kept), read_only=True)) as store:
@@ -212,15 +203,10 @@ class TestABackupRestoredWhileNobodyDrove:
         count.refuse_older()
         driver = house.driver()
         run_until(driver, 1)
-        with (
-            contextlib.closing(sqlite3.connect(house.paths.database)) as now,
-            contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
-        ):
-            now.backup(backup)
+        with set_back(house.paths.database):
             run_until(driver, 2)
             count.note()
             count.refuse_older()
-            backup.backup(now)
             count.note()
         return house
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlperf_logging.compliance_checker import mlp_compliance
 
 from lora_tune.logs.mllog import MllogReader, RunLog
-from lora_tune.recipes import text
+from lora_tune.recipes import packed_data, text
 from lora_tune.recipes.hand_over import VARIABLE
 from lora_tune.recipes.megatron.processes import free_port
 
@@ -165,3 +166,35 @@ def per_sequence_mean(folder: Path, model: Any = None, *, samples: int = 0) -> f
         logits = model(input_ids=tokens[:, :-1]).logits.double()
     nats = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].numpy()
     return float(np.mean([row[mask].mean() for row, mask in zip(nats, sequences.mask, strict=True)]))
+
+
+def unequal_sequences(folder: Path) -> None:
+    """Packed data of 64 tokens in ``folder``, of whose sequences each counts another number of its tokens."""
+    rows = packed_data.pack(np.frombuffer(b"def f(x):\n    return x + 1\n" * 40, np.uint8).astype(int), 64)
+    for i, row in enumerate(rows):
+        row["loss_mask"] = [int(j >= 60 - 9 * (i % 7)) for j in range(65)]
+        row["input_ids"] = (np.roll(row["input_ids"], i)).tolist()
+    for split in packed_data.SPLITS:
+        packed_data.write(folder, split, rows)
+
+
+def full_length_log(serve: Served, folder: Path) -> Path:
+    """The log of a closed-division run at GBS 8 by MLPerf's own schedule, on text easy enough for the target."""
+    easy = np.frombuffer(b"for i in range(10):\n    print(i)\n" * 200, np.uint8).astype(int)
+    for split in packed_data.SPLITS:
+        packed_data.write(folder, split, packed_data.pack(easy, 32))
+    closed = {"BENCHMARK": "llama2_70b_lora", "LORA_DROPOUT": 0.1, "TARGET": None, "VAL_CHECK_INTERVAL": None}
+    sizes = {"SEQ": 32, "MINIBS": 8, "MBS": 8, "MAX_STEPS": 250, "LR": 4e-4, "EVAL_SAMPLES": 8}
+    trial = serve(DATADIR=folder, LOGGING_INTERVAL=10, **sizes, **closed)
+    assert trial.codes == (0,), trial.output[-2000:]
+    assert trial.run.status == "success", trial.output[-2000:]
+    assert trial.run.evals[0].samples == 1536, "the rule leaves three evaluations out at GBS 8"
+    (folder / "result_0.txt").write_text(trial.output)
+    return folder / "result_0.txt"
+
+
+def assert_complies(log: Path, ruleset: str) -> None:
+    """MLPerf's compliance checker accepts the log."""
+    checker = mlp_compliance.make_checker("training", ruleset, False, True)
+    valid, _, _, _ = mlp_compliance.main(str(log), f"training_{ruleset}/common.yaml", checker)
+    assert valid, log.read_text()

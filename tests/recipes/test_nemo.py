@@ -11,10 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mlperf_logging.compliance_checker import mlp_compliance
 
 from lora_tune.recipes import packed_data
-from tests.recipes.served import TINY_SIZES, Served, Trial, forked_and_rehearsed, per_sequence_mean
+from tests.recipes.served import (
+    TINY_SIZES,
+    Served,
+    Trial,
+    assert_complies,
+    forked_and_rehearsed,
+    full_length_log,
+    per_sequence_mean,
+    unequal_sequences,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,45 +87,19 @@ def test_a_probe_ends_after_one_warm_block(nemo: Served) -> None:
 
 def test_the_eval_loss_is_the_mean_of_per_sequence_means(nemo: Served, tmp_path: Path) -> None:
     """Against a computation by hand on the base model: sequences differ in how many of their tokens count."""
-    rows = packed_data.pack(np.frombuffer(b"def f(x):\n    return x + 1\n" * 40, np.uint8).astype(int), 64)
-    for i, row in enumerate(rows):
-        row["loss_mask"] = [int(j >= 60 - 9 * (i % 7)) for j in range(65)]
-        row["input_ids"] = (np.roll(row["input_ids"], i)).tolist()
-    for split in packed_data.SPLITS:
-        packed_data.write(tmp_path, split, rows)
+    unequal_sequences(tmp_path)
     trial = nemo(DATADIR=tmp_path, LR=1e-12, MAX_STEPS=1, VAL_CHECK_INTERVAL=1, EVAL_SAMPLES=0)
     assert trial.losses == pytest.approx([per_sequence_mean(tmp_path)], abs=1e-4), trial.output[-2000:]
 
 
 @pytest.mark.parametrize("ruleset", ["5.0.0", "5.1.0", "6.1.0"])
 def test_a_full_length_log_passes_the_compliance_checker(full_length: Path, ruleset: str) -> None:
-    checker = mlp_compliance.make_checker("training", ruleset, False, True)
-    valid, _, _, _ = mlp_compliance.main(str(full_length), f"training_{ruleset}/common.yaml", checker)
-    assert valid, full_length.read_text()
+    assert_complies(full_length, ruleset)
 
 
 @pytest.fixture(scope="module")
 def full_length(nemo: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed-division run at GBS 8 by MLPerf's own schedule, on text that is easy enough for the target."""
-    folder = tmp_path_factory.mktemp("easy")
-    easy = np.frombuffer(b"for i in range(10):\n    print(i)\n" * 200, np.uint8).astype(int)
-    for split in packed_data.SPLITS:
-        packed_data.write(folder, split, packed_data.pack(easy, 32))
-    closed = {
-        "BENCHMARK": "llama2_70b_lora",
-        "LORA_DROPOUT": 0.1,
-        "TARGET": None,
-        "VAL_CHECK_INTERVAL": None,
-        "LR": 4e-4,
-        "EVAL_SAMPLES": 8,
-    }
-    trial = nemo(DATADIR=folder, SEQ=32, MINIBS=8, MBS=8, MAX_STEPS=250, LOGGING_INTERVAL=10, **closed)
-    assert trial.codes == (0,), trial.output[-2000:]
-    run = trial.run
-    assert run.evals[0].samples == 1536, "the rule leaves three evaluations out at GBS 8"
-    assert run.status == "success"
-    (folder / "result_0.txt").write_text(trial.output)
-    return folder / "result_0.txt"
+    return full_length_log(nemo, tmp_path_factory.mktemp("easy"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from lora_tune.base.errors import DatabaseChangedError, SweepBusyError
 from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.store import Changes, Lease, Registered, SaveCount, Store, sqlite_url
 from lora_tune.store.records import Trial
+from tests.backups import set_back
 from tests.builders import STUDY, study_of, sweep_of
 from tests.postgres import Postgres
 
@@ -89,17 +88,10 @@ class TestAFile:
         assert found is not None
         assert sorted(found.trials) == [0, 1]
 
-    def test_into_which_a_backup_was_restored_is_told(
-        self, driver: tuple[Store, Lease], file: Path, tmp_path: Path
-    ) -> None:
-        """The same file with earlier contents, as sqlite3's .restore makes it: no name and no inode changes."""
-        with (
-            contextlib.closing(sqlite3.connect(file)) as now,
-            contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
-        ):
-            now.backup(backup)
+    def test_into_which_a_backup_was_restored_is_told(self, driver: tuple[Store, Lease], file: Path) -> None:
+        """The same file with earlier contents."""
+        with set_back(file):
             saved(*driver, 1)
-            backup.backup(now)
         with pytest.raises(DatabaseChangedError, match="was set back to an earlier state"):
             saved(*driver, 2)
 
