@@ -25,7 +25,7 @@ from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.config.parameters import LayoutParameter
 from lora_tune.config.space import Space
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.grey_box.model import learn
 from lora_tune.search.grey_box.recommendation import recommend_from
 from lora_tune.search.observations import Observation

@@ -25,7 +25,8 @@ from benchmarks.gpu.packed import variables
 from benchmarks.gpu.packed_live import ask
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
-from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
 from lora_tune.recipes import settings as knobs
 
 TRIAL: dict[str, object] = {"SEQ": 512, "MINIBS": 8, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
 
 NEMO = "lora_tune.recipes.nemo_lora"
 PORTS = range(10_000, 30_000)

@@ -19,7 +19,7 @@ from lora_tune.base.llama import SHAPES
 from lora_tune.config.layout import parse_layout
 from lora_tune.config.space import Space
 from lora_tune.curves import Timing
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search import physics
 from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean

@@ -11,7 +11,7 @@ from benchmarks.calibrate_curves import calibrate, forecast_holds, is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, fold, is_test, load
 from lora_tune import curves
 from lora_tune.curves.crossing import Z90
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.published_curves import CALIBRATION, envelope
 

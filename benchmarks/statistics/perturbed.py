@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.public_runs import TARGET
 from lora_tune import curves
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 
 MAX_SAMPLES = 8192.0

@@ -10,7 +10,7 @@ from lora_tune import curves
 from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 
 TARGET = 0.925

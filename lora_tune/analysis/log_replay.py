@@ -23,10 +23,10 @@ from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.announced import Announced
 from lora_tune.logs.failures import FailureScanner, diagnose
 from lora_tune.logs.looks import due
-from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.playback import ticks
 from lora_tune.logs.printed_config import SCANNED_BYTES, printed_settings
-from lora_tune.logs.run import Eval, RunLog
+from lora_tune.logs.run import Eval, LogReader, RunLog
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.mlperf.rules import reaching
 from lora_tune.objectives import objective_of

@@ -17,7 +17,7 @@ from lora_tune.base.format import counted
 from lora_tune.commands.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
-from lora_tune.logs.mllog import LogReader
+from lora_tune.logs.run import LogReader
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Value
 from lora_tune.workloads import load as load_workload

@@ -11,7 +11,7 @@ from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.base.small_files import read_json, text_of
 from lora_tune.launchers.base import Ticket
 from lora_tune.launchers.job_records import foreign
-from lora_tune.logs.mllog import LogReader
+from lora_tune.logs.run import LogReader
 from lora_tune.store.records import Attempt, Trial
 from lora_tune.workloads.base import Job, Proposal, Workload
 

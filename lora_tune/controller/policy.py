@@ -12,7 +12,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import queueing
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
-from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.logs.run import Eval, RunLog
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Trial
 

@@ -26,7 +26,7 @@ from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import course
 from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.curves.stopping import verdict
-from lora_tune.logs.mllog import RunLog
+from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
 from lora_tune.search.capping import Incumbent, cap, spread_of
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict

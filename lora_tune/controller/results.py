@@ -9,8 +9,7 @@ from dataclasses import replace
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing, pruning
-from lora_tune.logs.mllog import RunLog
-from lora_tune.logs.run import as_number
+from lora_tune.logs.run import RunLog, as_number
 from lora_tune.mlperf import published_curves
 from lora_tune.objectives import objective_of, objectives_of
 from lora_tune.objectives.base import Finished

@@ -11,7 +11,7 @@ from lora_tune.curves.family import Family, Offset, fit_offset
 from lora_tune.curves.learn import SEED_CV, before_target, free_family
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import Points, eval_interval, evals_of, first_reached, usable_samples
-from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.logs.run import Eval, RunLog
 
 Z90 = 1.6448536269514722
 """Half-width of a central 90% interval in standard deviations."""

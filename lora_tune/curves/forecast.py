@@ -13,7 +13,7 @@ from lora_tune.curves.learn import before_target, free_family
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import Array, eval_interval, evals_of, first_reached
 from lora_tune.curves.timing import Schedule
-from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.logs.run import Eval, RunLog
 
 TAIL_DEGREES = 5
 """Degrees of freedom of Student's t for a run's future offset; 5 gave 1% tails on the calibration runs, normal 2-3%."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from lora_tune.curves.family import Family, log_linear
 from lora_tune.curves.points import Array, Points, evals_of, first_reached, points
-from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.logs.run import Eval, RunLog
 
 FEWEST_RUNS = 3
 """Falling runs before a shape is learned from them."""

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from lora_tune.curves.timing import timing
-from lora_tune.logs.mllog import RunLog
+from lora_tune.logs.run import RunLog
 
 FEWEST_POINTS = 3
 """Train-loss readings before anything is said; what precedes the first one is cold and left out."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from lora_tune.curves.points import Array, evals_of, points
-from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.logs.run import Eval, RunLog
 
 STEEPER = 3.0
 """The fall per ln(samples) at the change, in units of the median fall before it; seeds of one-phase runs stay below."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_tune.logs.mllog import Eval, RunLog
+from lora_tune.logs.run import Eval, RunLog
 
 Array = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lora_tune.curves.crossing import Crossing
 from lora_tune.curves.points import eval_interval, points
-from lora_tune.logs.mllog import RunLog
+from lora_tune.logs.run import RunLog
 
 LARGEST_READING = 1e15
 """A speed or a duration beyond this is a corrupt reading."""

@@ -14,7 +14,8 @@ from lora_tune.logs.arrival_times import Arrivals
 from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.looks import due
-from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import LogReader, RunLog
 from lora_tune.logs.tail import LogTail
 
 

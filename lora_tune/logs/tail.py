@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
-from lora_tune.logs.mllog import LogReader
+from lora_tune.logs.run import LogReader
 
 CHUNK_BYTES = 1 << 20
 """Bytes held at a time."""

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial
 
 from lora_tune.base.errors import LoraTuneError
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.projection.rows import rows_of
 from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, space_of, trial_at
 from lora_tune.store import Lease, Store, tune_sqlite

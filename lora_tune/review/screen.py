@@ -24,7 +24,7 @@ from lora_tune.analysis.summary import ending_word
 from lora_tune.base.format import duration, number, sparkline, visible
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict

@@ -18,7 +18,7 @@ from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import first_reached, usable_loss, usable_samples
 from lora_tune.curves.stall import GO_ON, StallVerdict
 from lora_tune.curves.timing import Timing
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 
 PRIOR_CV = 0.067
 """Relative sd of a configuration's run times where its own runs do not say: that within public submissions."""

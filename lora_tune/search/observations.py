@@ -12,7 +12,7 @@ import numpy as np
 
 from lora_tune import curves as curve
 from lora_tune.curves import Family
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 
 SEED_SD = 0.045
 """Spread of ln(samples to target) between seeds of one configuration (public runs: 4.6%, fixed-shape estimate)."""

@@ -18,7 +18,7 @@ from lora_tune.curves.credibility import BesideEnvelope, credibility
 from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.looks import EACH, due
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -24,7 +24,7 @@ from lora_tune.base.whole_steps import steps_of_one, whole_step
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.failures import is_refusal
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.objectives import objectives_of
 from lora_tune.search.optuna_trials import STEP_SCALE
 from lora_tune.store.metrics import as_mapping

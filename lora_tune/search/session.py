@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.abilities import KnowsGain
 from lora_tune.search.recorded import (
     BASE,

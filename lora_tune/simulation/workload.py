@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import LogReader
 from lora_tune.simulation import SHIPPED
 from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import StoreError
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.store import rows
 from lora_tune.store.database import Store
 from lora_tune.store.port import Lease

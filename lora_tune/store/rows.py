@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.store.metrics import as_mapping, from_mapping
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 

@@ -15,7 +15,7 @@ from lora_tune.base.findings import Finding
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import LogReader
+from lora_tune.logs.run import LogReader
 
 Value = str | int | float | bool
 

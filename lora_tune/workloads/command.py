@@ -19,8 +19,8 @@ from lora_tune.config.layout import config_file_name
 from lora_tune.config.secrets import Variables
 from lora_tune.config.study import Study
 from lora_tune.logs.line_reader import SCALES
-from lora_tune.logs.mllog import LogReader
 from lora_tune.logs.readers import make_reader
+from lora_tune.logs.run import LogReader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.command_words import one_word, script_of, shell_variable, shell_words
 from lora_tune.workloads.config_file import needs, render, value_text

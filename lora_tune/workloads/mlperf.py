@@ -18,7 +18,8 @@ from lora_tune.base.findings import Finding
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
 from lora_tune.mlperf.knobs import batch_names

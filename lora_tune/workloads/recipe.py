@@ -21,7 +21,8 @@ from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import Layout, config_file_name
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import LogReader, MllogReader
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import LogReader
 from lora_tune.objectives import objective_of
 from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, SlotTerms, Value
 from lora_tune.workloads.config_file import render, value_text

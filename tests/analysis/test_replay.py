@@ -19,9 +19,10 @@ from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import load_study
 from lora_tune.logs import looks
 from lora_tune.logs.announced import Announced
-from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.playback import TICK_MS, ticks
 from lora_tune.logs.printed_config import printed_settings
+from lora_tune.logs.run import RunLog
 from lora_tune.simulation.h100 import function as h100
 from lora_tune.store.records import Verdict
 from tests.recorded import recorded

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from lora_tune.commands import status
 from lora_tune.commands.standing import Standing, standing
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from lora_tune.store.metrics import RunMetrics, TrialMetrics

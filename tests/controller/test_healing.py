@@ -15,7 +15,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing, pruning, results
-from lora_tune.logs.mllog import Eval, MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap

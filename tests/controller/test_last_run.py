@@ -9,7 +9,7 @@ import pytest
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.last_run import MOST, WHY, LastRun, last
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.session import Asked
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict

@@ -20,7 +20,8 @@ from lora_tune.logs.failure_evidence import most_telling
 from lora_tune.logs.failure_signatures import SIGNATURES
 from lora_tune.logs.failures import Diagnosis, FailureKind, FailureScanner, diagnose, redact
 from lora_tune.logs.guess import guess
-from lora_tune.logs.mllog import Eval, MllogReader, RunLog, TrainPoint
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.logs.unmatched import looks_like_an_eval
 from tests import prologs
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.looks import EACH, LATER
-from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
 from lora_tune.logs.run_builder import RunBuilder
 
 START = 1_700_000_000_000

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.logs import run_builder
-from lora_tune.logs.mllog import MAX_RECORD, MllogReader, RunLog
+from lora_tune.logs.mllog import MAX_RECORD, MllogReader
+from lora_tune.logs.run import RunLog
 
 START = 1_700_000_000_000
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.logs import line_reader, regex
-from lora_tune.logs.mllog import LogReader, MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.readers import make_reader
+from lora_tune.logs.run import LogReader, RunLog
 
 
 class Clock:

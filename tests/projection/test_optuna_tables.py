@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.base.errors import StoreError
 from lora_tune.config.parameters import FloatParameter
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.projection import optuna_tables
 from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.search.recorded import recorded_trials

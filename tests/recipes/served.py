@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
 from lora_tune.recipes import packed_data, text
 from lora_tune.recipes.hand_over import VARIABLE
 from lora_tune.recipes.megatron.processes import free_port

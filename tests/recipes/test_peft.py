@@ -27,7 +27,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
-from lora_tune.logs.mllog import MllogReader, RunLog
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
 from lora_tune.mlperf.log_check import complaints
 from lora_tune.mlperf.log_check import parse as parse_log
 from lora_tune.recipes import settings as knobs

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune import curves
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, Spread, cap, spread_of
 

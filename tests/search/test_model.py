@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from scipy.special import ndtr
 
 from lora_tune.curves import Schedule, Timing, predicted_seconds
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, trend
 from lora_tune.search.grey_box.gaussian import (

@@ -18,7 +18,7 @@ from benchmarks.laboratory.problems import h100_wide
 from benchmarks.laboratory.scripts import switches
 from benchmarks.noisy_runs import STUDY, at_random, lost, truth
 from lora_tune.config.study import Study, parse_study
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.forecasts import FORECASTS
 from lora_tune.search.recommendation import Recommended, recommended
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice, TrialMetrics, from_mapping

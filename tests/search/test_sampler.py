@@ -19,7 +19,7 @@ from benchmarks.laboratory.problem import Problem
 from lora_tune.base.format import duration
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter
 from lora_tune.config.space import Space
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, value_actions
 from lora_tune.search.grey_box.candidates import Beliefs
 from lora_tune.search.grey_box.features import Coordinates

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study, parse_study
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search.optuna_trials import of_trial
 from lora_tune.search.recorded import recorded_trials
 from lora_tune.search.samplers import make_sampler

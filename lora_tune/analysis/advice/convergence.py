@@ -13,8 +13,7 @@ from lora_tune.analysis.advice.base import Advice, finite_evals, learning_rate, 
 from lora_tune.analysis.summary import ranked
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
-from lora_tune.logs.mllog import Eval
-from lora_tune.logs.run import TrainPoint
+from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 if TYPE_CHECKING:

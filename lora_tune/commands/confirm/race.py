@@ -19,7 +19,7 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.format import counted
 from lora_tune.commands.again import again, typed
 from lora_tune.config.study import Study
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale
 from lora_tune.search.racing import RacePlan, RaceSettings, plan
